@@ -1,4 +1,4 @@
-//! The command line as clap sees it. Values that have other sources too stay text until the layers are known.
+//! The command line as clap parses it. Values that may also come from other sources stay text until the layers are known.
 
 use std::ffi::OsString;
 
@@ -22,23 +22,23 @@ use crate::commands::{
     after_help = "Example:  dlock run -k sms-job -- ./send_sms.sh\nMore: dlock help COMMAND; dlock --help; verify, explain, forget, names, init, gc"
 )]
 pub struct Cli {
-    /// What all commands take.
+    /// The flags of all commands.
     #[command(flatten)]
     pub globals: Globals,
     /// Print the version
     #[arg(short = 'V', long, action = ArgAction::Version, hide_short_help = true)]
     pub version: Option<bool>,
-    /// What to do.
+    /// The subcommand.
     #[command(subcommand)]
     pub command: Command,
 }
 
-/// `dlock run` alone: building a third of the command line takes a third of the time, and `run` is what crontabs start.
+/// The command line of `dlock run` alone. It builds in a third of the time of [`Cli`], and crontabs start mostly `run`.
 ///
-/// Whatever this doesn't take, a wish for help included, is left to [`Cli`].
+/// [`Cli`] parses everything that this parser refuses, such as `--help`.
 #[derive(Debug, Parser)]
 #[command(disable_help_flag = true)]
-struct RunAlone {
+struct RunOnly {
     #[command(flatten)]
     globals: Globals,
     #[command(flatten)]
@@ -49,14 +49,14 @@ impl Cli {
     /// Parses the command line.
     ///
     /// # Errors
-    /// What clap says of it.
+    /// clap's error, which may also be a request for help or the version.
     pub fn of(arguments: &[OsString]) -> Result<Self, clap::Error> {
         if arguments.get(1).is_some_and(|word| word == "run")
-            && let Ok(RunAlone { globals, args }) = RunAlone::try_parse_from(&arguments[1..])
+            && let Ok(RunOnly { globals, args }) = RunOnly::try_parse_from(&arguments[1..])
         {
             return Ok(Self { globals, version: None, command: Command::Run(Box::new(args)) });
         }
-        // `explain` takes what `run` takes, of which no key is positional: there it would begin the command.
+        // `explain` has the arguments of `run`, where a positional word would begin the command: pass the key with -k.
         let is_key = |word: &OsString| !word.as_encoded_bytes().starts_with(b"-");
         if arguments.get(1).is_some_and(|word| word == "explain") && arguments.get(2).is_some_and(is_key) {
             let (start, rest) = arguments.split_at(2);
@@ -66,7 +66,7 @@ impl Cli {
     }
 }
 
-/// What to do.
+/// The subcommand.
 #[derive(Debug, Subcommand)]
 pub enum Command {
     /// Take a lock, run a command, renew, release; exit with its status
@@ -102,7 +102,7 @@ pub enum Command {
     /// Check whether the configured store can keep its promises
     Doctor(doctor::Args),
     /// Create the tables that a SQL store needs
-    // Off the screen of --help, which is full; the errors that it helps against name it.
+    // Hidden because --help already fills a screen; the errors that need `init` name it.
     #[command(hide = true)]
     Init(init::Args),
     /// Remove the records of keys that are no longer used
@@ -116,7 +116,7 @@ pub enum Command {
     Man(man::Args),
 }
 
-/// What all commands take.
+/// The flags of all commands.
 #[derive(Args, Clone, Debug, Default)]
 #[allow(clippy::struct_excessive_bools)] // flags
 #[command(next_help_heading = "All commands")]
@@ -167,7 +167,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_short_way_to_run_reads_what_the_long_one_does() {
+    fn the_parser_of_run_agrees_with_the_whole_parser() {
         for line in [
             "run -k job -- echo a",
             "run -k job echo -k x --json",
@@ -183,8 +183,8 @@ mod tests {
             "run -k job --output human --json -- x",
         ] {
             let arguments: Vec<OsString> = ["dlock"].into_iter().chain(line.split(' ')).map(OsString::from).collect();
-            let said = |parsed: Result<Cli, clap::Error>| parsed.map(|cli| format!("{cli:?}")).map_err(|error| error.to_string());
-            assert_eq!(said(Cli::of(&arguments)), said(Cli::try_parse_from(&arguments)), "{line}");
+            let outcome = |parsed: Result<Cli, clap::Error>| parsed.map(|cli| format!("{cli:?}")).map_err(|error| error.to_string());
+            assert_eq!(outcome(Cli::of(&arguments)), outcome(Cli::try_parse_from(&arguments)), "{line}");
         }
     }
 }

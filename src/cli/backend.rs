@@ -1,4 +1,4 @@
-//! From what names a backend (a URL, a name of the configuration file, or nothing) to a checked [`Target`].
+//! Resolves a backend setting (a URL, a name from the configuration file, or nothing) to a checked [`Target`].
 
 mod deployment;
 mod my_cnf;
@@ -24,7 +24,7 @@ use crate::{
     lock::{Error, Kind, Namespace, Result},
 };
 
-/// The schemes of this version.
+/// The supported URL schemes.
 const SCHEMES: &[&str] = &[
     "sqlite",
     "redis",
@@ -48,14 +48,14 @@ const SCHEMES: &[&str] = &[
     "mariadb",
 ];
 
-/// Finds the backend that is meant, adds its table and its URL's parameters to `layers`, and checks it all.
+/// Resolves the backend, adds its table and its URL's parameters to `layers`, and checks all of them.
 ///
 /// # Errors
-/// What is wrong, with the place where it stands; never with a secret.
+/// The first invalid setting, with its origin and never with a secret.
 pub fn resolve(globals: &Globals, layers: &mut Layers<'_>) -> Result<Target> {
     let target = match layers.get("backend", globals.backend.as_deref())? {
         None => Target { backend: default(globals, layers, false)?, name: None },
-        Some(named) => named_one(globals, &named, layers)?,
+        Some(named) => resolve_named(globals, &named, layers)?,
     };
     if let (BackendConfig::Sqlite { .. }, Some(setting)) = (&target.backend, from_flag("password_file", globals.password_file.as_deref())) {
         return Err(setting.refuse("the SQLite backend has no password").hint("--backend or DLOCK_BACKEND names another store"));
@@ -63,7 +63,7 @@ pub fn resolve(globals: &Globals, layers: &mut Layers<'_>) -> Result<Target> {
     Ok(target)
 }
 
-fn named_one(globals: &Globals, named: &Setting, layers: &mut Layers<'_>) -> Result<Target> {
+fn resolve_named(globals: &Globals, named: &Setting, layers: &mut Layers<'_>) -> Result<Target> {
     if named.text == "local" {
         return Ok(Target { backend: default(globals, layers, true)?, name: None });
     }
@@ -163,7 +163,7 @@ fn redis(globals: &Globals, url: Url, wrong: &dyn Fn(&str) -> Error, layers: &La
             Server::Tcp { host, port: port.unwrap_or(6379) }
         }
     };
-    let db = match (in_path, extra(layers, "db")) {
+    let db = match (in_path, parameter(layers, "db")) {
         (Some(_), Some(_)) => return Err(wrong("the database is given twice")),
         (Some(number), None) => number,
         (None, Some(setting)) => setting.text.parse().map_err(|_| setting.refuse("the database is not a number"))?,
@@ -197,7 +197,7 @@ fn etcd(globals: &Globals, url: Url, wrong: &dyn Fn(&str) -> Error, layers: &Lay
     Ok(EtcdOptions { endpoints, tls, user: url.user, password, namespace: namespace(globals, layers)? })
 }
 
-/// The password, which a user must have.
+/// Returns the password. A user without a password is an error.
 fn password_of(
     globals: &Globals,
     layers: &Layers<'_>,
@@ -214,13 +214,13 @@ fn password_of(
 }
 
 fn tls(layers: &Layers<'_>) -> Result<Tls> {
-    let file = |name| match extra(layers, name) {
+    let file = |name| match parameter(layers, name) {
         Some(setting) if PathBuf::from(&setting.text).is_absolute() => Ok(Some(PathBuf::from(setting.text))),
         Some(setting) => Err(setting.refuse(format!("{name} needs an absolute path"))),
         None => Ok(None),
     };
     let tls = Tls { ca_file: file("cacert")?, cert_file: file("cert")?, key_file: file("key")? };
-    match (extra(layers, "cert"), extra(layers, "key")) {
+    match (parameter(layers, "cert"), parameter(layers, "key")) {
         (Some(setting), None) | (None, Some(setting)) => {
             Err(setting.refuse("cert and key are the two halves of one identity: both are needed"))
         }
@@ -228,12 +228,12 @@ fn tls(layers: &Layers<'_>) -> Result<Tls> {
     }
 }
 
-/// A parameter that is no setting: it stands in the URL or in the backend's table.
-fn extra(layers: &Layers<'_>, name: &str) -> Option<Setting> {
+/// Returns a parameter of the store, from the backend's table or the URL.
+fn parameter(layers: &Layers<'_>, name: &str) -> Option<Setting> {
     layers.table.and_then(|table| table.get(name)).or_else(|| layers.url.get(name)).cloned()
 }
 
-/// The password from the nearest place that gives one.
+/// Returns the password from the first source that has one: flag, environment, URL, configuration file.
 fn password(globals: &Globals, layers: &Layers<'_>, in_url: Option<String>) -> Result<Option<String>> {
     let read = |setting: Setting| read_secret(&setting).map(Some);
     if layers.offline {
@@ -257,7 +257,7 @@ fn password(globals: &Globals, layers: &Layers<'_>, in_url: Option<String>) -> R
     layers.in_file("password_file").map_or(Ok(None), read)
 }
 
-/// The password in the file that the setting names.
+/// Reads the password from the file that the setting names.
 fn read_secret(setting: &Setting) -> Result<String> {
     let path = PathBuf::from(&setting.text);
     secret_file::read(&path).map_err(|why| {
@@ -266,7 +266,7 @@ fn read_secret(setting: &Setting) -> Result<String> {
     })
 }
 
-/// Parameters that this kind of backend has no use for are refused, not passed over.
+/// Refuses parameters that this kind of backend does not use.
 fn check_table(backend: &BackendConfig, layers: &Layers<'_>) -> Result<()> {
     const TLS: &[&str] = &["cacert", "cert", "key"];
     const PASSWORD: &[&str] = &["password", "password_file"];
@@ -281,17 +281,17 @@ fn check_table(backend: &BackendConfig, layers: &Layers<'_>) -> Result<()> {
             when(matches!(options.server, Server::Sentinel(_)), &["sentinel_user", "sentinel_password", "sentinel_password_file"]),
         ],
         BackendConfig::Redlock(options) => {
-            vec![PASSWORD, &["db"], redlock::ONLY, when(options.nodes.iter().any(|node| node.tls.is_some()), TLS)]
+            vec![PASSWORD, &["db"], redlock::PARAMETERS, when(options.nodes.iter().any(|node| node.tls.is_some()), TLS)]
         }
-        BackendConfig::Tair(options) => vec![PASSWORD, &["db"], tair::ONLY, when(options.server.tls.is_some(), TLS)],
-        BackendConfig::ZooKeeper(options) => vec![PASSWORD, zookeeper::ONLY, when(options.tls.is_some(), TLS)],
+        BackendConfig::Tair(options) => vec![PASSWORD, &["db"], tair::PARAMETERS, when(options.server.tls.is_some(), TLS)],
+        BackendConfig::ZooKeeper(options) => vec![PASSWORD, zookeeper::PARAMETERS, when(options.tls.is_some(), TLS)],
         BackendConfig::Etcd(options) => vec![PASSWORD, when(options.tls.is_some(), TLS)],
         BackendConfig::Postgres(_) => vec![PASSWORD, TLS, spec::SQL_KEYS, spec::POSTGRES_KEYS],
         BackendConfig::Mysql(_) => vec![PASSWORD, TLS, spec::SQL_KEYS, spec::MYSQL_KEYS],
     };
     let known = spec::BACKEND_KEYS.iter().chain(SETTINGS).filter(|name| **name != "url");
-    let mut useless = known.filter(|name| !uses.iter().any(|used| used.contains(name)));
-    match useless.find_map(|name| extra(layers, name).map(|setting| (name, setting))) {
+    let mut unused = known.filter(|name| !uses.iter().any(|used| used.contains(name)));
+    match unused.find_map(|name| parameter(layers, name).map(|setting| (name, setting))) {
         Some((name, setting)) => Err(setting.refuse(format!("this backend has no {name}"))),
         None => Ok(()),
     }
@@ -308,12 +308,12 @@ fn unknown_name(setting: &Setting, layers: &Layers<'_>) -> Error {
     let names: Vec<&str> = layers.file.backends.keys().map(String::as_str).collect();
     let typed = super::setting::short(&setting.text);
     let files: Vec<String> = layers.file.paths.iter().map(|path| path.display().to_string()).collect();
-    let place = match &*files {
+    let reason = match &*files {
         [] => "there is no configuration file".into(),
         [file] => format!("{file} has no [backends.{typed}]"),
         files => format!("neither {} has [backends.{typed}]", files.join(" nor ")),
     };
-    let error = setting.refuse(format!("no backend is named {typed:?}: {place}"));
+    let error = setting.refuse(format!("no backend is named {typed:?}: {reason}"));
     if SCHEMES.contains(&typed.as_str()) {
         return error.hint(format!("a URL is meant? {typed}://…"));
     }

@@ -1,6 +1,6 @@
-//! `dlock __complete KIND WORDS…`: what the completions of the shells ask for while a command line is typed.
+//! `dlock __complete KIND WORDS…`, which shell completions call while a command line is typed.
 //!
-//! Prints a candidate per line, and nothing rather than an error. The store has 300 ms.
+//! It prints one candidate per line, and no errors. The store has 300 ms to answer.
 
 use std::{ffi::OsString, path::Path};
 
@@ -9,10 +9,10 @@ use clap::Parser as _;
 use super::{args::Cli, env::Env, file::File, resolve, setting::Origin, setting::Setting};
 use crate::{commands, lock::Key, output::Output};
 
-/// The command that only the completions know.
+/// The hidden command's name.
 const NAME: &str = "__complete";
 
-/// The candidates, if they are asked for.
+/// Returns the candidates; `None` if the command line is not a completion request.
 pub fn asked_for(arguments: &[OsString], env: &Env) -> Option<String> {
     let [_, name, kind, words @ ..] = arguments else { return None };
     if name != NAME {
@@ -20,7 +20,7 @@ pub fn asked_for(arguments: &[OsString], env: &Env) -> Option<String> {
     }
     let words: Vec<&str> = words.iter().filter_map(|word| word.to_str()).take_while(|word| *word != "--").collect();
     let mut values = candidates(kind.to_str()?, &words, env);
-    // A line each: none has a line break, and what a shell could take for its own is quoted by the scripts.
+    // One line per candidate, so none may contain a line break. The shell scripts quote special characters.
     values.retain(|value| !value.is_empty() && !value.chars().any(char::is_control));
     values.sort();
     values.dedup();
@@ -35,13 +35,13 @@ fn candidates(kind: &str, words: &[&str], env: &Env) -> Vec<String> {
             let tables = [&file.top].into_iter().chain(file.backends.values()).chain(file.keys.values());
             tables.filter_map(|table| Some(table.get("namespace")?.text.clone())).chain(["dlock".to_owned()]).collect()
         }
-        "keys" => file.keys.keys().cloned().chain(ask(words, env, None)).collect(),
-        "fences" => named_key(words).map(|key| ask(words, env, Some(&key))).unwrap_or_default(),
+        "keys" => file.keys.keys().cloned().chain(ask_store(words, env, None)).collect(),
+        "fences" => named_key(words).map(|key| ask_store(words, env, Some(&key))).unwrap_or_default(),
         _ => Vec::new(),
     }
 }
 
-/// The value of an option among the words, as far as they were typed.
+/// Returns the value of an option among the words typed so far.
 fn option<'a>(words: &[&'a str], short: Option<&str>, long: &str) -> Option<&'a str> {
     words.iter().enumerate().rev().find_map(|(at, word)| match word.split_once('=') {
         Some((name, value)) if name == long => Some(value),
@@ -56,7 +56,7 @@ fn load(words: &[&str], env: &Env) -> File {
     File::load(named.as_ref(), env).unwrap_or_default()
 }
 
-/// The key that a command line is about: the one of `-k`, or the word after the command.
+/// Returns the key of a command line: the value of `-k`, or the word after the command.
 fn named_key(words: &[&str]) -> Option<Key> {
     let by_flag = option(words, Some("-k"), "--key");
     let by_position =
@@ -64,8 +64,8 @@ fn named_key(words: &[&str]) -> Option<Key> {
     Key::new(by_flag.or_else(by_position)?).ok()
 }
 
-/// What the store tells: the keys of held locks, or the fences of one.
-fn ask(words: &[&str], env: &Env, key: Option<&Key>) -> Vec<String> {
+/// Asks the store for the keys of held locks, or for the fences of `key`.
+fn ask_store(words: &[&str], env: &Env, key: Option<&Key>) -> Vec<String> {
     let mut line = vec!["dlock", "list"];
     for (short, long) in [(Some("-b"), "--backend"), (None, "--config"), (None, "--namespace"), (None, "--password-file")] {
         if let Some(value) = option(words, short, long) {
@@ -83,7 +83,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_was_typed_so_far_is_understood() {
+    fn options_and_keys_are_found_among_typed_words() {
         let words = ["-b", "prod", "break", "nightly", "--namespace=x", "--fence"];
         assert_eq!(option(&words, Some("-b"), "--backend"), Some("prod"));
         assert_eq!(option(&words, None, "--namespace"), Some("x"));

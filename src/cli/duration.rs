@@ -1,18 +1,18 @@
-//! Lengths of time as people write them.
+//! Parses durations.
 
 use std::time::Duration;
 
-/// Reads `1h 30m` and the like, and a bare number as seconds, as flock(1) takes it (`5`, `.5`, `1.5`).
+/// Parses durations such as `1h 30m`. As with flock(1), a bare number is in seconds (`5`, `.5`, `1.5`).
 ///
 /// # Errors
-/// Why it is no duration, without repeating it.
+/// Why the text is invalid, without repeating it.
 pub fn parse(text: &str) -> Result<Duration, String> {
     if text.is_empty() {
         return Err("it is empty".into());
     }
     let bare = text.bytes().all(|b| b.is_ascii_digit() || b == b'.');
     if bare && text.bytes().filter(|b| *b == b'.').count() <= 1 && text != "." {
-        let seconds: f64 = text.parse().map_err(|_| NOT_ONE.to_owned())?;
+        let seconds: f64 = text.parse().map_err(|_| INVALID.to_owned())?;
         return Duration::try_from_secs_f64(seconds).map_err(|_| "it is too long".into());
     }
     let units = text.split(|c: char| !c.is_ascii_alphabetic()).filter(|unit| !unit.is_empty());
@@ -25,13 +25,13 @@ pub fn parse(text: &str) -> Result<Duration, String> {
     }
     humantime::parse_duration(text).map_err(|error| match error {
         humantime::DurationError::NumberOverflow => "it is too long".into(),
-        _ => NOT_ONE.into(),
+        _ => INVALID.into(),
     })
 }
 
-const NOT_ONE: &str = "invalid duration";
+const INVALID: &str = "invalid duration";
 
-/// How lengths of time are written, for hints.
+/// Examples of durations, for hints.
 pub const EXAMPLES: &str = "like 90, .5, 30s, 5m or 1h 30m";
 
 #[cfg(test)]

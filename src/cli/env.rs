@@ -1,25 +1,25 @@
-//! The environment as dlock sees it: read once, and an empty variable is as an unset one.
+//! The environment, read once. An empty variable counts as unset.
 
 use std::{collections::BTreeMap, ffi::OsString, path::PathBuf};
 
 use crate::lock::{Error, Kind, Result};
 
-/// The variables of this process.
+/// The environment variables of this process.
 #[derive(Clone, Debug, Default)]
 pub struct Env(BTreeMap<OsString, OsString>);
 
 impl Env {
-    /// The real ones.
+    /// Reads the process's environment.
     pub fn read() -> Self {
         std::env::vars_os().collect()
     }
 
-    /// A variable's value, which may be any bytes.
+    /// Returns a variable's value, which may be any bytes.
     pub fn get_os(&self, name: &str) -> Option<&OsString> {
         self.0.get(std::ffi::OsStr::new(name)).filter(|value| !value.is_empty())
     }
 
-    /// A variable's value.
+    /// Returns a variable's value.
     ///
     /// # Errors
     /// [`Kind::Usage`] if it is not UTF-8.
@@ -27,12 +27,12 @@ impl Env {
         self.get_os(name).map(|value| value.to_str().ok_or_else(|| Error::new(Kind::Usage, format!("{name}: it is not UTF-8")))).transpose()
     }
 
-    /// The names of all that are set.
+    /// Returns the names of all variables that are set and not empty.
     pub fn names(&self) -> impl Iterator<Item = &str> {
         self.0.iter().filter(|(_, value)| !value.is_empty()).filter_map(|(name, _)| name.to_str())
     }
 
-    /// A directory of the XDG specification: `variable` if it is absolute, else `below_home` in the home directory.
+    /// Returns a directory of the XDG specification: `variable` if it is absolute, else `below_home` in the home directory.
     pub fn xdg(&self, variable: &str, below_home: &str) -> Option<PathBuf> {
         let named = self.get_os(variable).map(PathBuf::from).filter(|path| path.is_absolute());
         named.or_else(|| {

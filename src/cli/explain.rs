@@ -1,4 +1,4 @@
-//! For `explain`: every setting that a run would have, and where it comes from.
+//! For `explain`: every setting of a run, with its origin.
 
 use super::{args::Globals, layers::Layers, run, sources, spec};
 use crate::{
@@ -7,28 +7,28 @@ use crate::{
     output::doctor::Source,
 };
 
-/// Settings of how dlock prints say nothing of a run.
-const BESIDE: &[&str] = &["config", "output", "color", "quiet", "verbose"];
+/// Settings that affect only how dlock prints; they are not shown.
+const PRINT_SETTINGS: &[&str] = &["config", "output", "color", "quiet", "verbose"];
 
-/// What `explain` is to do.
+/// Returns the settings of `explain`.
 ///
 /// # Errors
-/// The first thing that is wrong with the run.
+/// The first invalid setting of the run.
 pub fn resolve(mut args: Args, key: Key, globals: &Globals, layers: &Layers<'_>) -> Result<ExplainSettings> {
     let sources = settings(&args, globals, layers)?;
-    // What is run makes no difference.
+    // The command makes no difference.
     args.command = vec!["true".into()];
     args.shell = None;
     Ok(ExplainSettings { run: run::settings(args, key, layers)?, sources })
 }
 
-/// Every setting of a run with these arguments. Secrets have no value.
+/// Returns every setting of a run with these arguments. Secrets have no value.
 ///
 /// # Errors
 /// If a variable is not UTF-8.
 fn settings(args: &Args, globals: &Globals, layers: &Layers<'_>) -> Result<Vec<Source>> {
     let mut found = Vec::new();
-    for spec in spec::SETTINGS.iter().filter(|spec| !BESIDE.contains(&spec.name)) {
+    for spec in spec::SETTINGS.iter().filter(|spec| !PRINT_SETTINGS.contains(&spec.name)) {
         let flag = flag(spec.name, args, globals);
         let given = layers.get(spec.name, flag.as_deref())?.map(|setting| sources::source(spec.name, setting));
         let default = || default(spec.name).map(|value| Source { name: spec.name.to_owned(), value: Some(value), from: "default".into() });
@@ -37,7 +37,7 @@ fn settings(args: &Args, globals: &Globals, layers: &Layers<'_>) -> Result<Vec<S
     Ok(found)
 }
 
-/// What the command line says of a setting.
+/// Returns a setting's value from the command line.
 fn flag(name: &str, args: &Args, globals: &Globals) -> Option<String> {
     let yes = |flag: bool| flag.then(|| "true".to_owned());
     let (taking, policy) = (&args.taking, &args.policy);
@@ -76,7 +76,7 @@ fn flag(name: &str, args: &Args, globals: &Globals) -> Option<String> {
     }
 }
 
-/// What counts where nothing is said; `None` for what is not there then.
+/// Returns a setting's default; `None` if it has none.
 fn default(name: &str) -> Option<String> {
     Some(match name {
         "host" => return collect_metadata(None, None, None).host,

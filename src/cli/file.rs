@@ -1,6 +1,6 @@
-//! The configuration file: TOML with a closed set of keys, whose values are kept as text with their lines.
+//! The configuration file: TOML with a fixed set of keys. Values stay text, with their line numbers.
 //!
-//! Only the shape is checked here, for the whole file; a value is checked when it is used.
+//! Only the structure of the whole file is checked here. A value is checked when it is used.
 
 use std::{
     collections::BTreeMap,
@@ -20,12 +20,12 @@ use super::{
 };
 use crate::lock::{Error, Key, Kind, Result};
 
-/// The file of all users.
+/// The system's file.
 const SYSTEM_WIDE: &str = "/etc/dlock/config.toml";
-/// More than this is no configuration.
-const MOST: u64 = 1 << 20;
+/// A larger file is refused.
+const MAX_BYTES: u64 = 1 << 20;
 
-/// A configuration file that was read.
+/// The configuration that was read.
 #[derive(Debug, Default)]
 pub struct File {
     /// Its top level.
@@ -34,7 +34,7 @@ pub struct File {
     pub backends: BTreeMap<String, Table>,
     /// `[keys."KEY"]`.
     pub keys: BTreeMap<String, Table>,
-    /// The files that were read, the nearest first.
+    /// The files that were read, in order of precedence.
     pub paths: Vec<PathBuf>,
 }
 
@@ -43,12 +43,12 @@ pub struct File {
 pub struct Table(BTreeMap<String, Setting>);
 
 impl Table {
-    /// A setting of this table.
+    /// Returns a setting of this table.
     pub fn get(&self, name: &str) -> Option<&Setting> {
         self.0.get(name)
     }
 
-    /// Adds the settings of `other` that this table does not have.
+    /// Adds the settings from `other` that this table does not have.
     fn extend(&mut self, other: Self) {
         for (name, setting) in other.0 {
             self.0.entry(name).or_insert(setting);
@@ -57,10 +57,10 @@ impl Table {
 }
 
 impl File {
-    /// Reads the file that was named; else the user's, completed by the system's.
+    /// Reads the file in `named`; without it the user's file, completed by the system's.
     ///
     /// # Errors
-    /// [`Kind::Config`] if one can't be read or understood, or shows a password to all users.
+    /// [`Kind::Config`] if a file can't be read or parsed, or if all users can read a password in it.
     pub fn load(named: Option<&Setting>, env: &Env) -> Result<Self> {
         if let Some(setting) = named {
             let path = Path::new(&setting.text);
@@ -75,14 +75,14 @@ impl File {
         Self::load_each(users.into_iter().chain([SYSTEM_WIDE.into()]))
     }
 
-    /// Reads those of the files that exist, the nearest first.
+    /// Reads the files that exist. Earlier files take precedence.
     fn load_each(paths: impl Iterator<Item = PathBuf>) -> Result<Self> {
         let mut merged = Self::default();
         for path in paths {
             match open(&path) {
                 Ok(file) => merged.complete(Self::read(file, &path)?),
                 Err(error) if matches!(error.kind(), io::ErrorKind::NotFound | io::ErrorKind::NotADirectory) => {}
-                // Going on without it could mean another store, and with it the job on every node.
+                // Without this file, dlock could use another store than the other nodes, and each node would run the job.
                 Err(error) => {
                     let hint = "is HOME this user's? --config or DLOCK_CONFIG names one file to read instead";
                     return Err(wrong(&path, None, secret_file::plain(&error)).hint(hint));
@@ -92,35 +92,35 @@ impl File {
         Ok(merged)
     }
 
-    /// Adds the settings of a farther file that this one does not have.
+    /// Adds the settings of a file with lower precedence that this one does not have.
     ///
-    /// A backend whose URL stands here takes nothing from there: a password must not reach another server.
-    fn complete(&mut self, farther: Self) {
-        self.top.extend(farther.top);
-        for (name, table) in farther.backends {
+    /// A backend with a `url` in this file takes nothing from the other: a password must not reach another server.
+    fn complete(&mut self, lower: Self) {
+        self.top.extend(lower.top);
+        for (name, table) in lower.backends {
             let ours = self.backends.entry(name).or_default();
             if ours.get("url").is_none() {
                 ours.extend(table);
             }
         }
-        for (name, table) in farther.keys {
+        for (name, table) in lower.keys {
             self.keys.entry(name).or_default().extend(table);
         }
-        self.paths.extend(farther.paths);
+        self.paths.extend(lower.paths);
     }
 
     fn read(file: fs::File, path: &Path) -> Result<Self> {
         let owner = file.metadata().map_err(|error| wrong(path, None, secret_file::plain(&error)))?.uid();
         if rustix::process::geteuid().is_root() && owner != 0 {
-            // A user that may write it decides which store root uses, and which files root writes.
+            // The file's owner could choose the store that root uses, and the files that root writes.
             return Err(wrong(path, None, format!("user {owner} owns it, so root does not read it"))
                 .hint("set HOME to root's own, name another file with --config, or chown it to root"));
         }
         let open_to_all = secret_file::others_can_read(&file, path).map_err(|error| wrong(path, None, secret_file::plain(&error)))?;
         let mut text = String::new();
-        file.take(MOST + 1).read_to_string(&mut text).map_err(|error| wrong(path, None, secret_file::plain(&error)))?;
-        if text.len() as u64 > MOST {
-            return Err(wrong(path, None, format!("it has more than {MOST} bytes")));
+        file.take(MAX_BYTES + 1).read_to_string(&mut text).map_err(|error| wrong(path, None, secret_file::plain(&error)))?;
+        if text.len() as u64 > MAX_BYTES {
+            return Err(wrong(path, None, format!("it has more than {MAX_BYTES} bytes")));
         }
         let file = Self::parse(&text, path)?;
         if open_to_all && file.holds_password() {
@@ -138,7 +138,7 @@ impl File {
         [&self.top].into_iter().chain(self.backends.values()).chain(self.keys.values()).any(in_table)
     }
 
-    /// Understands the text of a file.
+    /// Parses the text of a file.
     ///
     /// # Errors
     /// [`Kind::Config`] with the line.
@@ -282,12 +282,12 @@ mod tests {
         assert_eq!(at(file.backends["prod"].get("url")), from(&system, 4, "url", "redis://r1"));
         assert_eq!(at(file.backends["prod"].get("ttl")), from(&user, 5, "ttl", "5"));
         assert_eq!(at(file.backends["own"].get("url")), from(&user, 3, "url", "redis://own"));
-        assert_eq!(at(file.backends["own"].get("password_file")), None, "another server's password");
+        assert_eq!(at(file.backends["own"].get("password_file")), None, "a password for another server is not taken");
         assert_eq!(at(file.keys["job"].get("wait")), from(&user, 7, "wait", "1"));
         assert_eq!(at(file.keys["job"].get("once_per")), from(&system, 11, "once_per", "1d"));
         assert_eq!(file.paths, [user, system.clone()]);
         fs::write(&system, "tll = 1\n").unwrap();
-        assert!(File::load_each([system].into_iter()).is_err(), "a mistake in any of them is told");
+        assert!(File::load_each([system].into_iter()).is_err(), "a mistake in any file is reported");
     }
 
     #[test]
@@ -308,7 +308,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_configuration_names_its_line() {
+    fn malformed_files_are_refused_with_the_line() {
         for (text, start) in [
             ("\nttl = \n", "c.toml:2: "),
             ("\nttl = [1]", "c.toml:2: ttl: it can't be"),

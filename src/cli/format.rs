@@ -1,4 +1,4 @@
-//! How things are printed: the settings of output itself, and a warning of variables that are none.
+//! The output settings, and the notice about misspelt variables.
 
 use super::{args::Globals, env::Env, layers::Layers, setting::Origin, spec, suggest};
 use crate::{
@@ -6,10 +6,10 @@ use crate::{
     output::Output,
 };
 
-/// Decides between text and JSON, and whether the command's output waits for its end.
+/// Sets the format in `out`: text or JSON, and whether the command's output is shown only on failure.
 ///
 /// # Errors
-/// If there is no such format, or not for this command.
+/// If the format does not exist, or not for this command.
 pub fn choose(globals: &Globals, is_run: bool, layers: &Layers<'_>, out: &mut Output) -> Result<()> {
     let Some(setting) = layers.get("output", globals.output.as_deref())? else { return Ok(()) };
     let (json, only_on_failure) = setting.choice(&[("human", (false, false)), ("json", (true, false)), ("on-failure", (false, true))])?;
@@ -26,21 +26,21 @@ pub fn choose(globals: &Globals, is_run: bool, layers: &Layers<'_>, out: &mut Ou
     Ok(())
 }
 
-/// Whether colours were asked for or forbidden.
+/// Returns whether colours are forced on or off; `None` if the terminal decides.
 ///
 /// # Errors
-/// If it is no answer to that.
+/// If the setting has no valid value.
 pub fn color(globals: &Globals, layers: &Layers<'_>) -> Result<Option<bool>> {
     let Some(setting) = layers.get("color", globals.color.as_deref())? else { return Ok(None) };
     setting.choice(&[("auto", None), ("always", Some(true)), ("never", Some(false))])
 }
 
-/// What dlock sets for commands, hooks and itself.
+/// Variables that dlock itself sets for commands and hooks.
 const OWN: [&str; 8] = ["KEY", "TOKEN", "FENCE", "FENCES", "PERMIT", "HELD", "EVENT", "STATUS"];
 
-/// Says of variables that look like a setting and are none, so that a typing error is not silently ignored.
+/// Reports variables that look like a misspelt setting, so that a typing error is not silently ignored.
 ///
-/// Others are left alone: Kubernetes makes variables of the name of each service.
+/// Other variables are ignored: Kubernetes sets variables with the name of each service.
 pub fn warn_of_unknown(env: &Env, out: &Output) {
     for (name, nearest) in unknown(env) {
         out.notice_with_hint(&format!("{name}: there is no such setting"), &format!("did you mean {nearest}?"));
@@ -50,13 +50,13 @@ pub fn warn_of_unknown(env: &Env, out: &Output) {
 fn unknown(env: &Env) -> Vec<(String, String)> {
     let known: Vec<String> = spec::SETTINGS.iter().filter(|spec| spec.from_env).map(|spec| spec.name.to_ascii_uppercase()).collect();
     let known: Vec<&str> = known.iter().map(String::as_str).chain(OWN).collect();
-    let near = |name: &str| {
+    let suggestion = |name: &str| {
         let nearest = suggest::nearest(name, &known)?;
         (strsim::osa_distance(name, nearest) == 1 || nearest.len() > 5).then_some(nearest)
     };
     let typed = env.names().filter_map(|name| name.strip_prefix("DLOCK_"));
     let typed = typed.filter(|name| !known.contains(name));
-    typed.filter_map(|name| Some((format!("DLOCK_{name}"), format!("DLOCK_{}", near(name)?)))).collect()
+    typed.filter_map(|name| Some((format!("DLOCK_{name}"), format!("DLOCK_{}", suggestion(name)?)))).collect()
 }
 
 #[cfg(test)]
@@ -64,7 +64,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn typing_errors_are_seen_and_other_peoples_variables_are_not() {
+    fn misspelt_variables_are_found_and_foreign_ones_ignored() {
         let names = ["DLOCK_TLL", "DLOCK_BACKENT", "DLOCK_TTL", "DLOCK_KEY", "DLOCK_PORT", "DLOCK_SERVICE_HOST", "DLOCK_TEST_TIMES", "TLL"];
         let env: Env = names.into_iter().map(|name| (name, "1")).collect();
         let said: Vec<_> = unknown(&env).into_iter().map(|(name, nearest)| format!("{name} {nearest}")).collect();

@@ -1,11 +1,11 @@
-//! `-h`, which fits a screen, and `--help`, which has all.
+//! `-h`, which fits a screen, and `--help`, which is complete.
 
 use std::ffi::OsString;
 
 use clap::Command;
 
-/// `dlock help COMMAND` as `dlock COMMAND --help`; nothing if it is not that.
-pub fn asked_for(arguments: &[OsString]) -> Option<Vec<OsString>> {
+/// Rewrites `dlock help COMMAND` to `dlock COMMAND --help`; returns `None` for other command lines.
+pub fn rewrite(arguments: &[OsString]) -> Option<Vec<OsString>> {
     if arguments.get(1)? != "help" {
         return None;
     }
@@ -14,12 +14,12 @@ pub fn asked_for(arguments: &[OsString]) -> Option<Vec<OsString>> {
     Some(arguments.iter().take(1).cloned().chain(topic).chain(["--help".into()]).chain(rest).collect())
 }
 
-/// Whether all is asked for. What stands after `--` is not ours.
-pub fn wants_all(arguments: &[OsString]) -> bool {
+/// Whether `--help` is given, for the complete help. Words after `--` belong to the command.
+pub fn wants_complete_help(arguments: &[OsString]) -> bool {
     arguments.iter().take_while(|argument| *argument != "--").any(|argument| argument == "--help")
 }
 
-/// The help of a command, or of dlock itself.
+/// Returns the help of a command, or of dlock itself.
 pub fn text(definition: Command, command: Option<&str>, all: bool) -> String {
     let show = |command: Command| command.hide(false).mut_args(|argument| argument.hide_short_help(false));
     let mut definition = if all { show(definition).mut_subcommands(show).max_term_width(80) } else { definition };
@@ -42,12 +42,16 @@ mod tests {
     }
 
     #[test]
-    fn help_is_a_command_too() {
-        assert_eq!(asked_for(&words("dlock help")), Some(words("dlock --help")));
-        assert_eq!(asked_for(&words("dlock help help")), Some(words("dlock --help")));
-        assert_eq!(asked_for(&words("dlock help run")), Some(words("dlock run --help")));
-        assert_eq!(asked_for(&words("dlock help run --json")), Some(words("dlock run --help --json")));
-        assert_eq!(asked_for(&words("dlock run help")), None);
-        assert!(wants_all(&words("dlock run --help")) && !wants_all(&words("dlock run -h")) && !wants_all(&words("dlock run -- x --help")));
+    fn help_command_is_rewritten() {
+        assert_eq!(rewrite(&words("dlock help")), Some(words("dlock --help")));
+        assert_eq!(rewrite(&words("dlock help help")), Some(words("dlock --help")));
+        assert_eq!(rewrite(&words("dlock help run")), Some(words("dlock run --help")));
+        assert_eq!(rewrite(&words("dlock help run --json")), Some(words("dlock run --help --json")));
+        assert_eq!(rewrite(&words("dlock run help")), None);
+        assert!(
+            wants_complete_help(&words("dlock run --help"))
+                && !wants_complete_help(&words("dlock run -h"))
+                && !wants_complete_help(&words("dlock run -- x --help"))
+        );
     }
 }

@@ -1,5 +1,5 @@
-//! Which of several values of a setting counts: flag, environment, the key's policy, the backend's table, the URL,
-//! the file's top level, in this order.
+//! The precedence of a setting's values: flag, environment, the key's policy, the backend's table, the URL,
+//! the file's top level.
 
 use std::collections::BTreeMap;
 
@@ -11,31 +11,31 @@ use super::{
 };
 use crate::lock::{Key, Result};
 
-/// All values that were given, in layers.
+/// All given values, in layers.
 #[derive(Debug)]
 pub struct Layers<'a> {
     /// The environment.
     pub env: &'a Env,
     /// The configuration file.
     pub file: &'a File,
-    /// The policy of the key in question.
+    /// The key's table in the configuration file.
     pub policy: Option<&'a Table>,
-    /// The table of the backend in question.
+    /// The backend's table in the configuration file.
     pub table: Option<&'a Table>,
-    /// The parameters of its URL.
+    /// The parameters of the backend's URL.
     pub url: BTreeMap<String, Setting>,
-    /// No store is asked, so that no password is needed or read.
+    /// Whether the command uses no store, so that no password is needed or read.
     pub offline: bool,
 }
 
 impl<'a> Layers<'a> {
-    /// The layers before the backend is known.
+    /// Creates the layers before the backend is known.
     pub fn new(env: &'a Env, file: &'a File, key: Option<&Key>) -> Self {
         let policy = key.and_then(|key| file.keys.get(key.as_str()));
         Self { env, file, policy, table: None, url: BTreeMap::new(), offline: false }
     }
 
-    /// The value of a setting, if one was given.
+    /// Returns the value of a setting, if one was given.
     ///
     /// # Errors
     /// If its variable is not UTF-8.
@@ -49,16 +49,16 @@ impl<'a> Layers<'a> {
         Ok(self.in_file(name))
     }
 
-    /// As [`Layers::get`], of the configuration alone.
+    /// Returns the value of a setting from the configuration file or the URL only.
     pub fn in_file(&self, name: &str) -> Option<Setting> {
         let tables = [self.policy, self.table].into_iter().flatten().find_map(|table| table.get(name));
         tables.or_else(|| self.url.get(name)).or_else(|| self.file.top.get(name)).cloned()
     }
 
-    /// A setting that is yes or no; the default is no.
+    /// Returns a setting that is yes or no; the default is no.
     ///
     /// # Errors
-    /// If it is neither.
+    /// If the value is neither.
     pub fn yes(&self, name: &'static str, flag: bool) -> Result<bool> {
         if flag {
             return Ok(true);
@@ -67,13 +67,13 @@ impl<'a> Layers<'a> {
     }
 }
 
-/// The value of a flag.
+/// Returns the value of a flag.
 pub fn from_flag(name: &str, flag: Option<&str>) -> Option<Setting> {
     let spec = spec::find(name)?;
     flag.map(|text| Setting { text: text.to_owned(), origin: Origin::Flag(spec.flag) })
 }
 
-/// The value of a variable.
+/// Returns the value of a variable.
 ///
 /// # Errors
 /// If it is not UTF-8.

@@ -1,4 +1,4 @@
-//! The settings of the commands that look at locks or stores, and of those that take locks away.
+//! The settings of the commands that show locks or stores, and of `break`.
 
 use std::time::Duration;
 
@@ -17,10 +17,10 @@ use crate::{
     lock::{Error, Key, Kind, Result, Role},
 };
 
-/// What `break` is to do.
+/// Returns the settings of `break KEY`.
 ///
 /// # Errors
-/// The first thing that is wrong.
+/// The first invalid setting.
 pub(super) fn break_settings(key: Key, how: breaking::BreakArgs) -> Result<breaking::BreakSettings> {
     let ending = |text: String| {
         let no_fence = || Error::new(Kind::Usage, format!("--fence: {:?} is no fence", short(&text))).hint("dlock inspect shows it");
@@ -31,10 +31,10 @@ pub(super) fn break_settings(key: Key, how: breaking::BreakArgs) -> Result<break
     Ok(breaking::BreakSettings { key, fence, reason, yes: how.yes, now: how.now })
 }
 
-/// What `break` without a key is to do.
+/// Returns the settings of `break --host`.
 ///
 /// # Errors
-/// The first thing that is wrong.
+/// The first invalid setting.
 pub(super) fn break_host_settings(globals: &Globals, how: breaking::BreakArgs) -> Result<breaking::host::HostSettings> {
     if how.fence.is_some() {
         return Err(Error::new(Kind::Usage, "--fence is for one key").hint("--host NAME breaks all holds of a host"));
@@ -43,10 +43,10 @@ pub(super) fn break_host_settings(globals: &Globals, how: breaking::BreakArgs) -
     Ok(breaking::host::HostSettings { host, reason: how.reason.map(resolve::reason).transpose()?, yes: how.yes, now: how.now })
 }
 
-/// What `list` is to do.
+/// Returns the settings of `list`.
 ///
 /// # Errors
-/// The first thing that is wrong.
+/// The first invalid setting.
 pub(super) fn list_settings(args: list::Args, host: Option<String>) -> Result<list::ListSettings> {
     let flag = |text: Option<String>, name| text.map(|text| Setting { text, origin: Origin::Flag(name) });
     let order = match args.sort.as_deref() {
@@ -64,15 +64,15 @@ pub(super) fn list_settings(args: list::Args, host: Option<String>) -> Result<li
     Ok(list::ListSettings { start: args.start.unwrap_or_default(), order, held_longer_than, watch, all, choice })
 }
 
-/// What `history` is to do.
+/// Returns the settings of `history`.
 ///
 /// # Errors
-/// The first thing that is wrong.
+/// The first invalid setting.
 pub(super) fn history_settings(key: Option<Key>, args: history::Args, host: Option<String>) -> Result<history::HistorySettings> {
     Ok(history::HistorySettings { key, last: args.last, timeline: args.timeline, choice: choice(args.choice, host)? })
 }
 
-/// Which runs are shown. These commands take no lock, so that `--host` is not this machine's name there.
+/// Returns the filter for runs. These commands take no lock, so `--host` filters instead of naming this machine.
 fn choice(args: ChoiceArgs, host: Option<String>) -> Result<Choice> {
     let since = args.since.map(|text| Setting { text, origin: Origin::Flag("--since") });
     Ok(Choice {
@@ -83,7 +83,7 @@ fn choice(args: ChoiceArgs, host: Option<String>) -> Result<Choice> {
     })
 }
 
-/// Whether the command prints what it knows by itself, and asks no store.
+/// Whether the command's output needs no store.
 pub(super) fn is_offline(command: &Command) -> bool {
     match command {
         Command::Doctor(args) => args.print_grants.is_some(),
@@ -93,10 +93,10 @@ pub(super) fn is_offline(command: &Command) -> bool {
     }
 }
 
-/// What `doctor` is to do.
+/// Returns the settings of `doctor`.
 ///
 /// # Errors
-/// If the TTL is none, or a variable is not UTF-8.
+/// If the TTL is invalid, or a variable is not UTF-8.
 pub(super) fn doctor_settings(
     args: &doctor::Args,
     globals: &Globals,

@@ -1,6 +1,6 @@
-//! Flags, environment, configuration file, URLs and durations, made into checked settings.
+//! Turns flags, environment, configuration file, URLs and durations into checked settings.
 //!
-//! Validate first, act later: nothing here touches a store, and no file is read but the configuration, passwords and tokens.
+//! Validate first, act later: this module touches no store, and reads only files with the configuration, passwords and tokens.
 
 mod args;
 mod backend;
@@ -37,14 +37,14 @@ use crate::{
     output::{Output, json},
 };
 
-/// Does what the command line says, and returns the exit status.
+/// Runs the command line and returns the exit status.
 pub fn main(arguments: &[OsString]) -> u8 {
     let env = env::Env::read();
     if let Some(text) = complete::asked_for(arguments, &env) {
         let out = Output::default();
         return out.finish(out.data(&text), exit::OK);
     }
-    let rewritten = help::asked_for(arguments);
+    let rewritten = help::rewrite(arguments);
     let arguments = rewritten.as_deref().unwrap_or(arguments);
     let parsed = match args::Cli::of(arguments) {
         Ok(parsed) => parsed,
@@ -52,10 +52,10 @@ pub fn main(arguments: &[OsString]) -> u8 {
             let definition = args::Cli::command();
             let commands: Vec<&str> = definition.get_subcommands().map(clap::Command::get_name).collect();
             let command = named_command(arguments, &commands);
-            let out = early(wants_json(arguments), &env, command == Some("run"));
+            let out = early_output(wants_json(arguments), &env, command == Some("run"));
             return match usage::reshape(&error, command, &commands, arguments) {
                 usage::ClapReply::Help => {
-                    let text = help::text(definition.clone(), command, help::wants_all(arguments));
+                    let text = help::text(definition.clone(), command, help::wants_complete_help(arguments));
                     print(&out, text.as_bytes(), wants_json(arguments))
                 }
                 usage::ClapReply::Text(text) => print(&out, version::text(&text, arguments).as_bytes(), wants_json(arguments)),
@@ -65,7 +65,7 @@ pub fn main(arguments: &[OsString]) -> u8 {
     };
     let json = parsed.globals.json || parsed.globals.output.as_deref() == Some("json");
     let human = parsed.globals.output.as_deref() == Some("human");
-    let out = if human { Output::default() } else { early(json, &env, matches!(parsed.command, args::Command::Run(_))) };
+    let out = if human { Output::default() } else { early_output(json, &env, matches!(parsed.command, args::Command::Run(_))) };
     let out = Output { verbose: parsed.globals.verbose, quiet: parsed.globals.quiet, ..out };
     match parsed.command {
         args::Command::Completions(args) => print(&out, &completions::text(args::Cli::command(), args.shell), json),
@@ -85,7 +85,7 @@ pub fn main(arguments: &[OsString]) -> u8 {
     }
 }
 
-/// Prints a text that dlock knows by itself, as JSON only if the command line asks for it: the text is mostly for another program.
+/// Prints a text that needs no store. `DLOCK_OUTPUT` does not apply, because another program usually reads the text.
 fn print(out: &Output, text: &[u8], as_json: bool) -> u8 {
     if !as_json {
         return out.finish(out.bytes(text), exit::OK);
@@ -94,26 +94,26 @@ fn print(out: &Output, text: &[u8], as_json: bool) -> u8 {
     out.finish(out.data(&json::line(&json::Printed::new(&text))), exit::OK)
 }
 
-/// How to print before the settings are known.
-fn early(json: bool, env: &env::Env, is_run: bool) -> Output {
+/// Returns the output options before the settings are known.
+fn early_output(json: bool, env: &env::Env, is_run: bool) -> Output {
     let json = json || env.get_os("DLOCK_OUTPUT").is_some_and(|value| value == "json");
     Output { json, json_on_stderr: is_run, ..Output::default() }
 }
 
-/// Whether a command line that can't be parsed asks for JSON. What stands after `--` is not ours.
+/// Whether a command line that can't be parsed asks for JSON. Words after `--` belong to the command.
 fn wants_json(arguments: &[OsString]) -> bool {
-    let ours: Vec<&str> =
+    let own_words: Vec<&str> =
         arguments.iter().skip(1).map_while(|argument| argument.to_str()).take_while(|argument| *argument != "--").collect();
-    ours.iter().any(|argument| ["--json", "-ojson", "--output=json"].contains(argument))
-        || ours.windows(2).any(|pair| ["-o", "--output"].contains(&pair[0]) && pair[1] == "json")
+    own_words.iter().any(|argument| ["--json", "-ojson", "--output=json"].contains(argument))
+        || own_words.windows(2).any(|pair| ["-o", "--output"].contains(&pair[0]) && pair[1] == "json")
 }
 
-/// The first word of a command line that is the name of a command; good enough for a hint.
+/// Returns the first word of a command line that is the name of a command; good enough for a hint.
 fn named_command<'a>(arguments: &[OsString], commands: &[&'a str]) -> Option<&'a str> {
     arguments.iter().skip(1).find_map(|argument| commands.iter().copied().find(|command| argument == command))
 }
 
-/// The variables that are read, for the man page.
+/// Returns the variables that dlock reads, with their descriptions, for the man page.
 fn variables() -> Vec<(String, String)> {
     let row = |spec: &spec::Spec| {
         let flag = if spec.flag.is_empty() { String::new() } else { format!(" (as {})", spec.flag) };

@@ -1,4 +1,4 @@
-//! What a run asks of the runs before it: the settings of cron, and which of them go together.
+//! The run policy of `dlock run`: its settings for cron, and which of them can be combined.
 
 use std::time::Duration;
 
@@ -14,19 +14,19 @@ use crate::{
 };
 
 const DAY: Duration = Duration::from_secs(24 * 3600);
-/// What a store is asked to remember: no shorter than its clock can tell, no longer than it is of use.
+/// The range of `--once-per`, with the hint.
 const PERIODS: (Duration, Duration, &str) =
     (Duration::from_secs(1), Duration::from_secs(366 * 24 * 3600), "a period is between 1s and 366d");
 const KEEPS: (Duration, Duration, &str) =
     (Duration::from_secs(1), Duration::from_secs(3660 * 24 * 3600), "a success is kept between 1s and 3660d");
 const RETRIES: &str = "it is a number from 0 to 1000";
 
-/// Checks all of it. `mode` and `patience` are those of the run.
+/// Checks the settings and returns the policy. `mode` and `wait` are those of the run.
 ///
 /// # Errors
-/// The first thing that is wrong, or two that don't go together, with where they stand.
-pub fn policy(args: &PolicyArgs, mode: Mode, patience: WaitPolicy, layers: &Layers<'_>) -> Result<Policy> {
-    let once = said(layers.get("once", yes(args.once))?)?;
+/// The first invalid setting, or two settings that exclude each other, with their origins.
+pub fn policy(args: &PolicyArgs, mode: Mode, wait: WaitPolicy, layers: &Layers<'_>) -> Result<Policy> {
+    let once = if_yes(layers.get("once", true_if(args.once))?)?;
     let keep = layers.get("keep", args.keep.as_deref())?;
     let once_per = layers.get("once_per", args.once_per.as_deref())?;
     let (always, once_per) = match once_per {
@@ -34,7 +34,7 @@ pub fn policy(args: &PolicyArgs, mode: Mode, patience: WaitPolicy, layers: &Laye
         once_per => (false, once_per),
     };
     let retry_failed = layers.get("retry_failed", args.retry_failed.as_deref())?;
-    let retry_crashed = said(layers.get("retry_crashed", yes(args.retry_crashed))?)?;
+    let retry_crashed = if_yes(layers.get("retry_crashed", true_if(args.retry_crashed))?)?;
     let at_least = layers.get("at_least", args.at_least.as_deref())?;
     if mode != Mode::Exclusive
         && let Some(setting) = [&once, &once_per, &at_least].into_iter().flatten().next()
@@ -46,7 +46,7 @@ pub fn policy(args: &PolicyArgs, mode: Mode, patience: WaitPolicy, layers: &Laye
     }
     let failed = match &retry_failed {
         Some(setting) => retries(setting)?,
-        // It must succeed once.
+        // `--once` retries until the first success.
         None if once.is_some() => u32::MAX,
         None => 0,
     };
@@ -67,7 +67,7 @@ pub fn policy(args: &PolicyArgs, mode: Mode, patience: WaitPolicy, layers: &Laye
         }
     };
     Ok(Policy {
-        skew_guard: skew_guard(args, often, mode, patience, layers)?,
+        skew_guard: skew_guard(args, often, mode, wait, layers)?,
         at_least: at_least.map(|setting| at_most_a_year(&setting)).transpose()?.flatten(),
         often,
         anyway: anyway(args)?,
@@ -78,7 +78,7 @@ pub fn policy(args: &PolicyArgs, mode: Mode, patience: WaitPolicy, layers: &Laye
     })
 }
 
-/// Why an operator runs it past the run policy.
+/// Returns the reason for which an operator overrides the run policy.
 fn anyway(args: &PolicyArgs) -> Result<Option<String>> {
     match (args.anyway, &args.reason) {
         (true, None) => Err(Error::new(Kind::Usage, "--anyway needs --reason").hint("--reason TEXT goes into the history, with your name")),
@@ -89,11 +89,11 @@ fn anyway(args: &PolicyArgs) -> Result<Option<String>> {
     }
 }
 
-/// The skew guard between hosts: only in try mode, and only for exclusive locks.
-fn skew_guard(args: &PolicyArgs, often: Often, mode: Mode, patience: WaitPolicy, layers: &Layers<'_>) -> Result<Option<Duration>> {
+/// Returns the skew guard, which applies only in try mode and only to exclusive locks.
+fn skew_guard(args: &PolicyArgs, often: Often, mode: Mode, wait: WaitPolicy, layers: &Layers<'_>) -> Result<Option<Duration>> {
     let given = layers.get("skew_guard", args.skew_guard.as_deref())?;
     let guard = given.as_ref().map(|setting| setting.duration("a skew guard is 0, for none, or more")).transpose()?;
-    // With one that is longer than half of a period, a node would refuse the next run of another, whose clock is a little ahead.
+    // A longer guard than half a period could deny the next scheduled run of a node whose clock is ahead.
     let most = if let Often::Per { period, .. } = often { period / 2 } else { DAY };
     if let (Some(setting), Some(guard)) = (&given, guard.filter(|guard| *guard > most)) {
         let [guard, most] = [guard, most].map(humantime::format_duration);
@@ -103,7 +103,7 @@ fn skew_guard(args: &PolicyArgs, often: Often, mode: Mode, patience: WaitPolicy,
             format!("at most {most}")
         }));
     }
-    if mode != Mode::Exclusive || !matches!(patience, WaitPolicy::Try) {
+    if mode != Mode::Exclusive || !matches!(wait, WaitPolicy::Try) {
         return match given {
             Some(setting) if matches!(setting.origin, Origin::Flag(_)) && guard != Some(Duration::ZERO) => {
                 Err(setting.refuse("only for runs that neither wait nor share").hint("a waiter gets the lock as soon as it is free"))
@@ -114,12 +114,12 @@ fn skew_guard(args: &PolicyArgs, often: Often, mode: Mode, patience: WaitPolicy,
     Ok(off_if_zero(guard.unwrap_or(Policy::SKEW_GUARD.min(most))))
 }
 
-fn yes(flag: bool) -> Option<&'static str> {
+fn true_if(flag: bool) -> Option<&'static str> {
     flag.then_some("true")
 }
 
-/// The setting if it says yes.
-fn said(setting: Option<Setting>) -> Result<Option<Setting>> {
+/// Returns the setting if its value is true_if.
+fn if_yes(setting: Option<Setting>) -> Result<Option<Setting>> {
     match setting {
         Some(setting) => Ok(setting.yes()?.then_some(setting)),
         None => Ok(None),
@@ -165,10 +165,10 @@ mod tests {
 
     const TRY: WaitPolicy = WaitPolicy::Try;
 
-    fn with(text: &str, args: &PolicyArgs, mode: Mode, patience: WaitPolicy) -> Result<Policy> {
+    fn with(text: &str, args: &PolicyArgs, mode: Mode, wait: WaitPolicy) -> Result<Policy> {
         let file = File::parse(text, Path::new("c.toml"))?;
         let env = Env::default();
-        policy(args, mode, patience, &Layers::new(&env, &file, Some(&Key::new("job").unwrap())))
+        policy(args, mode, wait, &Layers::new(&env, &file, Some(&Key::new("job").unwrap())))
     }
 
     fn of(text: &str) -> Result<Policy> {
@@ -180,7 +180,7 @@ mod tests {
     }
 
     #[test]
-    fn the_defaults_guard_against_clocks_and_tell_of_what_hangs() {
+    fn the_defaults_are_a_skew_guard_and_a_warning() {
         let policy = of("").unwrap();
         let wanted = Policy { skew_guard: Some(secs(5)), at_least: None, often: Often::Always, warn_held: Some(secs(3600)), anyway: None };
         assert_eq!(policy, wanted);
@@ -189,7 +189,7 @@ mod tests {
     }
 
     #[test]
-    fn a_flag_beats_the_key_which_beats_the_general_one() {
+    fn a_flag_beats_the_key_which_beats_the_top_level() {
         let text = "skew_guard = 9\nat_least = 9\n[keys.job]\nskew_guard = 8\nonce_per = \"1m\"\nretry_failed = 2\nretry_crashed = true\n";
         let policy = of(text).unwrap();
         assert_eq!((policy.skew_guard, policy.at_least), (Some(secs(8)), Some(secs(9))));
@@ -205,8 +205,8 @@ mod tests {
         assert_eq!(policy.often, Often::Per { period: secs(120), again: Again { failed: 0, crashed: true } });
         let once = of("[keys.job]\nonce = true\nkeep = \"30d\"").unwrap();
         assert_eq!(once.often, Often::Once { keep: 30 * DAY, again: Again { failed: u32::MAX, crashed: false } });
-        let told = [policy, once, of("").unwrap()].map(|policy| (policy.often.option(), policy.often.window()));
-        assert_eq!(told, [("once per 2m".into(), Some(secs(60))), ("once".into(), Some(30 * DAY)), ("always".into(), None)]);
+        let options = [policy, once, of("").unwrap()].map(|policy| (policy.often.option(), policy.often.window()));
+        assert_eq!(options, [("once per 2m".into(), Some(secs(60))), ("once".into(), Some(30 * DAY)), ("always".into(), None)]);
     }
 
     #[test]
@@ -230,14 +230,14 @@ mod tests {
             assert_eq!(policy.often, Often::Always, "{off}");
         }
         let args = |anyway, reason: Option<&str>| PolicyArgs { anyway, reason: reason.map(Into::into), ..PolicyArgs::default() };
-        let said = |args| with("", &args, Mode::Exclusive, TRY).map(|policy| policy.anyway).map_err(|error| error.message);
-        assert_eq!(said(args(true, Some("rerun"))), Ok(Some("rerun".into())));
-        assert_eq!(said(args(true, None)), Err("--anyway needs --reason".into()));
-        assert_eq!(said(args(false, Some("x"))), Err("--reason is for --anyway".into()));
+        let anyway = |args| with("", &args, Mode::Exclusive, TRY).map(|policy| policy.anyway).map_err(|error| error.message);
+        assert_eq!(anyway(args(true, Some("rerun"))), Ok(Some("rerun".into())));
+        assert_eq!(anyway(args(true, None)), Err("--anyway needs --reason".into()));
+        assert_eq!(anyway(args(false, Some("x"))), Err("--reason is for --anyway".into()));
     }
 
     #[test]
-    fn what_does_not_go_together_is_refused_with_its_place() {
+    fn conflicting_settings_are_refused_with_their_origin() {
         for (text, message) in [
             ("once = true", "c.toml:2: once: it needs --keep"),
             ("keep = \"1d\"", "c.toml:2: keep: it is for --once"),
@@ -258,6 +258,6 @@ mod tests {
         let error = with("[keys.job]\nonce_per = \"1m\"", &args, Mode::Exclusive, TRY).unwrap_err();
         assert_eq!((error.kind, error.to_string()), (Kind::Usage, "--once and c.toml:2: once_per exclude each other".into()));
         assert!(with("[keys.job]\nonce_per = \"1m\"", &PolicyArgs::default(), Mode::Shared, TRY).is_err());
-        assert!(of("once = true").unwrap_err().to_string().contains("there is no setting \"once\" here"), "it is one job's alone");
+        assert!(of("once = true").unwrap_err().to_string().contains("there is no setting \"once\" here"), "it belongs to one job");
     }
 }

@@ -1,6 +1,6 @@
-//! From the parsed command line, the environment and the configuration file to checked settings.
+//! Resolves the parsed command line, the environment and the configuration file to checked settings.
 //!
-//! All of it is checked here, before anything is touched: no store, no lock, no command.
+//! Everything is checked here, before any store, lock or command is touched.
 
 use std::{
     ffi::{OsStr, OsString},
@@ -33,21 +33,21 @@ use crate::{
     output::Output,
 };
 
-/// The TTLs there are, for hints.
+/// The range of TTLs, for hints.
 pub const TTLS: &str = "a TTL is between 1s and 365d";
-/// A note longer than this is not a note.
+/// The longest note, in bytes.
 const DESCRIPTION: usize = 500;
-/// So many locks can be taken together.
+/// Most keys of one command.
 const KEYS: usize = 32;
-/// More holders of one lock than this are no use, and much work for its store.
+/// Most permits of one lock: more are of no use, and much work for the store.
 const PERMITS: u32 = 1000;
-/// A name longer than this is no host's.
+/// The longest host name, in bytes.
 const HOST: usize = 255;
 
-/// The command to carry out, and its settings.
+/// Returns the command with its settings, and its context.
 ///
 /// # Errors
-/// The first thing that is wrong, with where it stands.
+/// The first invalid setting, with its origin.
 pub fn resolve(globals: &Globals, command: Command, env: &Env, mut out: Output) -> Result<(Work, Context)> {
     let named = match from_flag("config", globals.config.as_deref()) {
         Some(setting) => Some(setting),
@@ -79,12 +79,12 @@ pub fn resolve(globals: &Globals, command: Command, env: &Env, mut out: Output) 
     Ok((work(command, key, token, &layers, env, globals)?, context))
 }
 
-/// The key and the token of a command, before anything else: a key may have a policy of its own.
+/// Returns the key and the token of a command. They are resolved first, because a key may have its own settings.
 fn identify(command: &Command, env: &Env, globals: &Globals) -> Result<(Option<Key>, Option<Token>)> {
     match command {
         Command::Run(args) => {
             let Some(key) = args.key.first() else {
-                // As the other commands take it.
+                // The caller may have given the key by position, as other commands take it.
                 let by_position = args.command.get(1).filter(|word| *word == "--").and(args.command.first()).and_then(|key| key.to_str());
                 let hint = by_position.filter(|key| key.len() < 60).map(|key| format!("did you mean dlock run -k {key} -- …?"));
                 return Err(no_key(hint.as_deref().unwrap_or("-k KEY names the lock: dlock run -k sms-job -- ./send_sms.sh")));
@@ -102,7 +102,7 @@ fn identify(command: &Command, env: &Env, globals: &Globals) -> Result<(Option<K
         }
         Command::Inspect(args) => Ok((Some(key(&args.key, "inspect")?), None)),
         Command::Names(args) => Ok((Some(key(&args.key, "names")?), None)),
-        // Whether an ancestor holds it: DLOCK_HELD has the token.
+        // Without a token, `verify KEY` asks whether an outer run holds the lock: DLOCK_HELD has its token.
         Command::Verify(args) if given(&args.key).is_some() && args.token.token.is_none() => Ok((Some(key(&args.key, "verify")?), None)),
         Command::Verify(args) => pair(&args.key, &args.token, env),
         Command::Renew(args) => pair(&args.key, &args.token, env),
@@ -115,7 +115,7 @@ fn identify(command: &Command, env: &Env, globals: &Globals) -> Result<(Option<K
             pair(&args.key, &args.token, env)
         }
         Command::History(args) => Ok((given(&args.key).map(|name| Key::from_os(name)).transpose()?, None)),
-        // Without a key it is for a host.
+        // Without a key, `break` breaks all holds of a host.
         Command::Break(args) if given(&args.key).is_none() && globals.host.is_some() => Ok((None, None)),
         Command::Break(args) => Ok((Some(key(&args.key, "break")?), None)),
         Command::Forget(args) => Ok((Some(key(&args.key, "forget")?), None)),
@@ -135,15 +135,15 @@ fn key(arg: &KeyArg, command: &str) -> Result<Key> {
     Key::from_os(given(arg).ok_or_else(|| no_key(&format!("the key is the lock's name, as in: dlock {command} sms-job")))?)
 }
 
-/// Key and token, both from the command line or both from the environment that `run` gives to its command.
+/// Returns key and token, both from the command line or both from the environment of `run`'s command.
 fn pair(key_arg: &KeyArg, token: &TokenArg, env: &Env) -> Result<(Option<Key>, Option<Token>)> {
     let from_env = (env.get_os("DLOCK_KEY"), env.get("DLOCK_TOKEN")?);
     match (given(key_arg), &token.token) {
         (Some(name), Some(token)) => Ok((Some(Key::from_os(name)?), Some(self::token(token)?))),
         (None, None) => match from_env {
             (Some(key), Some(token)) => {
-                let key = Key::from_os(key).map_err(|error| said_of("DLOCK_KEY", error))?;
-                Ok((Some(key), Some(token.trim().parse().map_err(|error| said_of("DLOCK_TOKEN", error))?)))
+                let key = Key::from_os(key).map_err(|error| blame("DLOCK_KEY", error))?;
+                Ok((Some(key), Some(token.trim().parse().map_err(|error| blame("DLOCK_TOKEN", error))?)))
             }
             _ => Err(no_key("give KEY and --token, or neither inside of `dlock run`, where DLOCK_KEY and DLOCK_TOKEN name them")),
         },
@@ -154,23 +154,23 @@ fn pair(key_arg: &KeyArg, token: &TokenArg, env: &Env) -> Result<(Option<Key>, O
     }
 }
 
-fn said_of(name: &str, mut error: Error) -> Error {
+fn blame(name: &str, mut error: Error) -> Error {
     error.message = format!("{name}: {}", error.message);
     error
 }
 
-/// A token as it stands, or from a file or stdin.
+/// Parses a token given literally, or reads it from `@FILE` or from stdin (`@-`).
 fn token(text: &str) -> Result<Token> {
-    let Some(place) = text.strip_prefix('@') else { return text.parse().map_err(|error| said_of("--token", error)) };
+    let Some(source) = text.strip_prefix('@') else { return text.parse().map_err(|error| blame("--token", error)) };
     let mut read = String::new();
-    // A token has 53 bytes; a file without an end is not read for ever.
-    let result = if place == "-" {
+    // A token has 53 bytes; the limit stops reading an endless file.
+    let result = if source == "-" {
         std::io::stdin().lock().take(1024).read_to_string(&mut read)
     } else {
-        std::fs::File::open(place).and_then(|file| file.take(1024).read_to_string(&mut read))
+        std::fs::File::open(source).and_then(|file| file.take(1024).read_to_string(&mut read))
     };
     result.map_err(|error| Error::new(Kind::Usage, format!("--token {text}: {}", plain(&error))))?;
-    read.trim().parse().map_err(|error| said_of(&format!("--token {text}"), error))
+    read.trim().parse().map_err(|error| blame(&format!("--token {text}"), error))
 }
 
 fn work(command: Command, key: Option<Key>, token: Option<Token>, layers: &Layers<'_>, env: &Env, globals: &Globals) -> Result<Work> {
@@ -183,7 +183,7 @@ fn work(command: Command, key: Option<Key>, token: Option<Token>, layers: &Layer
     }
     if let Command::Verify(_) = command {
         let key = key.ok_or_else(|| Error::new(Kind::Internal, "a key got lost"))?;
-        // One that is no text holds nothing that could be read.
+        // A value that is not UTF-8 counts as empty.
         let held = env.get_os(Held::VARIABLE).and_then(|value| value.to_str()).map(Held::parse).unwrap_or_default();
         return Ok(Work::Verify(verify::VerifySettings { key, token, held }));
     }
@@ -202,7 +202,7 @@ fn work(command: Command, key: Option<Key>, token: Option<Token>, layers: &Layer
             Work::Acquire(Box::new(acquire::AcquireSettings { wanted, while_pid }))
         }
         Command::Renew(args) => {
-            // Only the flag: the default of `run` is no reason to change the length of this lease.
+            // Only the flag counts: a configured TTL for `run` must not change the length of this lease.
             let ttl = from_flag("ttl", args.ttl.as_deref()).map(|setting| self::ttl(&setting)).transpose()?;
             Work::Renew(renew::RenewSettings { key: key()?, token: token()?, ttl })
         }
@@ -219,7 +219,7 @@ fn work(command: Command, key: Option<Key>, token: Option<Token>, layers: &Layer
         Command::List(args) => Work::List(list_settings(args, globals.host.clone())?),
         Command::Init(args) => Work::Init(init::InitSettings { print: args.print }),
         Command::Gc(args) => {
-            // A flag only: no configuration may name what is removed.
+            // Only the flag counts: no configuration may choose what is removed.
             let Some(setting) = args.older_than.map(|text| Setting { text, origin: Origin::Flag("--older-than") }) else {
                 return Err(Error::new(Kind::Usage, "gc needs --older-than").hint("--older-than 90d removes what was not used for 90 days"));
             };
@@ -249,10 +249,10 @@ fn process(text: &str) -> Result<i32> {
     }
 }
 
-/// A lease's length.
+/// Parses a TTL.
 ///
 /// # Errors
-/// If it is none, or out of range.
+/// If the value is not a duration, or is out of range.
 pub fn ttl(setting: &Setting) -> Result<Ttl> {
     Ttl::new(setting.duration(TTLS)?).map_err(|_| setting.refuse(format!("{:?} is out of range", setting.text)).hint(TTLS))
 }
@@ -265,17 +265,17 @@ fn wanted(key: Key, args: &WantedArgs, ttl: Option<Ttl>, layers: &Layers<'_>) ->
         also,
         fair: layers.yes("fair", args.taking.mode.fair)?,
         ttl,
-        patience: patience(args.taking.wait.as_deref(), args.taking.nonblock, layers)?,
+        patience: wait_policy(args.taking.wait.as_deref(), args.taking.nonblock, layers)?,
         conflict_status: conflict_status(args.taking.conflict_exit_code.as_deref(), layers)?,
         describe: describe(args.describe.as_deref(), layers)?,
         metadata: !layers.yes("no_metadata", args.no_metadata)?,
     })
 }
 
-/// The locks that are taken with the first, which is named first.
+/// Returns the further keys of a command, in the given order; `first` is the first entry of `named`.
 ///
 /// # Errors
-/// If one is no key, or is named twice, or there are too many.
+/// If a key is invalid or given twice, or if there are too many.
 pub fn also(first: &Key, named: &[OsString]) -> Result<Vec<Key>> {
     let mut also = Vec::new();
     for name in named.iter().skip(1) {
@@ -292,10 +292,10 @@ pub fn also(first: &Key, named: &[OsString]) -> Result<Vec<Key>> {
     }
 }
 
-/// The mode of the lock.
+/// Returns the mode of the lock.
 ///
 /// # Errors
-/// For a number of permits that can't be, or several locks of them.
+/// If the number of permits is invalid, or if permits are requested for several locks.
 pub fn mode(args: &ModeArgs, also: &[Key], layers: &Layers<'_>) -> Result<Mode> {
     if args.shared {
         return Ok(Mode::Shared);
@@ -307,17 +307,17 @@ pub fn mode(args: &ModeArgs, also: &[Key], layers: &Layers<'_>) -> Result<Mode> 
         return Err(setting.refuse(why).hint(format!("1 to {PERMITS} holders at once")));
     };
     if !also.is_empty() {
-        // Which of several permits DLOCK_PERMIT is could not be told, nor for which lock the number goes.
+        // With several locks, it would be ambiguous to which lock DLOCK_PERMIT and the number of permits belong.
         return Err(setting.refuse("it is for one key").hint("a run inside of a run takes permits of another lock"));
     }
     Ok(Mode::Permits(most))
 }
 
-/// How long to wait: `-n` and `-w` from the command line, else the next layer's.
+/// Returns the wait policy: `-n` or `-w` from the command line, else the setting `wait`.
 ///
 /// # Errors
-/// If both are given, or what is given is no length of time.
-pub fn patience(wait: Option<&str>, nonblock: bool, layers: &Layers<'_>) -> Result<WaitPolicy> {
+/// If both flags are given, or the value is not a duration.
+pub fn wait_policy(wait: Option<&str>, nonblock: bool, layers: &Layers<'_>) -> Result<WaitPolicy> {
     match (wait, nonblock) {
         (Some(_), true) => {
             return Err(
@@ -335,23 +335,23 @@ pub fn patience(wait: Option<&str>, nonblock: bool, layers: &Layers<'_>) -> Resu
     Ok(if length.is_zero() { WaitPolicy::Try } else { WaitPolicy::For(length) })
 }
 
-/// The status when the lock is busy.
+/// Returns the exit status for a busy lock.
 ///
 /// # Errors
-/// If it is no status.
+/// If the value is not an exit status.
 pub fn conflict_status(flag: Option<&str>, layers: &Layers<'_>) -> Result<u8> {
     layers.get("conflict_exit_code", flag)?.map_or(Ok(exit::BUSY), |setting| setting.status())
 }
 
-/// The note of the lease.
+/// Returns the note of the hold.
 ///
 /// # Errors
-/// If it is longer than a note.
+/// If the text is too long or has control characters.
 pub fn describe(flag: Option<&str>, layers: &Layers<'_>) -> Result<Option<String>> {
     layers.get("describe", flag)?.map(|setting| line(&setting, DESCRIPTION)).transpose().map(|text| text.filter(|text| !text.is_empty()))
 }
 
-/// A line of text of limited length.
+/// Returns the value as one line of at most `most` bytes.
 pub(super) fn line(setting: &Setting, most: usize) -> Result<String> {
     let length = setting.text.len();
     if length > most {
@@ -372,15 +372,15 @@ pub(super) fn within(setting: &Setting, least: Duration, most: Duration, range: 
     }
 }
 
-/// Why an operator decided something, as `--reason` says.
+/// Checks the text of `--reason`.
 ///
 /// # Errors
-/// If it is longer than a note.
+/// If the text is too long or has control characters.
 pub fn reason(text: String) -> Result<String> {
     line(&Setting { text, origin: Origin::Flag("--reason") }, DESCRIPTION)
 }
 
-/// A path from a setting's text.
+/// Returns a setting's text as a path.
 pub fn path(setting: &Setting) -> &Path {
     Path::new(OsStr::new(&setting.text))
 }

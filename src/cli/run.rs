@@ -16,13 +16,13 @@ use crate::{
     supervise::{Contain, Leftover, OnLost},
 };
 
-/// Checks all that `run` was told.
+/// Checks all settings of `run`.
 ///
 /// # Errors
-/// The first thing that is wrong.
+/// The first invalid setting.
 pub fn settings(args: Args, key: Key, layers: &Layers<'_>) -> Result<RunSettings> {
     let command = command(args.shell, args.command)?;
-    let patience = resolve::patience(args.taking.wait.as_deref(), args.taking.nonblock, layers)?;
+    let patience = resolve::wait_policy(args.taking.wait.as_deref(), args.taking.nonblock, layers)?;
     let ttl = layers.get("ttl", args.ttl.as_deref())?.map(|setting| resolve::ttl(&setting)).transpose()?;
     let grace = match layers.get("grace", args.grace.as_deref())? {
         Some(setting) => {

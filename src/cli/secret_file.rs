@@ -1,4 +1,4 @@
-//! Files that hold a password: their permissions, and reading them.
+//! Reads files that hold a password, and checks their permissions.
 
 use std::{
     fs::File,
@@ -9,13 +9,13 @@ use std::{
 
 pub use crate::output::plain;
 
-/// More than this is no password.
-const MOST: u64 = 4096;
+/// A larger file is refused.
+const MAX_BYTES: u64 = 4096;
 
-/// Reads a password from a file: one line, whose end is left off.
+/// Reads a password from a file: one line, without its line break.
 ///
 /// # Errors
-/// Why not, without the file's name.
+/// Why the password can't be read, without the file's name.
 pub fn read(path: &Path) -> Result<String, String> {
     let file = File::open(path).map_err(|error| plain(&error))?;
     if file.metadata().is_ok_and(|m| m.is_dir()) {
@@ -25,10 +25,10 @@ pub fn read(path: &Path) -> Result<String, String> {
         return Err(OPEN_TO_ALL.into());
     }
     let mut text = String::new();
-    file.take(MOST + 1).read_to_string(&mut text).map_err(|error| plain(&error))?;
+    file.take(MAX_BYTES + 1).read_to_string(&mut text).map_err(|error| plain(&error))?;
     let password = text.strip_suffix('\n').map_or(text.as_str(), |line| line.strip_suffix('\r').unwrap_or(line));
-    if text.len() as u64 > MOST {
-        return Err(format!("it has more than {MOST} bytes"));
+    if text.len() as u64 > MAX_BYTES {
+        return Err(format!("it has more than {MAX_BYTES} bytes"));
     }
     if password.is_empty() {
         return Err("it is empty".into());
@@ -39,12 +39,12 @@ pub fn read(path: &Path) -> Result<String, String> {
     Ok(password.to_owned())
 }
 
-/// The warning about a file with a secret that all users can read.
+/// The message about a file with a secret that all users can read.
 pub const OPEN_TO_ALL: &str = "it has a password and all users can read it";
 
 /// Whether users other than the owner and the group can read an open file.
 ///
-/// Not asked of files in memory and below `/run/secrets`: container runtimes put secrets there with any mode.
+/// Always false for files in memory and below `/run/secrets`: container runtimes put secrets there with any mode.
 pub fn others_can_read(file: &File, path: &Path) -> io::Result<bool> {
     let for_others = file.metadata()?.mode() & 0o007;
     if for_others == 0 {
@@ -68,7 +68,7 @@ mod tests {
     use super::*;
 
     fn with(content: &[u8], mode: u32) -> Result<String, String> {
-        // Not below /tmp, which may be in memory.
+        // Not below /tmp, which may be in memory, where modes are not checked.
         let folder = tempfile::tempdir_in(env!("CARGO_MANIFEST_DIR")).unwrap();
         let path = folder.path().join("password");
         fs::write(&path, content).unwrap();
@@ -77,21 +77,21 @@ mod tests {
     }
 
     #[test]
-    fn the_ends_of_lines_are_left_off() {
+    fn the_line_break_is_removed() {
         assert_eq!(with(b"s3cret\n", 0o600).unwrap(), "s3cret");
         assert_eq!(with(b"s3cret\r\n", 0o640).unwrap(), "s3cret");
         assert_eq!(with(b" s3 cret ", 0o400).unwrap(), " s3 cret ");
     }
 
     #[test]
-    fn what_everybody_can_read_is_refused() {
+    fn a_world_readable_file_is_refused() {
         for mode in [0o644, 0o604, 0o666] {
             assert_eq!(with(b"s3cret\n", mode).unwrap_err(), OPEN_TO_ALL);
         }
     }
 
     #[test]
-    fn what_is_no_password_is_refused() {
+    fn invalid_passwords_are_refused() {
         assert_eq!(with(b"", 0o600).unwrap_err(), "it is empty");
         assert_eq!(with(b"\n", 0o600).unwrap_err(), "it is empty");
         assert!(with(b"two\nlines\n", 0o600).is_err());

@@ -1,14 +1,14 @@
-//! One setting: its text, where it came from, and how it is read.
+//! One setting: its text, its origin, and its parsers.
 //!
-//! Every setting is text until here, wherever it stood, so that each has one parser and every error can name
-//! the place.
+//! Every setting stays text until here, whatever its origin. So each setting has one parser, and every error can name
+//! the origin.
 
 use std::{fmt, path::PathBuf, time::Duration};
 
 use super::{duration, suggest};
 use crate::lock::{Error, Kind, Result};
 
-/// Where a value stood.
+/// The origin of a value.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Origin {
     /// A flag of the command line.
@@ -17,9 +17,9 @@ pub enum Origin {
     Env(String),
     /// A line of the configuration file.
     File {
-        /// Which file.
+        /// The path of the file.
         path: PathBuf,
-        /// Counted from 1.
+        /// The line, counted from 1.
         line: usize,
         /// The key of the line.
         name: String,
@@ -27,7 +27,7 @@ pub enum Origin {
 }
 
 impl Origin {
-    /// What a wrong value from here is: the caller's mistake, or the configuration's.
+    /// Returns the kind of error for a wrong value: a mistake of the caller or of the configuration.
     pub const fn kind(&self) -> Kind {
         match self {
             Self::Flag(_) | Self::Env(_) => Kind::Usage,
@@ -35,7 +35,7 @@ impl Origin {
         }
     }
 
-    /// An error about the value that stood here.
+    /// Creates an error about the value with this origin.
     pub fn refuse(&self, why: impl fmt::Display) -> Error {
         Error::new(self.kind(), format!("{self}: {why}"))
     }
@@ -51,41 +51,41 @@ impl fmt::Display for Origin {
     }
 }
 
-/// A value that was given for a setting.
+/// The value of a setting.
 #[derive(Clone, Debug)]
 pub struct Setting {
-    /// The value as it stood there. May be a secret: only the parsers below repeat it.
+    /// The value as it was given. It may be a secret: only the parsers below repeat it.
     pub text: String,
-    /// Where.
+    /// Where the value was given.
     pub origin: Origin,
 }
 
 impl Setting {
-    /// An error about this value, from the same place.
+    /// Creates an error about this value, with its origin.
     pub fn refuse(&self, why: impl fmt::Display) -> Error {
         self.origin.refuse(why)
     }
 
-    /// As `error`, said of this value: the place in front, and the status that belongs to the place.
+    /// Turns `error` into an error about this value: adds the origin in front, and sets the origin's kind.
     pub fn blame(&self, mut error: Error) -> Error {
         error.kind = self.origin.kind();
         error.message = format!("{}: {}", self.origin, error.message);
         error
     }
 
-    /// A length of time; `range` says what is allowed, for the hint.
+    /// Parses a duration; `range` describes the allowed values for the hint.
     ///
     /// # Errors
-    /// If it is none.
+    /// If the text is not a duration.
     pub fn duration(&self, range: &str) -> Result<Duration> {
         duration::parse(&self.text)
             .map_err(|why| self.refuse(format!("{:?}: {why}", short(&self.text))).hint(format!("{range}, {}", duration::EXAMPLES)))
     }
 
-    /// One of a closed set of words.
+    /// Parses one of a fixed set of words.
     ///
     /// # Errors
-    /// If it is none of them, with the nearest.
+    /// If the text is none of the words; the hint names the nearest one.
     pub fn choice<T: Copy>(&self, choices: &[(&str, T)]) -> Result<T> {
         if let Some((_, value)) = choices.iter().find(|(name, _)| *name == self.text) {
             return Ok(*value);
@@ -95,10 +95,10 @@ impl Setting {
         Err(self.refuse(format!("it can't be {:?}", short(&self.text))).hint(hint))
     }
 
-    /// Yes or no.
+    /// Parses yes or no.
     ///
     /// # Errors
-    /// If it is neither.
+    /// If the text is neither.
     pub fn yes(&self) -> Result<bool> {
         self.choice(&[
             ("true", true),
@@ -112,10 +112,10 @@ impl Setting {
         ])
     }
 
-    /// An exit status.
+    /// Parses an exit status.
     ///
     /// # Errors
-    /// If it is no number from 0 to 255.
+    /// If the text is not a number from 0 to 255.
     pub fn status(&self) -> Result<u8> {
         self.text
             .parse()
@@ -123,7 +123,7 @@ impl Setting {
     }
 }
 
-/// The start of a value, so that a message stays a line.
+/// Returns at most 60 characters of a value, so that a message stays one line.
 pub fn short(text: &str) -> String {
     if text.chars().count() <= 60 { text.to_owned() } else { text.chars().take(57).chain("...".chars()).collect() }
 }
@@ -137,7 +137,7 @@ mod tests {
     }
 
     #[test]
-    fn errors_name_the_place_and_a_way_out() {
+    fn errors_name_the_origin_and_a_fix() {
         let error = setting("1e30").duration("a TTL is between 1s and 365d").unwrap_err();
         assert_eq!(error.to_string(), r#"DLOCK_X: "1e30": invalid duration"#);
         assert_eq!(error.hint.as_deref(), Some("a TTL is between 1s and 365d, like 90, .5, 30s, 5m or 1h 30m"));
@@ -147,7 +147,7 @@ mod tests {
     }
 
     #[test]
-    fn a_files_mistakes_are_the_configurations() {
+    fn a_mistake_in_a_file_is_a_configuration_error() {
         let origin = Origin::File { path: "/etc/dlock/config.toml".into(), line: 12, name: "ttl".into() };
         let error = origin.refuse("nonsense");
         assert_eq!((error.kind, error.to_string().as_str()), (Kind::Config, "/etc/dlock/config.toml:12: ttl: nonsense"));

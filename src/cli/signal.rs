@@ -1,4 +1,4 @@
-//! Signals by name or number.
+//! Parses signals by name or number.
 
 use libc::{SIGABRT, SIGALRM, SIGCONT, SIGHUP, SIGINT, SIGPIPE, SIGQUIT, SIGTERM, SIGUSR1, SIGUSR2, SIGWINCH};
 
@@ -16,7 +16,7 @@ const NAMES: &[(&str, i32)] = &[
     ("WINCH", SIGWINCH),
 ];
 
-/// The number of a signal that a process can be told something by; KILL and STOP are not among them.
+/// Returns the number of a signal that a process can handle, so never of KILL or STOP.
 pub fn number(name: &str) -> Option<i32> {
     let upper = name.to_ascii_uppercase();
     let short = upper.strip_prefix("SIG").unwrap_or(&upper);

@@ -1,4 +1,4 @@
-//! For `doctor`: which settings were given, where each was found, and where secrets are.
+//! For `doctor`: the settings that were given, their origins, and where secrets are stored.
 
 use std::path::{Path, PathBuf};
 
@@ -17,21 +17,21 @@ use crate::{
     output::doctor::Source,
 };
 
-/// What is shown of itself only that it is there.
+/// Settings whose value is never shown.
 const SECRET: &[&str] = &["password", "sentinel_password"];
-/// Settings of how things are printed say nothing of the store.
-const BESIDE: &[&str] = &["config", "output", "color", "quiet", "verbose"];
-/// Files with a private key.
+/// Settings that affect only how dlock prints; they are not shown.
+const PRINT_SETTINGS: &[&str] = &["config", "output", "color", "quiet", "verbose"];
+/// Parameters that name a file with a private key.
 const KEYS: &[&str] = &["key", "ssl-key", "sslkey"];
 
-/// Every setting that counts, with the place that it came from.
+/// Returns every given setting with its origin.
 ///
 /// # Errors
 /// If a variable is not UTF-8.
 pub fn sources(globals: &Globals, ttl: Option<&str>, layers: &Layers<'_>) -> Result<Vec<Source>> {
     let mut found = Vec::new();
     let mut add = |name: &str, setting: Setting| found.push(source(name, setting));
-    for spec in spec::SETTINGS.iter().filter(|spec| !BESIDE.contains(&spec.name)) {
+    for spec in spec::SETTINGS.iter().filter(|spec| !PRINT_SETTINGS.contains(&spec.name)) {
         let flag = match spec.name {
             "backend" => globals.backend.as_deref(),
             "password_file" => globals.password_file.as_deref(),
@@ -53,7 +53,7 @@ pub fn sources(globals: &Globals, ttl: Option<&str>, layers: &Layers<'_>) -> Res
     Ok(found)
 }
 
-/// A setting with its place, without secrets.
+/// Returns a setting with its origin, without secrets.
 pub fn source(name: &str, setting: Setting) -> Source {
     let value = match name {
         name if SECRET.contains(&name) => None,
@@ -63,7 +63,7 @@ pub fn source(name: &str, setting: Setting) -> Source {
     Source { name: name.to_owned(), value, from: place(&setting.origin) }
 }
 
-/// Where the URL stood.
+/// Returns the origin of the URL: a flag, a variable or a file.
 pub fn origin(globals: &Globals, layers: &Layers<'_>) -> Result<Option<String>> {
     if let Some(url) = layers.table.and_then(|table| table.get("url")) {
         return Ok(Some(file_of(&url.origin)));
@@ -71,7 +71,7 @@ pub fn origin(globals: &Globals, layers: &Layers<'_>) -> Result<Option<String>> 
     Ok(layers.get("backend", globals.backend.as_deref())?.map(|setting| file_of(&setting.origin)))
 }
 
-/// Where secrets lie, and what says which store it is.
+/// Returns where secrets are stored, and the files that name the store.
 ///
 /// # Errors
 /// If a variable is not UTF-8.
@@ -96,7 +96,7 @@ pub fn secrets(globals: &Globals, layers: &Layers<'_>, target: &Target) -> Resul
         let place = match &setting.origin {
             Origin::Flag(_) => Some(SecretPlace::CommandLine),
             Origin::Env(_) => Some(SecretPlace::UrlInVariable),
-            // In the configuration, which stands above.
+            // The configuration files are already in the list.
             Origin::File { .. } => None,
         };
         found.extend(place.map(|place| FoundSecret::new("the password", place)));
@@ -107,15 +107,15 @@ pub fn secrets(globals: &Globals, layers: &Layers<'_>, target: &Target) -> Resul
         }
     }
     found.extend(
-        clients_own(layers, target)
+        client_password_file(layers, target)
             .filter(|path| path.is_file())
             .map(|path| FoundSecret::new("the client's file", SecretPlace::File(path))),
     );
     Ok(found)
 }
 
-/// The file in which the store's own clients look for passwords.
-fn clients_own(layers: &Layers<'_>, target: &Target) -> impl Iterator<Item = PathBuf> {
+/// Returns the file in which the store's own clients look for passwords.
+fn client_password_file(layers: &Layers<'_>, target: &Target) -> impl Iterator<Item = PathBuf> {
     let home = |name: &str| layers.env.get_os("HOME").map(|home| Path::new(home).join(name));
     let path = match &target.backend {
         BackendConfig::Postgres(_) => layers.env.get_os("PGPASSFILE").map(PathBuf::from).or_else(|| home(".pgpass")),

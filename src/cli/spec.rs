@@ -1,28 +1,28 @@
-//! Every setting, once: its names, the tables of the configuration file it may stand in, and what it does.
+//! The table of all settings: names, allowed tables of the configuration file, and descriptions.
 //!
-//! The layers, the check of the file's keys, the list of variables kept from the command, and the man page's
-//! ENVIRONMENT section are all made from this table.
+//! The layers, the check of the file's keys, the list of variables that the command keeps, and the man page's
+//! ENVIRONMENT section use this table.
 
 /// One setting.
 #[derive(Debug)]
 pub struct Spec {
     /// Its key in the configuration file; `DLOCK_` and this in upper case is its variable.
     pub name: &'static str,
-    /// Its flag.
+    /// Its flag; empty if it has none.
     pub flag: &'static str,
-    /// Where it may stand in the file: `t`op level, `b`ackend, `k`ey.
+    /// The tables of the file in which it is allowed: `t`op level, `b`ackend, `k`ey.
     pub tables: &'static str,
-    /// Whether it has a variable. What belongs to one job alone has none: it would go for all that is started from there.
+    /// Whether it has a variable. A setting of one job has none, because the variable would apply to all jobs.
     pub from_env: bool,
-    /// Whether the command that `run` starts sees the variable. Only what says which store it is:
-    /// a nested `dlock run` has to find the same one.
+    /// Whether the command that `run` starts sees the variable. Only settings that select the store are kept,
+    /// because a nested `dlock run` must find the same one.
     pub kept: bool,
-    /// For the man page.
+    /// The description for the man page.
     pub help: &'static str,
 }
 
 impl Spec {
-    /// The environment variable.
+    /// Returns the name of the environment variable.
     pub fn variable(&self) -> String {
         format!("DLOCK_{}", self.name.to_ascii_uppercase())
     }
@@ -79,7 +79,7 @@ pub const SETTINGS: &[Spec] = &[
     spec("log", "--log", "tk", false, "lines for syslog"),
 ];
 
-/// Keys of a `[backends.NAME]` table that are not settings. All but `url` may stand in the URL's query as well.
+/// Keys of a `[backends.NAME]` table that are not settings. All but `url` are also allowed in the URL's query.
 pub const BACKEND_KEYS: &[&str] = &[
     "url",
     "allow_few",
@@ -110,17 +110,17 @@ pub const BACKEND_KEYS: &[&str] = &[
     "table",
 ];
 
-/// Those of them that only SQL servers have a use for.
+/// Backend keys that only SQL servers use.
 pub const SQL_KEYS: &[&str] = &["mode", "shedlock", "table"];
 
-/// Those that only PostgreSQL has a use for, and `host`, which stands in URLs only: in a table it would be the setting of
-/// that name.
+/// Backend keys that only PostgreSQL uses, and `host`, which is allowed only in URLs: in a table it would be the setting
+/// of that name.
 pub const POSTGRES_KEYS: &[&str] = &["host", "pg_key", "sslcert", "sslkey", "sslmode", "sslrootcert"];
 
-/// Those that only MySQL and MariaDB have a use for.
+/// Backend keys that only MySQL and MariaDB use.
 pub const MYSQL_KEYS: &[&str] = &["lock_name", "single_writer", "socket", "ssl-ca", "ssl-cert", "ssl-key", "ssl-mode"];
 
-/// What a URL's query may hold.
+/// Parameters that are allowed in a URL's query.
 pub const URL_PARAMETERS: &[&str] = &[
     "allow_few",
     "auth",
@@ -156,17 +156,17 @@ pub const URL_PARAMETERS: &[&str] = &[
     "ttl",
 ];
 
-/// The setting of this name.
+/// Returns the setting with this name.
 pub fn find(name: &str) -> Option<&'static Spec> {
     SETTINGS.iter().find(|spec| spec.name == name)
 }
 
-/// The settings that may stand in tables of this kind (`t`, `b` or `k`).
+/// Returns the settings that are allowed in tables of this kind (`t`, `b` or `k`).
 pub fn names(table: char) -> impl Iterator<Item = &'static str> {
     SETTINGS.iter().filter(move |spec| spec.tables.contains(table)).map(|spec| spec.name)
 }
 
-/// The variables that a command keeps.
+/// Returns the variables that the command of `run` keeps.
 pub fn kept() -> Vec<String> {
     SETTINGS.iter().filter(|spec| spec.kept && spec.from_env).map(Spec::variable).collect()
 }
@@ -176,7 +176,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_command_keeps_what_names_the_store_and_no_secret() {
+    fn the_command_keeps_the_variables_of_the_store_but_no_secret() {
         let names = kept();
         for gone in ["DLOCK_WAIT", "DLOCK_TTL", "DLOCK_PASSWORD", "DLOCK_STATUS_FILE"] {
             assert!(!names.iter().any(|name| name == gone), "{gone}");

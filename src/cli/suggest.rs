@@ -1,6 +1,6 @@
 //! "Did you mean …?"
 
-/// The nearest of `names`, if it is at most two edits away and nearer to `typed` than to anything else.
+/// Returns the nearest of `names`, if it is at most two edits away and longer than that distance.
 pub fn nearest<'a>(typed: &str, names: &[&'a str]) -> Option<&'a str> {
     if typed.len() > 64 {
         return None;
@@ -13,7 +13,7 @@ pub fn nearest<'a>(typed: &str, names: &[&'a str]) -> Option<&'a str> {
         .map(|(_, name)| name)
 }
 
-/// The hint for a word that is none of `names`: the nearest, or all of them.
+/// Returns the hint for a word that is none of `names`: the nearest one, or all of them.
 pub fn or_all(typed: &str, names: &[&str]) -> String {
     match nearest(typed, names) {
         Some(name) => format!("did you mean {name}?"),

@@ -1,6 +1,6 @@
-//! Backend URLs taken apart, and shown without their secrets.
+//! Parses backend URLs, and redacts them for messages.
 //!
-//! Messages never repeat a URL's text: a password that was not encoded properly can stand anywhere in it.
+//! Parse errors never repeat a URL's text: a password that is not properly encoded may be anywhere in it.
 
 use percent_encoding::percent_decode_str;
 
@@ -9,19 +9,19 @@ use percent_encoding::percent_decode_str;
 pub struct Url {
     /// Lower case, without the colon.
     pub scheme: String,
-    /// Before the `@`.
+    /// The user, before the `@`.
     pub user: Option<String>,
-    /// After the user's colon.
+    /// The password, after the user's colon.
     pub password: Option<String>,
     /// Names or addresses (without brackets) and ports.
     pub hosts: Vec<(String, Option<u16>)>,
-    /// From the first slash after the hosts on.
+    /// The path, which begins with the first slash after the hosts.
     pub path: String,
-    /// After the question mark, in the order given.
+    /// The parameters after the question mark, in the given order.
     pub query: Vec<(String, String)>,
 }
 
-/// The text's scheme in lower case, if it has one.
+/// Returns the text's scheme in lower case, if it has one.
 pub fn scheme(text: &str) -> Option<String> {
     let (scheme, _) = text.split_once(':')?;
     let plain = scheme.bytes().all(|b| b.is_ascii_alphanumeric() || b"+-.".contains(&b));
@@ -34,14 +34,14 @@ pub fn has_password(text: &str) -> bool {
     text.contains(':') && rest.rsplit_once('@').is_some_and(|(before, _)| before.contains(':'))
 }
 
-/// The URL with everything that may be secret left out: fit for messages even if it is malformed.
+/// Returns the URL without anything that may be secret, for messages. The URL may be malformed.
 pub fn redacted(text: &str) -> String {
     let (scheme, rest) = text.split_once("://").map_or(("", text), |(scheme, rest)| (scheme, rest));
     let rest = rest.split('?').next().unwrap_or_default();
     let shown = match text.rsplit_once('@') {
-        // The last one: what stands before it may be a password with an @ in it.
+        // Split at the last @: a password before it may contain another one.
         Some((_, after)) => {
-            // A name without a password may be a password in the wrong place.
+            // A user without a password may be a misplaced password.
             let user = rest.split_once(':').map(|(user, _)| user).filter(|user| !user.is_empty() && !user.contains(['@', '/']));
             let user = user.map(|user| format!("{user}:")).unwrap_or_default();
             format!("{user}***@{}", after.split('?').next().unwrap_or_default())
@@ -53,10 +53,10 @@ pub fn redacted(text: &str) -> String {
 }
 
 impl Url {
-    /// Takes a URL apart.
+    /// Parses a URL.
     ///
     /// # Errors
-    /// What is wrong with it, without repeating any of it.
+    /// Why the URL is invalid, without repeating any of its text.
     pub fn parse(text: &str) -> Result<Self, String> {
         let scheme = scheme(text).ok_or("it has no scheme such as redis://")?;
         if text.chars().any(char::is_control) {
@@ -151,7 +151,7 @@ mod tests {
     use crate::damage;
 
     #[test]
-    fn a_url_comes_apart() {
+    fn a_url_is_parsed() {
         let url = Url::parse("REDISS://ana:p%40ss%2F@r1:6380,[::1]:1,[fe80::2]/3?ttl=60s&cacert=%2Fetc%2Fca.pem").unwrap();
         assert_eq!(
             url,
@@ -170,7 +170,7 @@ mod tests {
     }
 
     #[test]
-    fn malformed_ones_are_refused_without_their_text() {
+    fn malformed_urls_are_refused_without_their_text() {
         for text in [
             "redis://u:hunter2@h:x",
             "redis://u:hunter2/@h",
@@ -198,7 +198,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_shown_has_no_secret() {
+    fn redacted_urls_have_no_secret() {
         assert_eq!(redacted("redis://u:hunter2@h:1/0?x=hunter2"), "redis://u:***@h:1/0");
         assert_eq!(redacted("redis://u:hun@ter2@h"), "redis://u:***@h");
         assert_eq!(redacted("redis://u:hunt/er2@h"), "redis://u:***@h");
@@ -212,7 +212,7 @@ mod tests {
     }
 
     #[test]
-    fn damaged_ones_never_panic_and_tell_no_password() {
+    fn damaged_urls_never_panic_or_reveal_the_password() {
         let whole = [
             "redis-sentinel://ana:hunter2@r1:6380,[::1]:1,[fe80::2]/3?ttl=60s&cacert=%2Fetc%2Fca.pem",
             "postgres://ana:hunter2@db/locks?mode=advisory&pg_key=7",

@@ -1,4 +1,4 @@
-//! clap's complaints in our form: one line, a hint, and our exit status.
+//! Converts clap's errors to dlock's form: one line, a hint, and dlock's exit status.
 
 use std::ffi::OsString;
 
@@ -7,18 +7,18 @@ use clap::error::{ContextKind, ContextValue, ErrorKind};
 use super::{duration, setting::short, suggest, url};
 use crate::lock::{Error, Kind};
 
-/// What clap has to say: help or a version for stdout, or an error.
+/// clap's reply: help or the version for stdout, or an error.
 #[derive(Debug)]
 pub enum ClapReply {
-    /// Help was asked for.
+    /// Help was requested.
     Help,
-    /// Text that was asked for.
+    /// The version was requested.
     Text(String),
-    /// A mistake of the caller's.
+    /// The command line is wrong.
     Mistake(Error),
 }
 
-/// Takes clap's error about `arguments` apart. `command` is the subcommand that it is about, if that is known, of all `commands`.
+/// Converts clap's error about `arguments`. `command` is the subcommand, if known; `commands` are all of them.
 pub fn reshape(error: &clap::Error, command: Option<&str>, commands: &[&str], arguments: &[OsString]) -> ClapReply {
     match error.kind() {
         ErrorKind::DisplayHelp => return ClapReply::Help,
@@ -52,7 +52,7 @@ pub fn reshape(error: &clap::Error, command: Option<&str>, commands: &[&str], ar
         ErrorKind::MissingSubcommand | ErrorKind::DisplayHelpOnMissingArgumentOrSubcommand | ErrorKind::InvalidSubcommand
     );
     let typed = get(ContextKind::InvalidSubcommand);
-    let foreign = first_try(&typed, &argument, command, arguments);
+    let foreign = foreign_hint(&typed, &argument, command, arguments);
     let hint = foreign.or_else(|| hint(error, commands)).unwrap_or_else(|| match command {
         _ if no_command => "dlock --help lists the commands".into(),
         Some(command) => format!("dlock {command} --help tells what it takes"),
@@ -61,7 +61,7 @@ pub fn reshape(error: &clap::Error, command: Option<&str>, commands: &[&str], ar
     ClapReply::Mistake(Error::new(Kind::Usage, message).hint(hint))
 }
 
-/// A negative duration, which looks like an option.
+/// Returns the error for a negative duration, which clap mistakes for an option.
 fn negative(argument: &str, arguments: &[OsString]) -> Option<Error> {
     argument.strip_prefix('-').filter(|rest| rest.starts_with(|c: char| c.is_ascii_digit()))?;
     let at = arguments.iter().position(|given| given.to_str().is_some_and(|given| given.starts_with(argument)))?;
@@ -71,8 +71,8 @@ fn negative(argument: &str, arguments: &[OsString]) -> Option<Error> {
     Some(error.hint(format!("0 or more, {}", duration::EXAMPLES)))
 }
 
-/// Words of other lock tools, and what each is called here.
-fn first_try(typed: &str, argument: &str, command: Option<&str>, arguments: &[OsString]) -> Option<String> {
+/// Returns a hint for words and options of other lock tools.
+fn foreign_hint(typed: &str, argument: &str, command: Option<&str>, arguments: &[OsString]) -> Option<String> {
     let named = match typed {
         "lock" | "take" | "get" => "dlock acquire takes a lock; dlock run -k KEY -- COMMAND runs a command under one",
         "unlock" | "free" => "did you mean release?",
@@ -100,7 +100,7 @@ fn first_try(typed: &str, argument: &str, command: Option<&str>, arguments: &[Os
     }
 }
 
-/// The same with `run`, if it can be repeated.
+/// Returns the hint to put `run` first, with the user's command line if it is short, plain and has no password.
 fn with_run(arguments: &[OsString]) -> String {
     let plain = |word: &str| !word.is_empty() && word.chars().all(|c| c.is_ascii_alphanumeric() || "-_./=:".contains(c));
     let words: Option<Vec<&str>> = arguments.iter().skip(1).map(|word| word.to_str().filter(|word| plain(word))).collect();
@@ -132,12 +132,12 @@ fn text(value: &ContextValue) -> String {
     }
 }
 
-/// `--ttl` of `--ttl <D>`, `KEY` of `[KEY]`.
+/// Returns `--ttl` for `--ttl <D>`, `KEY` for `[KEY]`.
 fn flag(argument: &str) -> &str {
     argument.trim_matches(['[', ']', '<', '>', '.']).split([' ', '[', '=']).next().unwrap_or_default()
 }
 
-/// An argument as it may be repeated: it may be a URL in the wrong place.
+/// Returns an argument as it may be shown: redacted if it may be a URL with a password.
 fn shown(argument: &str) -> String {
     if url::has_password(argument) { url::redacted(argument) } else { short(argument) }
 }

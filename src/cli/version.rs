@@ -1,10 +1,10 @@
-//! `dlock --version`, and with `--verbose` what an operator compares between nodes.
+//! `dlock --version`, and with `--verbose` details to compare between nodes.
 
 use std::{ffi::OsString, fmt::Write as _};
 
 use crate::commands::layouts;
 
-/// What is printed: clap's line, and more if that is asked for.
+/// Returns clap's line, followed by the details if `--verbose` is given.
 pub fn text(line: &str, arguments: &[OsString]) -> String {
     let verbose = arguments.iter().take_while(|argument| *argument != "--").any(|argument| {
         let short = argument.to_str().is_some_and(|word| word.starts_with('-') && !word.starts_with("--") && word.contains('v'));

@@ -1,15 +1,15 @@
-//! Text in columns of a terminal: a Chinese character takes two, and a family of emoji two altogether.
+//! Tables in terminal columns: a Chinese character takes two columns, and so does a whole family of emoji.
 
 use unicode_width::{UnicodeWidthChar as _, UnicodeWidthStr as _};
 
 use super::Look;
 
-/// How many columns a text takes.
+/// Returns the number of columns that a text takes.
 pub fn width(text: &str) -> usize {
     text.width()
 }
 
-/// Where a text can be cut: between characters that are drawn by themselves.
+/// Returns the offsets at which a text can be cut: never within a combined character.
 fn cuts(text: &str) -> impl DoubleEndedIterator<Item = usize> {
     let stands_alone = |at: usize| {
         let next = text[at..].chars().next();
@@ -19,18 +19,18 @@ fn cuts(text: &str) -> impl DoubleEndedIterator<Item = usize> {
     ends.into_iter().filter(move |at| stands_alone(*at))
 }
 
-/// The start of a text in so many columns.
+/// Returns the longest start of a text that fits into `most` columns.
 fn start(text: &str, most: usize) -> &str {
     let end = cuts(text).take_while(|at| text[..*at].width() <= most).last().unwrap_or(0);
     &text[..end]
 }
 
-/// The text in so many columns, with an ellipsis if it was longer.
+/// Returns the text cut to `most` columns, with an ellipsis at its end if it was longer.
 pub fn cut(text: &str, most: usize) -> String {
     if text.width() <= most { text.to_owned() } else { format!("{}…", start(text, most.saturating_sub(1))) }
 }
 
-/// The text in so many columns, with an ellipsis in its middle if it was longer: both ends tell names apart.
+/// Returns the text cut to `most` columns, with an ellipsis in its middle if it was longer: both ends distinguish names.
 pub fn middle(text: &str, most: usize) -> String {
     if text.width() <= most {
         return text.to_owned();
@@ -42,90 +42,90 @@ pub fn middle(text: &str, most: usize) -> String {
     format!("{first}…{}", &text[from..])
 }
 
-/// The text, filled up to so many columns.
+/// Returns the text padded to `to` columns.
 pub fn pad(text: &str, to: usize) -> String {
     format!("{text}{}", " ".repeat(to.saturating_sub(text.width())))
 }
 
-/// What a column gives where the terminal is too narrow.
+/// How a column's text is cut on a terminal that is too narrow.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Gives {
-    /// Nothing: a number, a time.
-    Nothing,
-    /// Its middle, down to so many columns.
+pub enum Cut {
+    /// Never: a number, a time.
+    Never,
+    /// In the middle, down to this number of columns.
     Middle(usize),
-    /// Its end, down to so many columns; where there are not even so many, it stands on a line of its own.
+    /// At the end, down to this number of columns. On a narrower terminal, the text goes onto its own line.
     End(usize),
 }
 
 /// A column of a table.
 #[derive(Clone, Copy, Debug)]
 pub struct Column {
-    /// What stands above it.
+    /// The heading.
     pub title: &'static str,
-    /// The fewest columns of the terminal that it takes, if there is room.
+    /// The minimum width in terminal columns, if there is room.
     pub least: usize,
-    /// Whether it is a number.
+    /// Whether the text is aligned to the right, as numbers are.
     pub right: bool,
-    /// What it gives.
-    pub gives: Gives,
+    /// How its text is cut.
+    pub cut: Cut,
 }
 
 impl Column {
-    /// One that gives nothing.
+    /// Creates a column that is aligned to the left and never cut.
     pub const fn new(title: &'static str, least: usize) -> Self {
-        Self { title, least, right: false, gives: Gives::Nothing }
+        Self { title, least, right: false, cut: Cut::Never }
     }
 
-    /// Of numbers.
+    /// Aligns the column to the right.
     #[must_use]
     pub const fn right(self) -> Self {
         Self { right: true, ..self }
     }
 
-    /// One that is cut.
+    /// Sets how the column's text is cut.
     #[must_use]
-    pub const fn giving(self, gives: Gives) -> Self {
-        Self { gives, ..self }
+    pub const fn cut_by(self, cut: Cut) -> Self {
+        Self { cut, ..self }
     }
 }
 
-/// A row, and how it is painted (SGR numbers).
-pub struct Row<const N: usize> {
-    /// Its cells.
+/// A row of a table.
+pub struct TableRow<const N: usize> {
+    /// One text per column.
     pub cells: [String; N],
-    /// As a whole; empty for plainly.
+    /// The style of the whole row (SGR numbers); empty for none.
     pub style: &'static str,
 }
 
-/// Off a terminal nothing is cut, and one long name doesn't push all others that far.
+/// The widest padding without a terminal. Longer text is not cut there, but shifts only its own row.
 const WIDEST: usize = 40;
 
-/// A table with its titles, line by line.
-pub fn table<const N: usize>(columns: &[Column; N], rows: &[Row<N>], look: Look) -> Vec<String> {
+/// Returns a table as lines, the headings first.
+pub fn table<const N: usize>(columns: &[Column; N], rows: &[TableRow<N>], look: Look) -> Vec<String> {
     grouped(columns, rows, look).concat()
 }
 
-/// A table: the lines of the titles, then those of each row, whose last column may stand on a line of its own.
-pub fn grouped<const N: usize>(columns: &[Column; N], rows: &[Row<N>], look: Look) -> Vec<Vec<String>> {
+/// Returns a table as groups of lines: the headings, then one group per row. The last column may be on its own line.
+pub fn grouped<const N: usize>(columns: &[Column; N], rows: &[TableRow<N>], look: Look) -> Vec<Vec<String>> {
     let mut widths: [usize; N] = std::array::from_fn(|n| {
         let widest = rows.iter().map(|row| row.cells[n].width()).max().unwrap_or(0);
         widest.max(columns[n].title.width()).max(columns[n].least)
     });
-    let mut apart = false;
+    let mut separate = false;
     match look.width {
         None => widths = widths.map(|width| width.min(WIDEST)),
-        Some(most) => apart = fit(columns, rows, &mut widths, most),
+        Some(most) => separate = fit(columns, rows, &mut widths, most),
     }
-    let titles = Row { cells: std::array::from_fn(|n| columns[n].title.to_owned()), style: "1" };
+    let titles = TableRow { cells: std::array::from_fn(|n| columns[n].title.to_owned()), style: "1" };
     let mut groups = Vec::new();
     for (nth, row) in [&titles].into_iter().chain(rows).enumerate() {
-        let shown = if apart { N - 1 } else { N };
+        let shown = if separate { N - 1 } else { N };
         let cells: Vec<String> = (0..shown).map(|n| cell(columns[n], &row.cells[n], widths[n], look)).collect();
         let line = cells.join("  ");
         let paint = |line: &str| if row.style.is_empty() { line.to_owned() } else { look.paint(row.style, line) };
         let mut lines = vec![paint(line.trim_end())];
-        if apart && nth > 0 && !row.cells[N - 1].is_empty() {
+        if separate && nth > 0 && !row.cells[N - 1].is_empty() {
             lines.push(paint(&cut(&format!("  {}", row.cells[N - 1]), look.width.unwrap_or(usize::MAX))));
         }
         groups.push(lines);
@@ -134,36 +134,36 @@ pub fn grouped<const N: usize>(columns: &[Column; N], rows: &[Row<N>], look: Loo
 }
 
 fn cell(column: Column, text: &str, width: usize, look: Look) -> String {
-    let text = match column.gives {
+    let text = match column.cut {
         _ if look.width.is_none() => text.to_owned(),
-        Gives::Nothing => text.to_owned(),
-        Gives::Middle(_) => middle(text, width),
-        Gives::End(_) => cut(text, width),
+        Cut::Never => text.to_owned(),
+        Cut::Middle(_) => middle(text, width),
+        Cut::End(_) => cut(text, width),
     };
     if column.right { format!("{}{text}", " ".repeat(width.saturating_sub(text.width()))) } else { pad(&text, width) }
 }
 
-/// Makes the columns fit; whether the last one has to stand on lines of its own. Names give way first, then notes, then names once more.
-fn fit<const N: usize>(columns: &[Column; N], rows: &[Row<N>], widths: &mut [usize; N], most: usize) -> bool {
+/// Shrinks the columns to `most` and returns whether the last column needs its own lines. Names shrink first, then notes, then names again.
+fn fit<const N: usize>(columns: &[Column; N], rows: &[TableRow<N>], widths: &mut [usize; N], most: usize) -> bool {
     let natural = *widths;
     let total = |widths: &[usize; N], shown: usize| widths[..shown].iter().sum::<usize>() + 2 * (shown - 1);
-    let shrink = |widths: &mut [usize; N], shown: usize, least: &dyn Fn(Gives, usize) -> Option<usize>| {
+    let shrink = |widths: &mut [usize; N], shown: usize, least: &dyn Fn(Cut, usize) -> Option<usize>| {
         while total(widths, shown) > most {
-            // The widest of those that have something to give.
-            let can = |n: &usize| least(columns[*n].gives, natural[*n]).is_some_and(|least| widths[*n] > least);
+            // The widest column that can still shrink.
+            let can = |n: &usize| least(columns[*n].cut, natural[*n]).is_some_and(|least| widths[*n] > least);
             let Some(widest) = (0..shown).filter(can).max_by_key(|n| widths[*n]) else { break };
             widths[widest] -= 1;
         }
     };
-    shrink(widths, N, &|gives, natural| if let Gives::Middle(least) = gives { Some((2 * least).min(natural)) } else { None });
-    shrink(widths, N, &|gives, _| if let Gives::End(least) = gives { Some(least) } else { None });
-    shrink(widths, N, &|gives, _| if let Gives::Middle(least) = gives { Some(least) } else { None });
-    let last_is_free = matches!(columns[N - 1].gives, Gives::End(_));
+    shrink(widths, N, &|cut, natural| if let Cut::Middle(least) = cut { Some((2 * least).min(natural)) } else { None });
+    shrink(widths, N, &|cut, _| if let Cut::End(least) = cut { Some(least) } else { None });
+    shrink(widths, N, &|cut, _| if let Cut::Middle(least) = cut { Some(least) } else { None });
+    let last_is_free = matches!(columns[N - 1].cut, Cut::End(_));
     if total(widths, N) <= most || !last_is_free {
         return false;
     }
     *widths = natural;
-    shrink(widths, N - 1, &|gives, _| if let Gives::Middle(least) | Gives::End(least) = gives { Some(least) } else { None });
+    shrink(widths, N - 1, &|cut, _| if let Cut::Middle(least) | Cut::End(least) = cut { Some(least) } else { None });
     rows.iter().any(|row| !row.cells[N - 1].is_empty()) || total(widths, N) > most
 }
 
@@ -184,8 +184,8 @@ mod tests {
     #[test]
     fn a_narrow_table_loses_nothing_but_the_middle_of_names() {
         let columns =
-            [Column::new("KEY", 3).giving(Gives::Middle(8)), Column::new("WAIT", 4).right(), Column::new("NOTE", 4).giving(Gives::End(10))];
-        let rows = [Row { cells: ["a-key-that-is-much-too-long".into(), "12".into(), "a note".into()], style: "" }];
+            [Column::new("KEY", 3).cut_by(Cut::Middle(8)), Column::new("WAIT", 4).right(), Column::new("NOTE", 4).cut_by(Cut::End(10))];
+        let rows = [TableRow { cells: ["a-key-that-is-much-too-long".into(), "12".into(), "a note".into()], style: "" }];
         for most in [20, 30, 40, 80] {
             let lines = table(&columns, &rows, Look { width: Some(most), color: false });
             assert!(lines.iter().all(|line| width(line) <= most), "{most}: {lines:?}");

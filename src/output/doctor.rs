@@ -1,4 +1,4 @@
-//! What `doctor` found, for people and for programs.
+//! The report of `doctor`, as text and as JSON.
 
 use std::{fmt::Write as _, time::Duration};
 
@@ -14,7 +14,7 @@ use crate::{
     lock::{Error, Finding, Grants, Role, Severity, UNCHECKED, printable},
 };
 
-/// Where a setting came from.
+/// A setting and its origin.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct Source {
     /// Its name in the configuration file.
@@ -25,41 +25,41 @@ pub struct Source {
     pub from: String,
 }
 
-/// What was measured; `None` where it could not be.
+/// The measured times; `None` if not measured.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Measured {
-    /// Of a renewal.
+    /// Time of a renewal.
     pub round_trip: Option<Duration>,
-    /// From a release to the grant to another process.
+    /// Time from a release to the grant to another process.
     pub hand_over: Option<Duration>,
 }
 
-/// All that is known of a store.
+/// The report about one store.
 #[derive(Debug)]
 pub struct DoctorReport {
-    /// What the configuration file calls it.
+    /// Its name in the configuration file.
     pub name: Option<String>,
-    /// Its URL without secrets.
+    /// Its URL, without secrets.
     pub backend: String,
-    /// Where that stood.
+    /// The origin of the URL.
     pub from: Option<String>,
-    /// What was found, in the order in which it is shown.
+    /// The findings, in the order of display.
     pub findings: Vec<Finding>,
-    /// What was measured.
+    /// The measured times.
     pub measured: Measured,
     /// All settings.
     pub sources: Vec<Source>,
-    /// Why nothing could be looked at.
+    /// Why the store could not be examined.
     pub error: Option<Error>,
 }
 
 impl DoctorReport {
-    /// The worst that was found.
+    /// Returns the highest severity of the findings.
     pub fn worst(&self) -> Severity {
         self.findings.iter().map(|finding| finding.severity).max().unwrap_or(Severity::Ok)
     }
 
-    /// For programs.
+    /// Returns the JSON object.
     pub fn json(&self, status: u8) -> Json<'_> {
         let micros = |length: Option<Duration>| length.map(|length| u64::try_from(length.as_micros()).unwrap_or(u64::MAX));
         Json {
@@ -124,7 +124,7 @@ pub struct Granted<'a> {
 }
 
 impl<'a> Granted<'a> {
-    /// The rights of this role.
+    /// Creates the report of a role's rights.
     pub fn new(grants: &'a Grants, role: Role, backend: &'a str) -> Self {
         let role = role.user().trim_start_matches("dlock-");
         Self { head: head("ok", exit::OK), backend, role, text: &grants.text, notes: &grants.notes }
@@ -139,14 +139,14 @@ const fn word(severity: Severity) -> &'static str {
     }
 }
 
-/// Where the text of a finding begins.
+/// The indentation of a finding's text.
 const INDENT: usize = 8;
 
-/// The findings as lines, and what they come to as the last one.
+/// Returns the findings as lines, the last one a summary.
 pub fn view(report: &DoctorReport, only_bad: bool, look: Look) -> String {
     let mut text = look.paint("1", &header(report, look)) + "\n";
     for finding in
-        &together(&report.findings).into_iter().filter(|finding| !only_bad || finding.severity != Severity::Ok).collect::<Vec<_>>()
+        &merge_unchecked(&report.findings).into_iter().filter(|finding| !only_bad || finding.severity != Severity::Ok).collect::<Vec<_>>()
     {
         let (label, style) = match finding.severity {
             Severity::Ok => ("ok", "32"),
@@ -166,8 +166,8 @@ pub fn view(report: &DoctorReport, only_bad: bool, look: Look) -> String {
     text + &summary(report) + "\n"
 }
 
-/// What could not be looked at for one reason, in one line.
-fn together(findings: &[Finding]) -> Vec<Finding> {
+/// Merges the findings that could not be checked for the same reason into one.
+fn merge_unchecked(findings: &[Finding]) -> Vec<Finding> {
     let mut shown: Vec<Finding> = Vec::new();
     for finding in findings {
         let unchecked = |text: &str| {
@@ -197,7 +197,7 @@ fn header(report: &DoctorReport, look: Look) -> String {
 }
 
 fn summary(report: &DoctorReport) -> String {
-    let findings = together(&report.findings);
+    let findings = merge_unchecked(&report.findings);
     let count = |severity| findings.iter().filter(|finding| finding.severity == severity).count();
     let several = |count: usize, one: &str, more: &str| if count == 1 { format!("1 {one}") } else { format!("{count} {more}") };
     let warnings = several(count(Severity::Warn), "warning", "warnings");
@@ -247,15 +247,15 @@ mod tests {
     }
 
     #[test]
-    fn what_could_not_be_looked_at_for_one_reason_is_one_line() {
+    fn unchecked_findings_with_the_same_reason_are_merged() {
         let unchecked = |what, why| Finding::unchecked("x", what, why).mend("m");
         let findings = [unchecked("a", "no right"), Finding::ok("y", "fine"), unchecked("b, c", "no right"), unchecked("d", "no answer")];
-        let texts: Vec<String> = together(&findings).into_iter().map(|finding| finding.text).collect();
+        let texts: Vec<String> = merge_unchecked(&findings).into_iter().map(|finding| finding.text).collect();
         assert_eq!(texts, ["not checked: a; b, c, because no right", "fine", "not checked: d, because no answer"]);
     }
 
     #[test]
-    fn programs_read_the_same() {
+    fn json_has_the_same_findings() {
         let report = report();
         let json = serde_json::to_value(report.json(2)).unwrap();
         assert_eq!((&json["result"], &json["status"], &json["findings"][1]["check"]), (&"unsafe".into(), &2.into(), &"persistence".into()));

@@ -1,12 +1,12 @@
-//! What a hook of `dlock run` reads: one event as one JSON object.
+//! The events of `dlock run` for its hook: one JSON object each.
 
 use jiff::Timestamp;
 use serde::Serialize;
 
-use super::{Now, RunResult, Verdict, json, time, verdict::Run};
+use super::{Now, RunResult, Verdict, json, time, verdict::VerdictReport};
 use crate::lock::{Fence, Key, Metadata};
 
-/// What happened to a run.
+/// An event of a run.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub enum RunEvent {
@@ -16,21 +16,21 @@ pub enum RunEvent {
     Skipped,
     /// The lock was lost; the command is being stopped.
     Lost,
-    /// Another user takes the lock away; the command is being stopped.
+    /// An operator breaks the lock; the command is being stopped.
     Broken,
-    /// A run that had the lock is over, and the lock was given back if that was possible.
+    /// A run that had the lock has ended, and the lock was released if possible.
     Ended,
-    /// The lock could not be asked for.
+    /// The run failed before it had the lock.
     Failed,
 }
 
 impl RunEvent {
-    /// What a run that never had the lock came to.
+    /// Returns the event of a run that never had the lock.
     pub fn of(verdict: &Verdict) -> Self {
         if verdict.outcome == RunResult::Error { Self::Failed } else { Self::Skipped }
     }
 
-    /// Its name in JSON and in `DLOCK_EVENT`.
+    /// Returns its name in JSON and in `DLOCK_EVENT`.
     pub fn name(self) -> &'static str {
         match self {
             Self::Acquired => "acquired",
@@ -43,29 +43,29 @@ impl RunEvent {
     }
 }
 
-/// An event, and what is known at that time.
+/// An event, and the facts known at that time.
 pub struct EventReport<'a> {
-    /// What happened.
+    /// The event.
     pub event: RunEvent,
-    /// The job's own lock.
+    /// The lock; the first one if there are several.
     pub key: &'a Key,
     /// The store, without secrets.
     pub backend: &'a str,
-    /// The runner, unless it is hidden.
+    /// Metadata of this run; `None` with `--no-metadata`.
     pub us: Option<&'a Metadata>,
-    /// The hold's number.
+    /// The fence of the hold.
     pub fence: Option<Fence>,
-    /// Why, of a loss or a break.
+    /// The reason for a loss or a break.
     pub reason: Option<&'a str>,
-    /// How the run ended, once it has.
+    /// The result of the run, once it has ended.
     pub verdict: Option<&'a Verdict>,
 }
 
 impl EventReport<'_> {
-    /// The one JSON object, as a line.
+    /// Returns the one JSON object, as a line.
     pub fn json(&self) -> String {
         let now = Now::read();
-        json::line(&Report {
+        json::line(&EventObject {
             schema: json::SCHEMA,
             event: self.event,
             text: self.text(),
@@ -81,7 +81,7 @@ impl EventReport<'_> {
         })
     }
 
-    /// A line for people.
+    /// Returns a line of text about the event.
     fn text(&self) -> String {
         let on = self.us.and_then(|us| us.host.as_deref()).map(|host| format!(" on {host}")).unwrap_or_default();
         let what = match (self.verdict, self.reason) {
@@ -94,7 +94,7 @@ impl EventReport<'_> {
 }
 
 #[derive(Serialize)]
-struct Report<'a> {
+struct EventObject<'a> {
     schema: &'static str,
     event: RunEvent,
     text: String,
@@ -106,5 +106,5 @@ struct Report<'a> {
     at: String,
     fence: Option<u64>,
     reason: Option<&'a str>,
-    run: Option<Run<'a>>,
+    run: Option<VerdictReport<'a>>,
 }

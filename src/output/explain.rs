@@ -1,45 +1,45 @@
-//! What `dlock explain` shows people.
+//! The text of `dlock explain`.
 
 use super::{
     Look, age,
-    columns::{Column, Gives, Row, table},
+    columns::{Column, Cut, TableRow, table},
     doctor::Source,
     who,
 };
 use crate::lock::{Denial, Holder, Key, Rule, RunState};
 
-/// What would become of a run.
+/// What a run would do now.
 #[derive(Clone, Debug)]
 pub enum Would {
-    /// It would run.
+    /// It would start the command.
     Run,
-    /// This lock has these holders.
+    /// This lock is held by these holders.
     Held(Key, Vec<Holder>),
-    /// An earlier run keeps this lock from it, by the rule of this name.
+    /// An earlier run denies this lock, by the rule with this name.
     Denied(Key, Box<Denial>, String),
 }
 
-/// What a run of a key would be like.
+/// What `explain` reports about a key.
 #[derive(Clone, Copy, Debug)]
 pub struct Explained<'a> {
-    /// Which key.
+    /// The key.
     pub key: &'a Key,
     /// The store's name in the configuration file.
     pub name: Option<&'a str>,
-    /// The store.
+    /// The store's URL, without secrets.
     pub store: &'a str,
-    /// The lock's name there.
+    /// The lock's name in the store.
     pub stored_as: &'a str,
-    /// What would become of it now.
+    /// What a run would do now.
     pub would: &'a Would,
-    /// Whether it waits for a lock.
+    /// Whether the run would wait for a busy lock.
     pub waits: bool,
-    /// Its settings.
+    /// The settings of the run.
     pub settings: &'a [Source],
 }
 
 impl Explained<'_> {
-    /// `run`, `wait` or `skip`.
+    /// Returns `run`, `wait` or `skip`.
     pub fn verb(&self) -> &'static str {
         match self.would {
             Would::Run => "run",
@@ -48,7 +48,7 @@ impl Explained<'_> {
         }
     }
 
-    /// Why it would not run at once: `once per 1d, app@web2 ran it 3h ago`.
+    /// Returns why it would not run at once: `once per 1d, app@web2 ran it 3h ago`.
     pub fn why(&self) -> Option<String> {
         let of = |key: &Key| if key == self.key { String::new() } else { format!("{}: ", who::clean(key.as_str(), 255)) };
         match self.would {
@@ -70,9 +70,9 @@ impl Explained<'_> {
 }
 
 const COLUMNS: [Column; 3] =
-    [Column::new("SETTING", 8), Column::new("VALUE", 5).giving(Gives::Middle(16)), Column::new("FROM", 4).giving(Gives::Middle(20))];
+    [Column::new("SETTING", 8), Column::new("VALUE", 5).cut_by(Cut::Middle(16)), Column::new("FROM", 4).cut_by(Cut::Middle(20))];
 
-/// The verdict, and below it the settings.
+/// Returns the verdict, followed by the table of settings.
 pub fn view(explained: &Explained<'_>, look: Look) -> String {
     let verb = explained.verb();
     let style = if verb == "run" { "32" } else { "33" };
@@ -87,9 +87,9 @@ pub fn view(explained: &Explained<'_>, look: Look) -> String {
     let row = |source: &Source| {
         let value = source.value.as_deref().map_or_else(|| "(secret)".into(), |value| who::clean(value, 255));
         let style = if source.from == "default" { "2" } else { "" };
-        Row { cells: [source.name.clone(), value, who::clean(&source.from, 255)], style }
+        TableRow { cells: [source.name.clone(), value, who::clean(&source.from, 255)], style }
     };
-    let rows: Vec<Row<3>> = explained.settings.iter().map(row).collect();
+    let rows: Vec<TableRow<3>> = explained.settings.iter().map(row).collect();
     text.extend(table(&COLUMNS, &rows, look).into_iter().flat_map(|line| [line, "\n".into()]));
     text
 }

@@ -1,28 +1,28 @@
-//! A lock's history as people read it.
+//! The text of `dlock history KEY`.
 
 use std::fmt::Write as _;
 
 use super::{
     Look, Now, age,
-    columns::{Column, Gives, Row, table},
+    columns::{Column, Cut, TableRow, table},
     inspect, who, wrapped,
 };
 use crate::lock::{self, End, Fence, HistoryEntry, LockState, Metadata, RunRecord, RunState, SkipCount};
 
-/// One run: over, or going on.
+/// One run: ended, or still running.
 #[derive(Clone, Debug)]
 pub struct RunOf {
     /// Its fence.
     pub fence: Option<Fence>,
     /// The holder.
     pub metadata: Option<Metadata>,
-    /// In ms since 1970.
+    /// Start, in ms since 1970.
     pub started_ms: Option<u64>,
-    /// In ms since 1970; `None` if it goes on, or if its end is unknown.
+    /// End, in ms since 1970; `None` if the run has not ended, or its end is unknown.
     pub ended_ms: Option<u64>,
-    /// How it ended; `None` if it goes on.
+    /// How it ended; `None` if it is still running.
     pub end: Option<End>,
-    /// Why.
+    /// Why it ended so: a headline, then the last lines of the command's output.
     pub why: Option<String>,
 }
 
@@ -31,7 +31,7 @@ impl RunOf {
         self.metadata.as_ref().and_then(|m| m.host.as_deref()).map_or_else(|| "?".into(), |host| who::clean(host, 20))
     }
 
-    /// For how long it ran, up to `now`.
+    /// Returns how long it ran, up to `now`, in ms.
     pub fn ran_ms(&self, now: u64) -> Option<u64> {
         let end = if self.end.is_some() { self.ended_ms? } else { now };
         Some(end.saturating_sub(self.started_ms?))
@@ -41,7 +41,7 @@ impl RunOf {
         self.end.as_ref().is_some_and(End::is_bad)
     }
 
-    /// Whether it was a run: that records were forgotten is none.
+    /// Whether this entry is a run, and not the removal of run records.
     pub fn is_run(&self) -> bool {
         self.end != Some(End::Forgotten)
     }
@@ -58,9 +58,9 @@ impl RunOf {
         if self.is_bad() { "31" } else { "" }
     }
 
-    /// How it ended, in a few words; in capitals if it needs attention.
-    pub(super) fn words(&self) -> String {
-        // Below the first line is what the command printed at last.
+    /// Returns how it ended, in a few words; in capitals if it needs attention.
+    pub(super) fn outcome(&self) -> String {
+        // The lines after the first are the command's output.
         let why = self.why.as_deref().and_then(|why| why.lines().next()).map(|why| who::clean(why, 120));
         match &self.end {
             None => "running".into(),
@@ -85,15 +85,15 @@ impl RunOf {
         }
     }
 
-    /// The same, with why it ran past its run policy.
-    pub(super) fn told(&self) -> String {
+    /// Returns [`RunOf::outcome`], and the reason for which an operator overrode the run policy.
+    pub(super) fn outcome_and_anyway(&self) -> String {
         let anyway = self.metadata.as_ref().and_then(|metadata| metadata.anyway.as_deref());
         let anyway = anyway.map(|why| format!(", anyway: \"{}\"", who::clean(why, 120))).unwrap_or_default();
-        self.words() + &anyway
+        self.outcome() + &anyway
     }
 }
 
-/// A signal without its SIG, as `kill -l` names it.
+/// Returns a signal's name without SIG, as `kill -l` prints it.
 fn signal_name(number: i32) -> Option<&'static str> {
     Some(match number {
         1 => "HUP",
@@ -115,7 +115,7 @@ fn signal_name(number: i32) -> Option<&'static str> {
     })
 }
 
-/// All runs, the latest first: those that go on, then those that are over.
+/// Returns all runs: first those that are still running, then the ended ones, the latest first.
 pub fn runs(state: &LockState, past: Vec<HistoryEntry>, now: &Now) -> Vec<RunOf> {
     let now = now.unix_ms();
     let ms = |ago: std::time::Duration| now.saturating_sub(super::time::millis(ago));
@@ -147,21 +147,22 @@ pub fn runs(state: &LockState, past: Vec<HistoryEntry>, now: &Now) -> Vec<RunOf>
 
 const COLUMNS: [Column; 6] = [
     Column::new("STARTED", 15),
-    Column::new("HOST", 4).giving(Gives::Middle(8)),
+    Column::new("HOST", 4).cut_by(Cut::Middle(8)),
     Column::new("WAITED", 6),
     Column::new("RAN", 6),
     Column::new("FENCE", 5).right(),
-    Column::new("END", 3).giving(Gives::End(14)),
+    Column::new("END", 3).cut_by(Cut::End(14)),
 ];
 
-/// The table, and below it the run records that later runs depend on, and the skips.
+/// Returns the table of runs, followed by the run records that may deny later runs, and the skips.
 pub fn view(runs: &[RunOf], last: usize, record: &RunRecord, skips: &[SkipCount], now: &Now, look: Look) -> String {
     let mut text = String::new();
     if runs.is_empty() {
         text.push_str("no runs are remembered\n");
     } else {
         let fences = || runs.iter().filter_map(|run| run.fence);
-        let rows: Vec<Row<6>> = runs.iter().take(last).map(|run| Row { cells: cells(run, fences(), now), style: run.style() }).collect();
+        let rows: Vec<TableRow<6>> =
+            runs.iter().take(last).map(|run| TableRow { cells: cells(run, fences(), now), style: run.style() }).collect();
         for line in table(&COLUMNS, &rows, look) {
             let _ = writeln!(text, "{line}");
         }
@@ -169,7 +170,7 @@ pub fn view(runs: &[RunOf], last: usize, record: &RunRecord, skips: &[SkipCount]
             let _ = writeln!(text, "and {} older; -n {} shows all", runs.len() - last, runs.len());
         }
     }
-    let mut notes = starts(record, now);
+    let mut notes = record_notes(record, now);
     if let Some(latest) = skips.iter().max_by_key(|skips| skips.last_ms) {
         let since =
             skips.iter().filter_map(|skips| skips.since_ms).min().map(|since| format!(" since {}", now.local(since))).unwrap_or_default();
@@ -187,8 +188,8 @@ pub fn view(runs: &[RunOf], last: usize, record: &RunRecord, skips: &[SkipCount]
     text
 }
 
-/// The run records that keep, or may keep, a free lock from the next run.
-fn starts(record: &RunRecord, now: &Now) -> Vec<String> {
+/// Returns a note per run record that denies, or may deny, a free lock to the next run.
+fn record_notes(record: &RunRecord, now: &Now) -> Vec<String> {
     let mut notes = Vec::new();
     let whose = |metadata: &Option<Metadata>, fence: Fence| {
         let who = who::who(metadata.as_ref()).unwrap_or_else(|| "another process".into());
@@ -202,7 +203,7 @@ fn starts(record: &RunRecord, now: &Now) -> Vec<String> {
             notes.push(format!("{what} until {until}: {option} {} ({})", window_of(ms), whose(&cooldown.metadata, cooldown.fence)));
         }
     }
-    // One that was undone keeps no run away.
+    // A cancelled run denies no other run.
     if let Some(start) = record.start.as_ref().filter(|start| start.stage != RunState::Cancelled) {
         let stage = inspect::outcome(start.stage);
         let tries = if start.tries > 1 { format!(", try {}", start.tries) } else { String::new() };
@@ -220,7 +221,7 @@ fn cells(run: &RunOf, others: impl Iterator<Item = Fence>, now: &Now) -> [String
         length(waited),
         run.ran(now),
         run.fence.map(|fence| who::fence(fence, others)).unwrap_or_default(),
-        run.told(),
+        run.outcome_and_anyway(),
     ]
 }
 
@@ -254,13 +255,13 @@ mod tests {
     }
 
     #[test]
-    fn ends_are_told_in_the_words_of_those_who_look() {
-        let told = |end, why| run("web1", 9, 1, Some(end), why, 7).told();
-        assert_eq!(told(End::Exited(124), Some("max runtime 1s")), "TIMED OUT after 1s");
-        assert_eq!(told(End::Signalled(15), None), "TERM");
+    fn ends_are_shown_in_plain_words() {
+        let shown = |end, why| run("web1", 9, 1, Some(end), why, 7).outcome_and_anyway();
+        assert_eq!(shown(End::Exited(124), Some("max runtime 1s")), "TIMED OUT after 1s");
+        assert_eq!(shown(End::Signalled(15), None), "TERM");
         let mut anyway = run("web1", 9, 1, Some(End::Exited(0)), None, 7);
         anyway.metadata.as_mut().unwrap().anyway = Some("rerun".into());
-        assert_eq!(anyway.told(), "ok, anyway: \"rerun\"");
+        assert_eq!(anyway.outcome_and_anyway(), "ok, anyway: \"rerun\"");
     }
 
     fn some() -> Vec<RunOf> {
@@ -274,7 +275,7 @@ mod tests {
     }
 
     #[test]
-    fn runs_are_told_in_eighty_columns() {
+    fn runs_fit_eighty_columns() {
         let skips = |host: &str, count, ago: u64| SkipCount {
             host: host.into(),
             count,
@@ -292,7 +293,7 @@ Thu 19 03:00:00  web1  12s     6m 2s     1041  ok
         assert!(text.lines().all(|line| line.chars().count() <= 80), "{text}");
         for line in expected.lines() {
             let words = |line: &str| line.split_whitespace().map(str::to_owned).collect::<Vec<_>>();
-            assert!(text.lines().any(|told| words(told) == words(line)), "{line}\n{text}");
+            assert!(text.lines().any(|shown| words(shown) == words(line)), "{line}\n{text}");
         }
         assert!(text.contains("LOST: no renewal for 36s") && text.contains("BROKEN by ana@ops1: \"NFS\""), "{text}");
         assert!(text.ends_with("web2 4, web5 5; last Fri 20 02:00:02 web5, busy\n"), "{text}");
@@ -300,7 +301,7 @@ Thu 19 03:00:00  web1  12s     6m 2s     1041  ok
     }
 
     #[test]
-    fn what_is_not_known_is_not_invented() {
+    fn unknown_values_are_question_marks() {
         let strange = RunOf { started_ms: None, ended_ms: None, metadata: None, ..run("", 1, 1, Some(End::Expired), None, 7) };
         let text = view(&[strange], 20, &RunRecord::default(), &[], &now(), Look::default());
         let line: Vec<&str> = text.lines().nth(1).unwrap().split_whitespace().collect();
@@ -309,7 +310,7 @@ Thu 19 03:00:00  web1  12s     6m 2s     1041  ok
     }
 
     #[test]
-    fn starts_that_later_runs_go_by_are_told() {
+    fn run_records_are_shown() {
         let web1 = Some(Metadata { host: Some("web1".into()), ..Metadata::default() });
         let at_ms = now().unix_ms() - 1000;
         let mut record = RunRecord {
@@ -332,12 +333,12 @@ Thu 19 03:00:00  web1  12s     6m 2s     1041  ok
                 hold: String::new(),
             }),
         };
-        let told = |record: &RunRecord| view(&[], 20, record, &[], &now(), Look::default());
-        let text = told(&record);
+        let shown = |record: &RunRecord| view(&[], 20, record, &[], &now(), Look::default());
+        let text = shown(&record);
         assert!(text.contains("kept from all hosts until ") && text.contains(": at least 30s (web1, fence 7)\n"), "{text}");
         assert!(text.contains("kept from other hosts until ") && text.contains(": skew guard 5s (web1, fence 7)\n"), "{text}");
         assert!(text.contains("once in 30m: begun ") && text.ends_with(" (another process, fence 3): failed, try 2\n"), "{text}");
         record.cooldown = record.cooldown.map(|cooldown| Cooldown { at_ms: 0, ..cooldown });
-        assert!(!told(&record).contains("kept"), "what is over is not told");
+        assert!(!shown(&record).contains("kept"), "an ended cooldown is not shown");
     }
 }

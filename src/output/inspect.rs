@@ -1,16 +1,16 @@
-//! What `dlock inspect` shows people.
+//! The text of `dlock inspect`.
 
 use std::time::Duration;
 
 use super::{Lock, Look, Now, age, columns::width, json, kept, who};
 use crate::lock::{Holder, LastRun, Mode, NodeView, RunState};
 
-/// Further waiters are counted, not shown.
+/// Most waiters shown; further ones are only counted.
 const WAITERS: usize = 10;
-/// Likewise for holders that share a lock.
+/// Most holders shown; further ones are only counted.
 const HOLDERS: usize = 10;
 
-/// One lock, in at most 80 columns where its names allow it.
+/// Returns the text about one lock, in at most 80 columns unless its names are longer.
 pub fn view(lock: &Lock, name: Option<&str>, backend: &str, now: &Now, look: Look) -> String {
     let state = &lock.state;
     let key = who::clean(state.key.as_str(), 255);
@@ -51,9 +51,9 @@ pub fn view(lock: &Lock, name: Option<&str>, backend: &str, now: &Now, look: Loo
         let title = if index == 0 { "waiting" } else { "" };
         let who = who::who(waiter.metadata.as_ref()).unwrap_or_else(|| "another process".into());
         let long = waiter.waiting_for.map(|long| format!(", {}", age(long))).unwrap_or_default();
-        // Where a newcomer may go first, a number would promise a turn.
-        let turn = if waiter.in_order { format!("{}. ", index + 1) } else { String::new() };
-        lines.push(row(title, &format!("{turn}{who}{long}")));
+        // Without an order, a position would be a false promise: a newcomer may be granted first.
+        let position = if waiter.in_order { format!("{}. ", index + 1) } else { String::new() };
+        lines.push(row(title, &format!("{position}{who}{long}")));
     }
     if state.waiters.len() > WAITERS {
         lines.push(row("", &format!("and {} more", state.waiters.len() - WAITERS)));
@@ -64,14 +64,14 @@ pub fn view(lock: &Lock, name: Option<&str>, backend: &str, now: &Now, look: Loo
     lines.iter().flat_map(|line| [line.trim_end(), "\n"]).collect()
 }
 
-/// The last run that was to be the only one for some time.
+/// Returns the text about the last run of `--once` or `--once-per`.
 fn once(start: &LastRun, now: &Now) -> String {
     let who = who::who(start.metadata.as_ref()).map(|who| format!(" {who}")).unwrap_or_default();
     let until = now.moment(start.at_ms.saturating_add(start.window_ms));
     format!("began {}{who}: {}; counts until {until}", now.moment(start.at_ms), outcome(start.stage))
 }
 
-/// What became of a run, for people.
+/// Returns the outcome of a run, in words.
 pub fn outcome(stage: RunState) -> &'static str {
     match stage {
         RunState::Started => "its outcome is unknown",
@@ -81,11 +81,11 @@ pub fn outcome(stage: RunState) -> &'static str {
     }
 }
 
-/// How it is held, and by how many.
+/// Returns the mode of the lock and the number of holders.
 fn kind(holders: &[Holder]) -> String {
     match (holders.first().map(|holder| holder.mode), holders.len()) {
         (Some(Mode::Permits(_)), many) => {
-            // The largest number is the one that rules whether there is still room.
+            // Holders may have asked for different numbers of permits: the store grants up to the largest.
             let most = holders.iter().map(|holder| if let Mode::Permits(most) = holder.mode { most } else { 0 }).max().unwrap_or_default();
             format!("{many} of {most} permits")
         }
@@ -163,7 +163,7 @@ fn lease(holder: &Holder) -> String {
     }
 }
 
-/// Whether a holder that renews by itself should have done so: it does at every sixth of its lease.
+/// Whether a renewal of the holder is overdue. Holders with a process renew at every sixth of the lease.
 pub fn is_late(holder: &Holder) -> bool {
     let by_itself = !holder.foreign && (!holder.detached || who::command(holder.metadata.as_ref()).is_some());
     let times = holder.renewed_ago.zip(holder.expires_in).filter(|_| by_itself);
@@ -175,23 +175,23 @@ fn verdict(holder: &Holder) -> Option<String> {
     if holder.foreign {
         return None;
     }
-    // One that is kept says for which program.
+    // A detached hold with a renewing process names the program in `command`.
     if holder.detached && who::command(holder.metadata.as_ref()).is_none() {
         return Some("acquired with a TTL: no process renews it".into());
     }
     let (ago, left) = (holder.renewed_ago?, holder.expires_in?);
-    let place =
+    let on_host =
         holder.metadata.as_ref().and_then(|m| m.host.as_deref()).map(|host| format!(" on {}", who::clean(host, 40))).unwrap_or_default();
     if left.is_zero() {
-        // Held all the same: the kernel keeps it for a process, as SQLite's lock file has it.
-        return Some(format!("dlock{place} is stopped, and keeps the lock until it continues or is killed"));
+        // The lock is still held: the kernel keeps SQLite's lock file locked for a process.
+        return Some(format!("dlock{on_host} is stopped, and keeps the lock until it continues or is killed"));
     }
     let second = Duration::from_secs(1);
-    // Whether a holder that never renewed got as far as that is not known.
+    // The holder has not renewed since it acquired, so whether it is alive is unknown.
     if holder.held_for.is_some_and(|held| held > second && held.saturating_sub(ago) < second / 10) {
-        return Some(format!("dlock{place} has not renewed it yet"));
+        return Some(format!("dlock{on_host} has not renewed it yet"));
     }
-    Some(if is_late(holder) { format!("dlock{place} is late") } else { format!("dlock{place} is alive") })
+    Some(if is_late(holder) { format!("dlock{on_host} is late") } else { format!("dlock{on_host} is alive") })
 }
 
 fn row(title: &str, text: &str) -> String {
@@ -259,7 +259,7 @@ nightly   HELD   exclusive   prod (rediss://r1:6379)
     }
 
     #[test]
-    fn those_who_hold_together_are_counted_and_shown() {
+    fn shared_holders_are_counted_and_listed() {
         let mut lock = LockState { waiters: vec![], ..state() };
         let permit = |number: u32, of| Holder { mode: Mode::Permits(of), permit: Some(number), ..lock.holders[0].clone() };
         lock.holders = vec![permit(0, 3), permit(2, 4)];
@@ -279,7 +279,7 @@ nightly   HELD   exclusive   prod (rediss://r1:6379)
     }
 
     #[test]
-    fn a_free_lock_that_can_not_be_had_says_until_when() {
+    fn a_denied_free_lock_shows_until_when() {
         let now = Now::at("2026-11-20T02:04:01Z".parse().unwrap(), TimeZone::fixed(offset(1)));
         let denial = |rule| Denial {
             rule,
@@ -302,7 +302,7 @@ nightly   HELD   exclusive   prod (rediss://r1:6379)
     }
 
     #[test]
-    fn what_is_not_known_is_not_invented() {
+    fn unknown_values_are_not_shown() {
         let mut lock = state();
         let holder = &mut lock.holders[0];
         *holder =
@@ -342,7 +342,7 @@ nightly   HELD   exclusive   prod (rediss://r1:6379)
     }
 
     #[test]
-    fn a_holder_whose_lease_is_over_is_not_about_to_lose_it() {
+    fn a_stopped_holder_with_an_expired_lease_is_described() {
         let mut lock = state();
         lock.holders[0].renewed_ago = Some(Duration::from_secs(90));
         lock.holders[0].expires_in = Some(Duration::ZERO);
@@ -351,13 +351,13 @@ nightly   HELD   exclusive   prod (rediss://r1:6379)
     }
 
     #[test]
-    fn a_late_holder_and_one_that_was_acquired() {
+    fn late_and_detached_holders_are_described() {
         let mut lock = state();
         lock.holders[0].renewed_ago = secs(36);
         lock.holders[0].expires_in = secs(24);
         assert!(shown(&lock).contains("expires in 24s: dlock on web3 is late"));
         lock.holders[0].detached = true;
-        // One that is kept for a program says for which.
+        // A hold that a process renews would name its program.
         lock.holders[0].metadata.as_mut().unwrap().command = None;
         assert!(shown(&lock).contains("expires in 24s: acquired with a TTL: no process renews it"));
     }

@@ -1,27 +1,27 @@
-//! What `--json` prints: exactly one object on one line, on failure too. This is the schema `dlock/1`.
+//! The output of `--json`: exactly one object on one line, on failure too. This is the schema `dlock/1`.
 //!
-//! Every object has `schema`, `result` and `status` (the exit status). Times are RFC 3339 in UTC, lengths of time
-//! whole milliseconds (`…_ms`), and what is unknown is `null`. New fields may come; none goes away or changes its
-//! meaning under this schema's name.
+//! Every object has `schema`, `result` and `status` (the exit status). Times are RFC 3339 in UTC, durations are whole
+//! milliseconds (`…_ms`), and unknown values are `null`. Fields may be added to this schema; no field is removed or
+//! changes its meaning.
 //!
 //! | result | status | other fields |
 //! |---|---|---|
-//! | `ok` of acquire, hold | 0 | `key backend token fence permit ttl_ms keys`, with each of several `keys` as `key token fence`; hold prints it when the lock is taken, not at its end |
+//! | `ok` of acquire, hold | 0 | `key backend token fence permit ttl_ms keys`; an entry of `keys` is `key token fence`; hold prints it when it takes the lock |
 //! | `ok` of verify | 0 | `key backend expires_in_ms` |
 //! | `ok` of renew | 0 | `key backend fence ttl_ms`; no fence if the lease was longer already |
-//! | `ok` of release | 0 | `key backend holds`: of the same owner, that keep the lock |
+//! | `ok` of release | 0 | `key backend holds`: the owner's remaining holds, which keep the lock |
 //! | `ok` of inspect | 0 | `backend` and a lock |
 //! | `ok` of names | 0 | `key backend stored_as libraries`: `library excludes code namespace about`, where `excludes` is `both_ways`, `one_way` or `no` |
 //! | `ok` of list | 0 | `backend locks`: an array of locks |
 //! | `ok` of list --all | 0 | `backend keys`: `key last last_ok runs skips usually_every_ms late`, `last` a run |
 //! | `ok` of history | 0 | `key backend runs cooldown once skips`; without a key `backend runs` |
 //! | `ok` of explain | 0 | `key backend stored_as would reason holders refused settings`; `would` is `run`, `wait` or `skip` |
-//! | `ok` of break | 0 | `key backend fence how waited_ms`; `how` is `given_back` (or its lease ended) or `evicted` |
-//! | `ok` of forget | 0 | `key backend cooldown once`: the run records that are gone, `null` if there were none |
-//! | `ok`, `error`, `interrupted` of break --host | 0; as `error`; 128+N | `host backend holds`: `key fence how error`, where `how` may be `changed`: nothing was done, or unknown after a signal |
+//! | `ok` of break | 0 | `key backend fence how waited_ms`; `how` is `given_back` (released, or its lease ended) or `evicted` |
+//! | `ok` of forget | 0 | `key backend cooldown once`: the removed run records, `null` if there were none |
+//! | `ok`, `error`, `interrupted` of break --host | 0; as `error`; 128+N | `host backend holds`: `key fence how error`; `how` may be `changed`: nothing was done |
 //! | `ok` of init | 0 | `backend done`: `not_needed`, `up_to_date` or `created` |
 //! | `ok` of completions, man, help, `--version` | 0 | `text`, if `--json` is on the command line |
-//! | `ok` of run | the command's | `key backend fence keys permit by started waited_ms ran_ms command released holders error`: `keys` with a `fence` each, and `by` the one that kept it from running |
+//! | `ok` of run | the command's | `key backend fence keys permit by started waited_ms ran_ms command released holders error`; `by` is the busy or denied key |
 //! | `ok`, `warn`, `unsafe` of doctor | 0, 1, 2; 69, 78 | `backend name from findings round_trip_us hand_over_us settings error` ([`super::doctor`]) |
 //! | `busy` | 75 or `-E` | `key backend waited_ms expires_in_ms position holders`; of run as `ok` |
 //! | `lost` of run | 76 | as `ok` of run |
@@ -31,15 +31,20 @@
 //! | `interrupted` | 128+N | `key signal`; of run as `ok` |
 //! | `error` | 64 to 78, 126, 127 | `error`; of run, once it began, as `ok` |
 //!
-//! A lock: `key stored_as held refused_until refused last_fence holders waiters nodes`; `refused_until` and `refused` (`reason host user pid fence
-//! began state again_in_ms`) if it is free, and an earlier run keeps it from other runs. A node, of a store of several that decide together: `node held others
-//! fence expires_in_ms error`; `others` if it is held there by another owner than the holder. A holder: `mode permit permits host user pid boot_id pid_ns command description anyway fence
-//! foreign detached since held_for_ms renewed_ago_ms expires_in_ms holds broken`; `broken`, if an operator is breaking it: `by reason seen`. A run: `key fence host user pid command description anyway started ended waited_ms ran_ms end bad reason`, where `end` is `running`,
-//! `ok`, `exit N`, `signal N`, `not started`, `released`, `expired`, `lost`, `broken` or `forgotten`. SkipCount of a host: `host count since last reason`. A waiter: `host user pid command description
-//! waiting_for_ms in_order`. An error: `kind message hint operation key backend effect causes`, where `effect` says whether the
-//! failed step happened in the store all the same: `not_applied`, `applied` or `unknown`. A `command`: `status` or `signal`. `released`:
-//! `yes`, `nested` (an outer run keeps it), `not_held` or `unknown`.
-//! `run` prints its object as the last line of stderr, since stdout is the command's.
+//! Parts of these objects:
+//! - a lock: `key stored_as held refused_until refused last_fence holders waiters nodes`;
+//! - `refused`, if an earlier run denies a free lock: `reason host user pid fence began state again_in_ms`;
+//! - a node, if several nodes decide on a lock: `node held others fence expires_in_ms error`; `others`: another owner holds it there;
+//! - a holder: `mode permit permits host user pid boot_id pid_ns command description anyway fence foreign detached since held_for_ms
+//!   renewed_ago_ms expires_in_ms holds broken`; `broken`, if an operator is breaking it: `by reason seen`;
+//! - a run: `key fence host user pid command description anyway started ended waited_ms ran_ms end bad reason`; `end` is `running`, `ok`,
+//!   `exit N`, `signal N`, `not started`, `released`, `expired`, `lost`, `broken` or `forgotten`;
+//! - the skips of a host: `host count since last reason`; a waiter: `host user pid command description waiting_for_ms in_order`;
+//! - an error: `kind message hint operation key backend effect causes`; `effect` says whether the failed step changed the store:
+//!   `not_applied`, `applied` or `unknown`;
+//! - `command`: `status` or `signal`; `released`: `yes`, `nested` (an outer run keeps the lock), `not_held` or `unknown`.
+//!
+//! `run` prints its object as the last line of stderr, because stdout belongs to the command.
 
 mod explained;
 mod keys;
@@ -53,7 +58,8 @@ use std::time::Duration;
 use serde::Serialize;
 
 pub use self::parts::{
-    BreakReport, DeniedReport, ErrorReport, HolderReport, LockReport, PacedReport, PastReport, SkipsReport, StartReport, mode,
+    BreakReport, CooldownReport, DeniedReport, ErrorReport, HistoryEntryReport, HolderReport, LastRunReport, LockReport, SkipCountReport,
+    mode,
 };
 pub use self::{
     explained::ExplainedReport,
@@ -70,15 +76,15 @@ use crate::{
 /// The name of the schema.
 pub const SCHEMA: &str = "dlock/1";
 
-/// `report` as a line.
+/// Returns `report` as one line.
 pub fn line(report: &impl Serialize) -> String {
-    // Plain data with text for keys: this can't fail.
+    // Plain structs with text keys can't fail to serialize.
     let mut text = serde_json::to_string(report).unwrap_or_else(|_| format!("{{\"schema\":\"{SCHEMA}\",\"result\":\"error\"}}"));
     text.push('\n');
     text
 }
 
-/// What every object begins with.
+/// The fields that every object begins with.
 #[derive(Debug, Serialize)]
 pub(super) struct Head {
     schema: &'static str,
@@ -90,7 +96,7 @@ pub(super) const fn head(result: &'static str, status: u8) -> Head {
     Head { schema: SCHEMA, result, status }
 }
 
-/// Declares reports: the head, and fields in the order they are printed.
+/// Declares a report: the head, then the fields in the order they are printed.
 macro_rules! report {
     ($(#[$doc:meta])* $name:ident { $($field:ident: $type:ty),* $(,)? }) => {
         $(#[$doc])*
@@ -104,7 +110,7 @@ macro_rules! report {
 }
 
 report!(
-    /// `acquire` took the lock, or all of them; the first that was named stands before them.
+    /// `acquire` or `hold` took all locks. The fields before `keys` are those of the first lock.
     Acquired {
         key: &'a str,
         backend: String,
@@ -120,27 +126,27 @@ report!(
     Renewed { key: &'a str, backend: &'a str, fence: Option<u64>, ttl_ms: u64 }
 );
 report!(
-    /// `verify` found it held.
+    /// `verify` found that the token holds the lock.
     Verified { key: &'a str, backend: &'a str, expires_in_ms: Option<u64> }
 );
 report!(
-    /// `release` gave it back.
+    /// `release` released the hold.
     Released { key: &'a str, backend: &'a str, holds: u32 }
 );
 report!(
-    /// The store is as it has to be.
+    /// `init` found or created the tables.
     Initialized { backend: &'a str, done: &'static str }
 );
 report!(
-    /// A text that dlock knows by itself: a man page, completions, help, its version.
+    /// A text that needs no store: a man page, completions, help, the version.
     Printed { text: &'a str }
 );
 report!(
-    /// What `init` would do.
+    /// `init --print`: what `init` would do.
     Schema { backend: &'a str, text: Option<String> }
 );
 report!(
-    /// What was not used is gone.
+    /// `gc` removed unused keys.
     Collected { backend: &'a str, removed: u64 }
 );
 report!(
@@ -152,22 +158,22 @@ report!(
     ToBeBroken { key: &'a str, backend: &'a str, broken: BreakReport<'a> }
 );
 report!(
-    /// The lock was taken away from its holder.
+    /// `break` ended a hold.
     WasBroken { key: &'a str, backend: &'a str, fence: u64, how: &'static str, waited_ms: u64 }
 );
 report!(
-    /// The run records of a lock are gone, as they were.
-    Forgotten { key: &'a str, backend: &'a str, cooldown: Option<PacedReport<'a>>, once: Option<StartReport<'a>> }
+    /// `forget` removed these run records of a lock.
+    Forgotten { key: &'a str, backend: &'a str, cooldown: Option<CooldownReport<'a>>, once: Option<LastRunReport<'a>> }
 );
 report!(
-    /// What the store remembers of a lock.
+    /// `history KEY`: a lock's runs, run records and skip counts.
     Remembered {
         key: &'a str,
         backend: &'a str,
-        runs: Vec<PastReport<'a>>,
-        cooldown: Option<PacedReport<'a>>,
-        once: Option<StartReport<'a>>,
-        skips: Vec<SkipsReport<'a>>,
+        runs: Vec<HistoryEntryReport<'a>>,
+        cooldown: Option<CooldownReport<'a>>,
+        once: Option<LastRunReport<'a>>,
+        skips: Vec<SkipCountReport<'a>>,
     }
 );
 report!(
@@ -175,7 +181,7 @@ report!(
     Interrupted { key: &'a str, signal: i32 }
 );
 report!(
-    /// Another process has the lock.
+    /// The lock was not taken: another process has it, or a run policy denies it.
     Busy {
         key: &'a str,
         backend: &'a str,
@@ -187,11 +193,11 @@ report!(
     }
 );
 report!(
-    /// Something went wrong.
+    /// The command failed.
     Failed { error: ErrorReport<'a> }
 );
 
-/// One of the locks that were taken.
+/// One of several locks that were taken.
 #[derive(Debug, Serialize)]
 struct AcquiredKey<'a> {
     key: &'a str,
@@ -200,7 +206,7 @@ struct AcquiredKey<'a> {
 }
 
 impl<'a> Acquired<'a> {
-    /// Of new leases, one at least.
+    /// Reports new leases, at least one.
     pub fn new(leases: &[&'a Lease], backend: String) -> Self {
         let first = leases[0];
         let key = |lease: &&'a Lease| AcquiredKey { key: lease.key.as_str(), token: lease.token.reveal(), fence: lease.fence.0 };
@@ -218,28 +224,28 @@ impl<'a> Acquired<'a> {
 }
 
 impl<'a> Renewed<'a> {
-    /// Of a lease from now on.
+    /// Reports an extended lease that ends in `left`.
     pub fn new(key: &'a Key, backend: &'a str, left: Duration, fence: Option<Fence>) -> Self {
         Self { head: head("ok", exit::OK), key: key.as_str(), backend, fence: fence.map(|fence| fence.0), ttl_ms: millis(left) }
     }
 }
 
 impl<'a> Verified<'a> {
-    /// With so much of its lease left.
+    /// Reports a hold whose lease ends in `left`.
     pub fn new(key: &'a Key, backend: &'a str, left: Option<Duration>) -> Self {
         Self { head: head("ok", exit::OK), key: key.as_str(), backend, expires_in_ms: left.map(millis) }
     }
 }
 
 impl<'a> Released<'a> {
-    /// With so many holds left.
+    /// Reports a release; `holds` is the number of holds that remain.
     pub fn new(key: &'a Key, backend: &'a str, holds: u32) -> Self {
         Self { head: head("ok", exit::OK), key: key.as_str(), backend, holds }
     }
 }
 
 impl<'a> Initialized<'a> {
-    /// Of what was done.
+    /// Reports the result of `init`.
     pub fn new(done: &lock::Init, backend: &'a str) -> Self {
         let done = match done {
             lock::Init::NotNeeded => "not_needed",
@@ -251,74 +257,74 @@ impl<'a> Initialized<'a> {
 }
 
 impl<'a> Printed<'a> {
-    /// Word for word.
+    /// Reports a text, unchanged.
     pub const fn new(text: &'a str) -> Self {
         Self { head: head("ok", exit::OK), text }
     }
 }
 
 impl<'a> Schema<'a> {
-    /// In the store's own language.
+    /// Reports a schema in the store's own language.
     pub fn new(schema: Option<String>, backend: &'a str) -> Self {
         Self { head: head("ok", exit::OK), backend, text: schema }
     }
 }
 
 impl<'a> Collected<'a> {
-    /// So many locks.
+    /// Reports the number of removed locks.
     pub fn new(removed: u64, backend: &'a str) -> Self {
         Self { head: head("ok", exit::OK), backend, removed }
     }
 }
 
 impl<'a> NotHeld<'a> {
-    /// Of this lock.
+    /// Reports a lock that the token does not hold.
     pub fn new(key: &'a Key, backend: &'a str) -> Self {
         Self { head: head("not_held", exit::NOT_HELD), key: key.as_str(), backend }
     }
 }
 
 impl<'a> ToBeBroken<'a> {
-    /// By this mark.
+    /// Reports the mark of the break.
     pub fn new(key: &'a Key, backend: &'a str, mark: &'a Break) -> Self {
         Self { head: head("broken", exit::NOT_HELD), key: key.as_str(), backend, broken: BreakReport::new(mark) }
     }
 }
 
 impl<'a> WasBroken<'a> {
-    /// This hold, in this way.
+    /// Reports the hold that was broken, and how.
     pub fn new(key: &'a Key, backend: &'a str, fence: Fence, how: &'static str, waited: Duration) -> Self {
         Self { head: head("ok", exit::OK), key: key.as_str(), backend, fence: fence.0, how, waited_ms: millis(waited) }
     }
 }
 
 impl<'a> Forgotten<'a> {
-    /// This record.
+    /// Reports the removed run records.
     pub fn new(key: &'a Key, backend: &'a str, record: &'a lock::RunRecord) -> Self {
-        let (cooldown, once) = (record.cooldown.as_ref().map(PacedReport::new), record.start.as_ref().map(StartReport::new));
+        let (cooldown, once) = (record.cooldown.as_ref().map(CooldownReport::new), record.start.as_ref().map(LastRunReport::new));
         Self { head: head("ok", exit::OK), key: key.as_str(), backend, cooldown, once }
     }
 }
 
 impl<'a> Remembered<'a> {
-    /// These runs, starts and skips.
+    /// Reports runs, run records and skip counts.
     pub fn new(key: &'a Key, backend: &'a str, runs: &'a [RunOf], record: &'a lock::RunRecord, skips: &'a [SkipCount]) -> Self {
-        let runs = runs.iter().map(|run| PastReport::new(key, run)).collect();
-        let skips = skips.iter().map(SkipsReport::new).collect();
-        let (cooldown, once) = (record.cooldown.as_ref().map(PacedReport::new), record.start.as_ref().map(StartReport::new));
+        let runs = runs.iter().map(|run| HistoryEntryReport::new(key, run)).collect();
+        let skips = skips.iter().map(SkipCountReport::new).collect();
+        let (cooldown, once) = (record.cooldown.as_ref().map(CooldownReport::new), record.start.as_ref().map(LastRunReport::new));
         Self { head: head("ok", exit::OK), key: key.as_str(), backend, runs, cooldown, once, skips }
     }
 }
 
 impl<'a> Interrupted<'a> {
-    /// By this signal.
+    /// Reports the signal.
     pub fn new(key: &'a Key, signal: i32, status: u8) -> Self {
         Self { head: head("interrupted", status), key: key.as_str(), signal }
     }
 }
 
 impl<'a> Busy<'a> {
-    /// Of a lock that was not taken.
+    /// Reports a lock that was not taken.
     pub fn new(skip: &Skip<'a>, backend: &'a str, now: &Now, status: u8) -> Self {
         let (busy, refused) = match skip.cause {
             Cause::Busy(busy) => (Some(busy), None),
@@ -338,7 +344,7 @@ impl<'a> Busy<'a> {
 }
 
 impl<'a> Failed<'a> {
-    /// For this reason.
+    /// Reports an error.
     pub fn new(error: &'a Error, status: u8) -> Self {
         Self { head: head("error", status), error: ErrorReport::new(error) }
     }
@@ -355,7 +361,7 @@ pub struct Inspected<'a> {
 }
 
 impl<'a> Inspected<'a> {
-    /// Of this lock.
+    /// Reports one lock.
     pub fn new(lock: &'a Lock, backend: &'a str, now: &Now) -> Self {
         Self { head: head("ok", exit::OK), backend, lock: LockReport::new(lock, now) }
     }
@@ -371,7 +377,7 @@ pub struct Listed<'a> {
 }
 
 impl<'a> Listed<'a> {
-    /// Of these locks.
+    /// Reports several locks.
     pub fn new(locks: &'a [Lock], backend: &'a str, now: &Now) -> Self {
         Self { head: head("ok", exit::OK), backend, locks: locks.iter().map(|lock| LockReport::new(lock, now)).collect() }
     }

@@ -1,18 +1,18 @@
-//! A lock as it is shown: what its store says, and what keeps it from other runs while it is free.
+//! A lock for display: its state in the store, and the run policy that denies it while it is free.
 
 use super::{Now, time::millis, who};
 use crate::lock::{Denial, LastRun, LockState, Rule, RunRecord};
 
-/// A lock that is shown.
+/// A lock for display.
 #[derive(Clone, Debug)]
 pub struct Lock {
-    /// What the store says.
+    /// Its state in the store.
     pub state: LockState,
-    /// Why it is denied to every host, or to other hosts, although it is free.
+    /// Why the free lock is denied to every host, or to other hosts.
     pub denial: Option<Denial>,
-    /// The rule of that, as options are named.
+    /// The rule of `denial`, named like the option.
     pub option: String,
-    /// The last run that was to be the only one for some time, while that lasts.
+    /// The last run of `--once` or `--once-per`, until its window ends.
     pub start: Option<LastRun>,
 }
 
@@ -23,7 +23,7 @@ impl From<LockState> for Lock {
 }
 
 impl Lock {
-    /// With what its run records say now.
+    /// Creates a lock from its state and its run records, judged now.
     pub fn with_record(state: LockState, record: RunRecord, now: &Now) -> Self {
         let denial = record.keeps(now.unix_ms()).filter(|_| state.holders.is_empty());
         let option = denial.as_ref().map(|denial| denial.rule.to_string()).unwrap_or_default();
@@ -32,13 +32,13 @@ impl Lock {
     }
 }
 
-/// From when on the lock can be taken again: `17:49:54`, and which hosts must wait until then.
+/// Returns when the lock can be taken again, and by which hosts: `not before 17:49:54`.
 pub fn until(denial: &Denial, now: &Now) -> String {
     let at = denial.again_in.map_or_else(|| "?".into(), |left| now.moment(now.unix_ms().saturating_add(millis(left))));
     if matches!(denial.rule, Rule::SkewGuard(_)) { format!("for other hosts not before {at}") } else { format!("not before {at}") }
 }
 
-/// Why it can't be taken: `at least 1h, began 16:49:54 root@web1`.
+/// Returns why the lock is denied: `at least 1h, began 16:49:54 root@web1`.
 pub fn why(denial: &Denial, now: &Now) -> String {
     let who = who::who(denial.metadata.as_ref()).map(|who| format!(" {who}")).unwrap_or_default();
     let began = denial.began.map(|ago| format!(", began {}", now.moment(now.unix_ms().saturating_sub(millis(ago))))).unwrap_or_default();

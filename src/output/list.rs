@@ -1,25 +1,25 @@
-//! What `dlock list` shows people: a line per lock, in the terminal's width.
+//! The text of `dlock list`: one line per lock, in the terminal's width.
 
 use std::{fmt::Write as _, time::Duration};
 
 use super::{
     Lock, Look, Now, age,
-    columns::{Column, Gives, Row, grouped},
+    columns::{Column, Cut, TableRow, grouped},
     inspect, kept, who,
 };
 use crate::lock::{Holder, Mode, length};
 
 const COLUMNS: [Column; 7] = [
-    Column::new("KEY", 11).giving(Gives::Middle(9)),
-    Column::new("HOLDER", 9).giving(Gives::Middle(8)),
+    Column::new("KEY", 11).cut_by(Cut::Middle(9)),
+    Column::new("HOLDER", 9).cut_by(Cut::Middle(8)),
     Column::new("SINCE", 7),
     Column::new("EXPIRES", 7),
     Column::new("WAIT", 4).right(),
     Column::new("FENCE", 5).right(),
-    Column::new("NOTE", 0).giving(Gives::End(12)),
+    Column::new("NOTE", 0).cut_by(Cut::End(12)),
 ];
 
-/// A table of held locks, and of free ones that an earlier run keeps from every host.
+/// Returns a table of held locks, and of free locks that an earlier run denies.
 pub fn view(locks: &[Lock], now: &Now, look: Look) -> String {
     lines(locks, now, look).into_iter().flat_map(|line| [line, "\n".into()]).collect()
 }
@@ -28,20 +28,20 @@ fn lines(locks: &[Lock], now: &Now, look: Look) -> Vec<String> {
     groups(locks, now, look).concat()
 }
 
-/// The lines of the titles, then those of each lock.
+/// Returns the lines of the headings, then those of each lock.
 fn groups(locks: &[Lock], now: &Now, look: Look) -> Vec<Vec<String>> {
-    let rows: Vec<Row<7>> = locks.iter().map(|lock| row(lock, now)).collect();
+    let rows: Vec<TableRow<7>> = locks.iter().map(|lock| row(lock, now)).collect();
     grouped(&COLUMNS, &rows, look)
 }
 
-/// The table in a window of so many lines.
+/// Returns the table for a window of `height` lines.
 pub fn screen(locks: &[Lock], now: &Now, every: Duration, look: Look, height: usize) -> Vec<String> {
     let held = locks.iter().filter(|lock| lock.denial.is_none()).count();
     let mut text = vec![format!("every {}, last at {}: {held} held", length(every), now.clock()), String::new()];
     if locks.is_empty() {
         return text;
     }
-    // The last line of a window is left alone: a line feed there would move the header away.
+    // The window's last line stays empty: a line feed there would scroll the header away.
     let room = height.saturating_sub(text.len() + 2).max(1);
     let table = groups(locks, now, look);
     let all = table.iter().map(Vec::len).sum::<usize>();
@@ -60,7 +60,7 @@ pub fn screen(locks: &[Lock], now: &Now, every: Duration, look: Look, height: us
     text
 }
 
-/// What turns one screen into the next: only the lines that differ are drawn.
+/// Returns the escape sequences that turn one screen into the next. Only changed lines are drawn.
 pub fn redraw(before: &[String], after: &[String]) -> String {
     let mut text = String::new();
     for n in 0..after.len().max(before.len()) {
@@ -75,15 +75,15 @@ pub fn redraw(before: &[String], after: &[String]) -> String {
     text + &format!("\x1b[{};1H", after.len() + 1)
 }
 
-fn row(lock: &Lock, now: &Now) -> Row<7> {
+fn row(lock: &Lock, now: &Now) -> TableRow<7> {
     let state = &lock.state;
     let key = who::clean(state.key.as_str(), 255);
-    let (wait, question) = (state.waiters.len().to_string(), || "?".to_owned());
+    let (wait, unknown) = (state.waiters.len().to_string(), || "?".to_owned());
     if let Some(denial) = &lock.denial {
         let fence = denial.fence.map_or_else(|| "-".into(), |fence| who::fence(fence, std::iter::empty()));
-        let (since, expires) = (denial.began.map_or_else(question, age), denial.again_in.map_or_else(question, age));
+        let (since, expires) = (denial.began.map_or_else(unknown, age), denial.again_in.map_or_else(unknown, age));
         let note = format!("{}: {}", kept::until(denial, now), kept::why(denial, now));
-        return Row { cells: [key, "(free)".into(), since, expires, wait, fence, note], style: "" };
+        return TableRow { cells: [key, "(free)".into(), since, expires, wait, fence, note], style: "" };
     }
     let first = state.holders.first();
     let share = match first.map(|holder| holder.mode) {
@@ -97,18 +97,18 @@ fn row(lock: &Lock, now: &Now) -> Row<7> {
         None => "?".into(),
     };
     let late = state.holders.iter().any(inspect::is_late);
-    let expires = first.and_then(|holder| holder.expires_in).map_or_else(question, age) + if late { " LATE" } else { "" };
+    let expires = first.and_then(|holder| holder.expires_in).map_or_else(unknown, age) + if late { " LATE" } else { "" };
     let others = || state.holders.iter().filter_map(|holder| holder.fence);
     let cells = [
         key + &share,
         first.map(holder).unwrap_or_default(),
-        first.and_then(|holder| holder.held_for).map_or_else(question, age),
+        first.and_then(|holder| holder.held_for).map_or_else(unknown, age),
         expires,
         wait,
         first.and_then(|holder| holder.fence).map_or_else(|| "-".into(), |fence| who::fence(fence, others())),
         first.and_then(|holder| who::note(holder.metadata.as_ref())).unwrap_or_default(),
     ];
-    Row { cells, style: if late { "33" } else { "" } }
+    TableRow { cells, style: if late { "33" } else { "" } }
 }
 
 #[cfg(test)]
@@ -188,7 +188,7 @@ pool 2/3     app@web1   12s      52s         0      9
         assert!(first.len() <= 23 && first[2].starts_with("KEY") && first.last().is_some_and(|line| line.ends_with(" more")), "{first:#?}");
         let shown = first.iter().filter(|line| line.starts_with("job")).count();
         assert_eq!(first.last(), Some(&format!("… {} more", 52 - shown)));
-        // Where a note stands on a line of its own, locks are counted all the same.
+        // A note on its own line does not change the number of locks.
         let noted: Vec<Lock> = (0..9).map(|n| lock(&format!("job{n}"), ("app", "web1"), 12, 52, 0, 9, Some("a note"))).collect();
         let narrow = Look { width: Some(50), color: false };
         let small = screen(&noted, &now(), Duration::from_secs(2), narrow, 10);

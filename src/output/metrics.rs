@@ -1,7 +1,7 @@
-//! The file of metrics that Prometheus' node exporter collects (its textfile collector).
+//! The metrics file for the textfile collector of Prometheus' node exporter.
 //!
-//! All runs of a host may share one file: each reads what is there, counts its own in, and replaces the file while it has the folder
-//! locked (flock(2)), which leaves nothing behind. What is not dlock's is never replaced.
+//! All runs of a host may share one file. Each run reads the file, adds its own numbers and replaces the file. Meanwhile it
+//! has the folder locked with flock(2), which leaves no lock file behind. A file that dlock did not write is never replaced.
 
 use std::{
     collections::BTreeMap,
@@ -30,14 +30,14 @@ use crate::{
     lock::{BootTime, Key},
 };
 
-/// How long others may keep us from the file: a job is not to wait for its metrics.
-const PATIENCE: Duration = Duration::from_secs(3);
-const PAUSE: Duration = Duration::from_millis(3);
-/// Keys that are remembered; of more than these the ones that were tried last.
-const KEYS: usize = 1000;
-/// More than this is no file of ours.
-const MOST: u64 = 16 << 20;
-/// What all names begin with.
+/// How long a run waits for the folder's lock: a job must not wait for its metrics.
+const LOCK_TIMEOUT: Duration = Duration::from_secs(3);
+const RETRY_INTERVAL: Duration = Duration::from_millis(3);
+/// Most keys in the file; the keys with the oldest runs are dropped first.
+const MAX_KEYS: usize = 1000;
+/// dlock reads no more bytes than this.
+const MAX_BYTES: u64 = 16 << 20;
+/// The prefix of all metric names.
 const PREFIX: &str = "dlock_run_";
 
 /// A metric: its name after [`PREFIX`], its type, its help.
@@ -55,18 +55,18 @@ const LOST: Metric = ("lost_total", "counter", "Runs that lost the lock, or had 
 
 const METRICS: [Metric; 9] = [LAST_TRY, LAST_START, LAST_SUCCESS, DURATION, STATUS, WAIT, RUNS, SKIPPED, LOST];
 
-/// Where metrics are written.
+/// The file to which metrics are written.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct MetricsFile(PathBuf);
 
-/// What the file says of one key: by the metric's name, and the labels after the key's.
+/// The values of one key, by metric name and by the labels after the key's label.
 type Samples = BTreeMap<(String, String), f64>;
 
 impl MetricsFile {
-    /// The file of that path, which may not be there yet, and neither its folder.
+    /// Creates a metrics file for this path. The file and its folder need not exist yet.
     ///
     /// # Errors
-    /// If it can't ever be one.
+    /// If the path names a folder or a device, or no file.
     pub fn new(path: &Path) -> Result<Self, String> {
         let path = std::path::absolute(path).map_err(|error| super::plain(&error))?;
         if path.file_name().is_none() {
@@ -76,7 +76,7 @@ impl MetricsFile {
         Ok(Self(path))
     }
 
-    /// The file.
+    /// Returns the absolute path of the file.
     pub fn path(&self) -> &Path {
         &self.0
     }
@@ -85,23 +85,23 @@ impl MetricsFile {
         self.0.parent().unwrap_or(Path::new("/"))
     }
 
-    /// Notes that the command was started, for readers during the run.
+    /// Writes when the command was started, for readers during the run.
     ///
     /// # Errors
     /// As [`MetricsFile::ended`].
     pub fn started(&self, key: &Key, at: Timestamp) -> io::Result<()> {
-        self.change(key, |samples| set(samples, LAST_START, seconds(at)))
+        self.update(key, |samples| set(samples, LAST_START, seconds(at)))
     }
 
-    /// Counts a run in that is over. May wait for others for a few seconds.
+    /// Adds an ended run to the file. Waits up to 3 s for other processes that write it.
     ///
     /// # Errors
-    /// If it can't be written. The file is as it was then.
+    /// If the file can't be written. It is unchanged then.
     pub fn ended(&self, verdict: &Verdict) -> io::Result<()> {
-        self.change(&verdict.key, |samples| count(samples, verdict, Now::read().unix_ms()))
+        self.update(&verdict.key, |samples| count(samples, verdict, Now::read().unix_ms()))
     }
 
-    /// What to do about a file that could not be written.
+    /// Returns the hint for a file that could not be written.
     pub fn hint(&self, error: &io::Error) -> String {
         let folder = self.folder().display();
         match error.kind() {
@@ -112,16 +112,16 @@ impl MetricsFile {
         }
     }
 
-    fn change(&self, key: &Key, change: impl FnOnce(&mut Samples)) -> io::Result<()> {
+    fn update(&self, key: &Key, change: impl FnOnce(&mut Samples)) -> io::Result<()> {
         let _locked = self.lock()?;
         check_replaceable(&self.0)?;
-        // A link may lead to a pipe, which must not be waited for.
+        // A symbolic link may lead to a pipe: NONBLOCK keeps `open` from waiting for its writer.
         let flags = OFlags::RDONLY | OFlags::NONBLOCK | OFlags::CLOEXEC;
         let text = match rustix::fs::open(&self.0, flags, Mode::empty()).map(File::from).map_err(io::Error::from) {
             Ok(file) if !file.metadata()?.is_file() => return Err(io::Error::other("its target is not a file")),
             Ok(file) => {
                 let mut text = String::new();
-                file.take(MOST).read_to_string(&mut text)?;
+                file.take(MAX_BYTES).read_to_string(&mut text)?;
                 text
             }
             Err(error) if error.kind() == io::ErrorKind::NotFound => String::new(),
@@ -130,19 +130,19 @@ impl MetricsFile {
         let mut all =
             parse(&text).ok_or_else(|| io::Error::new(io::ErrorKind::InvalidData, "dlock did not write the file that is there"))?;
         change(all.entry(escape(key.as_str())).or_default());
-        forget(&mut all);
+        drop_oldest(&mut all);
         replace(&self.0, Mode::RUSR | Mode::WUSR | Mode::RGRP | Mode::ROTH, &render(&all))
     }
 
-    /// The folder, locked for as long as the descriptor is open.
+    /// Locks the folder until the returned descriptor is closed.
     fn lock(&self) -> io::Result<OwnedFd> {
         let folder = rustix::fs::open(self.folder(), OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC, Mode::empty())?;
-        let until: BootTime = BootClock::read().plus(PATIENCE);
+        let until: BootTime = BootClock::read().plus(LOCK_TIMEOUT);
         loop {
             match flock(&folder, FlockOperation::NonBlockingLockExclusive) {
                 Ok(()) => return Ok(folder),
                 Err(Errno::INTR) => {}
-                Err(Errno::WOULDBLOCK) if BootClock::read() < until => thread::sleep(PAUSE),
+                Err(Errno::WOULDBLOCK) if BootClock::read() < until => thread::sleep(RETRY_INTERVAL),
                 Err(Errno::WOULDBLOCK) => return Err(io::Error::other("another process keeps its folder locked")),
                 Err(error) => return Err(error.into()),
             }
@@ -166,7 +166,7 @@ fn count(samples: &mut Samples, verdict: &Verdict, now_ms: u64) {
     add(samples, RUNS, "", one_if(verdict.started.is_some()));
     add(samples, LOST, "", one_if(matches!(verdict.outcome, RunResult::Lost | RunResult::Broken)));
     let skipped = verdict.outcome == RunResult::Busy;
-    // Counters begin at 0, so that the first one counts in rates too.
+    // Counters begin at 0, so that rates include the first increment.
     add(samples, SKIPPED, &label("reason", "busy"), 0.0);
     if skipped {
         let option = verdict.refused.as_ref().map_or("busy", |(_, option)| option);
@@ -185,7 +185,7 @@ fn count(samples: &mut Samples, verdict: &Verdict, now_ms: u64) {
     }
 }
 
-/// `skew_guard` of `skew guard 5s`: one series for each option, not for each length.
+/// Returns `skew_guard` for `skew guard 5s`: one series per option, not per duration.
 fn reason(option: &str) -> String {
     option.split(' ').take_while(|word| !word.starts_with(|first: char| first.is_ascii_digit())).collect::<Vec<_>>().join("_")
 }
@@ -194,7 +194,7 @@ fn seconds(at: Timestamp) -> f64 {
     Duration::from_millis(u64::try_from(at.as_millisecond()).unwrap_or_default()).as_secs_f64()
 }
 
-/// A label's value as the format has it.
+/// Escapes a label's value for the text format.
 fn escape(value: &str) -> String {
     value.replace('\\', "\\\\").replace('"', "\\\"").replace('\n', "\\n")
 }
@@ -203,7 +203,7 @@ fn label(name: &str, value: &str) -> String {
     format!("{name}=\"{}\"", escape(value))
 }
 
-/// What is known of each key, which stays escaped; `None` if another program wrote the file.
+/// Returns the values of each key, whose name stays escaped; `None` if another program wrote the file.
 fn parse(text: &str) -> Option<BTreeMap<String, Samples>> {
     let mut all: BTreeMap<String, Samples> = BTreeMap::new();
     for line in text.lines() {
@@ -220,7 +220,7 @@ fn parse(text: &str) -> Option<BTreeMap<String, Samples>> {
     Some(all)
 }
 
-/// The key of `key="KEY",more="…"`, and what comes after it.
+/// Splits `key="KEY",more="…"` into KEY and the labels after it.
 fn split_key(labels: &str) -> Option<(&str, &str)> {
     let value = labels.strip_prefix("key=\"")?;
     let mut escaped = false;
@@ -233,16 +233,16 @@ fn split_key(labels: &str) -> Option<(&str, &str)> {
     Some((&value[..end], if rest.is_empty() { rest } else { rest.strip_prefix(',')? }))
 }
 
-/// Forgets the keys that were tried the longest ago, if there are too many: keys like `order-4711` come only once.
-fn forget(all: &mut BTreeMap<String, Samples>) {
-    if all.len() <= KEYS {
+/// Drops the keys with the oldest runs, if there are too many: keys like `order-4711` are used only once.
+fn drop_oldest(all: &mut BTreeMap<String, Samples>) {
+    if all.len() <= MAX_KEYS {
         return;
     }
     let of = |samples: &Samples, metric: Metric| samples.get(&(metric.0.to_owned(), String::new())).copied().unwrap_or_default();
     let latest = |samples: &Samples| of(samples, LAST_TRY).max(of(samples, LAST_START));
     let mut times: Vec<f64> = all.values().map(latest).collect();
     times.sort_by(f64::total_cmp);
-    let oldest = times[times.len() - KEYS];
+    let oldest = times[times.len() - MAX_KEYS];
     all.retain(|_, samples| latest(samples) >= oldest);
 }
 

@@ -1,7 +1,7 @@
-//! All that dlock prints: data on stdout, everything else on stderr, one line at a time.
+//! Everything that dlock prints: data on stdout, messages on stderr, one line at a time.
 //!
-//! Decides nothing, and never fails the job: a line that can't be written is lost. What other people wrote
-//! (metadata, stored names, server messages) is escaped here before it reaches a terminal.
+//! This module decides nothing and never fails the job: a line that can't be written is dropped. Text from other
+//! users (metadata, stored names, server messages) is escaped here before it reaches a terminal.
 
 mod columns;
 pub mod doctor;
@@ -53,41 +53,41 @@ use crate::{
     lock::{Break, Error, Key, Kind, Result, printable},
 };
 
-/// How things are printed.
+/// Output options of a command.
 #[derive(Clone, Debug, Default)]
-#[allow(clippy::struct_excessive_bools)] // independent wishes
+#[allow(clippy::struct_excessive_bools)] // independent options
 pub struct Output {
-    /// One JSON object instead of lines for people.
+    /// Print one JSON object instead of text.
     pub json: bool,
-    /// The JSON object goes to stderr, since stdout is the command's (`run`).
+    /// Print the JSON object to stderr, because stdout belongs to the command (`run`).
     pub json_on_stderr: bool,
-    /// What the command of `run` prints is shown only if the run failed.
+    /// Show the output of `run`'s command only if the run failed.
     pub only_on_failure: bool,
-    /// No notices.
+    /// Suppress notices.
     pub quiet: bool,
-    /// What lies under an error, too.
+    /// Print the causes of errors.
     pub verbose: bool,
-    /// Whether colours were asked for or forbidden; `None` if the terminal decides.
+    /// Force colours on or off; `None` lets the terminal decide.
     pub color: Option<bool>,
 }
 
-/// How tables look: how wide the terminal is, and whether it has colours.
+/// How tables are drawn: the terminal's width, and whether it has colours.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Look {
-    /// `None` if lines are not to be cut.
+    /// The terminal's columns; `None` if lines are not cut.
     pub width: Option<usize>,
-    /// Bold and colours.
+    /// Whether to use bold and colours.
     pub color: bool,
 }
 
 impl Look {
-    /// `text` in the terminal's `style` (SGR numbers).
+    /// Returns `text` in the given `style` (SGR numbers), or unchanged without colours.
     pub fn paint(&self, style: &str, text: &str) -> String {
         if self.color { format!("\x1b[{style}m{text}\x1b[0m") } else { text.to_owned() }
     }
 }
 
-/// `text` broken between words to the width of the terminal, all lines but the first indented.
+/// Returns `text` wrapped between words to the terminal's width, all lines but the first indented.
 fn wrapped(text: &str, indent: usize, look: Look) -> String {
     let text = printable(text);
     let Some(room) = look.width.map(|width| width.saturating_sub(indent).max(20)) else { return text.into_owned() };
@@ -105,17 +105,17 @@ fn wrapped(text: &str, indent: usize, look: Look) -> String {
 }
 
 impl Output {
-    /// Whether a program reads.
+    /// Whether the output is JSON.
     pub fn is_json(&self) -> bool {
         self.json
     }
 
-    /// Whether stderr is a terminal, where a person may look.
+    /// Whether stderr is a terminal.
     pub fn attended(&self) -> bool {
         io::stderr().is_terminal()
     }
 
-    /// How tables are to look on stdout.
+    /// Returns how tables are drawn on stdout.
     pub fn look(&self) -> Look {
         let terminal = io::stdout().is_terminal();
         let dumb = std::env::var_os("TERM").is_some_and(|term| term == "dumb");
@@ -124,7 +124,7 @@ impl Output {
         Look { width, color: self.color.unwrap_or(terminal && !dumb && !forbidden) }
     }
 
-    /// How many lines the terminal has.
+    /// Returns the number of lines of the terminal.
     pub fn height(&self) -> usize {
         window(io::stdout().as_fd()).1
     }
@@ -137,7 +137,7 @@ impl Output {
         self.bytes(text.as_bytes())
     }
 
-    /// As [`Output::data`].
+    /// Writes bytes to stdout.
     ///
     /// # Errors
     /// If not all of it could be written.
@@ -148,7 +148,7 @@ impl Output {
         stdout.flush()
     }
 
-    /// Writes the one JSON object.
+    /// Writes `report` as the one JSON object.
     ///
     /// # Errors
     /// If not all of it could be written.
@@ -157,8 +157,8 @@ impl Output {
         if self.json_on_stderr { io::stderr().write_all(text.as_bytes()) } else { self.data(&text) }
     }
 
-    /// The exit status after writing data: `status`, unless the data was lost. A reader that
-    /// has read enough and left is fine.
+    /// Returns the exit status after writing data: `status`, unless the data was lost. A reader that
+    /// closed the pipe early is not an error.
     pub fn finish(&self, written: io::Result<()>, status: u8) -> u8 {
         match written {
             Err(error) if error.kind() != io::ErrorKind::BrokenPipe => self.unwritten(&error, ""),
@@ -166,20 +166,20 @@ impl Output {
         }
     }
 
-    /// Says that stdout can't be written, and what follows from it. Returns the exit status.
+    /// Reports that stdout can't be written, with the consequence. Returns the exit status.
     pub fn unwritten(&self, error: &io::Error, consequence: &str) -> u8 {
         let joint = if consequence.is_empty() { "" } else { ": " };
         say(&format!("stdout can't be written: {}{joint}{consequence}", plain(error)));
         exit::OUTPUT
     }
 
-    /// Refuses to take a lock whose token could not be read.
+    /// Refuses to take a lock while stdout is closed, because its token could not be printed.
     ///
     /// # Errors
     /// [`Kind::Usage`] if stdout is closed.
     pub fn check_token_has_a_reader(&self) -> Result<()> {
-        // Rust opens /dev/null, for reading and writing, in place of a descriptor that was closed at start.
-        // `>/dev/null` is open for writing only: that is on purpose.
+        // Rust replaces a descriptor that was closed at start with /dev/null, open for reading and writing.
+        // `>/dev/null` is open for writing only, and allowed.
         let closed = rustix::fs::fstat(io::stdout().as_fd()).is_ok_and(|stat| {
             let is_null = rustix::fs::FileType::from_raw_mode(stat.st_mode).is_char_device()
                 && (rustix::fs::major(stat.st_rdev), rustix::fs::minor(stat.st_rdev)) == (1, 3);
@@ -192,43 +192,43 @@ impl Output {
         Ok(())
     }
 
-    /// Whether to say more than usual.
+    /// Whether verbose output is on.
     pub fn is_verbose(&self) -> bool {
         self.verbose
     }
 
-    /// A line that can be silenced.
+    /// Prints a line, unless notices are suppressed.
     pub fn notice(&self, text: &str) {
         if !self.quiet {
             say(text);
         }
     }
 
-    /// A line that is always printed.
+    /// Prints a line, even if notices are suppressed.
     pub fn warn(&self, text: &str) {
         say(text);
     }
 
-    /// A notice and what to do next.
+    /// Prints a notice and a hint, unless notices are suppressed.
     pub fn notice_with_hint(&self, text: &str, hint: &str) {
         if !self.quiet {
             stderr::lines(&format!("dlock: {}\nhint: {}\n", printable(text), printable(hint)));
         }
     }
 
-    /// A hint at the next step, if stderr is a terminal.
+    /// Prints a hint at the next step, if stderr is a terminal.
     pub fn tip(&self, hint: &str) {
         if self.attended() && !self.quiet && !self.json {
             stderr::lines(&format!("hint: {}\n", printable(hint)));
         }
     }
 
-    /// A warning and what to do next.
+    /// Prints a warning and a hint.
     pub fn warn_with_hint(&self, text: &str, hint: &str) {
         stderr::lines(&format!("dlock: {}\nhint: {}\n", printable(text), printable(hint)));
     }
 
-    /// Says why it failed, as lines or as the one JSON object, and returns the exit status.
+    /// Prints an error, as text or as the one JSON object, and returns its exit status.
     pub fn error(&self, error: &Error) -> u8 {
         let status = exit::of(error);
         if self.json {
@@ -238,7 +238,7 @@ impl Output {
         status
     }
 
-    /// Says an error to people, whatever happens to the exit status.
+    /// Prints an error as text.
     pub fn error_lines(&self, error: &Error) {
         let mut text = format!("dlock: {}\n", printable(&error.to_string()));
         let mut cause = error.source();
@@ -252,7 +252,7 @@ impl Output {
         stderr::lines(&text);
     }
 
-    /// Says that the token does not hold the lock.
+    /// Reports that the token does not hold the lock, and returns the exit status.
     pub fn not_held(&self, key: &Key, backend: &str) -> u8 {
         if self.json {
             return self.finish(self.json(&json::NotHeld::new(key, backend)), exit::NOT_HELD);
@@ -262,7 +262,7 @@ impl Output {
         exit::NOT_HELD
     }
 
-    /// Says that the hold is marked to be broken, so that it was not extended.
+    /// Reports that the hold is marked to be broken and was not extended, and returns the exit status.
     pub fn to_be_broken(&self, key: &Key, backend: &str, mark: &Break) -> u8 {
         if self.json {
             return self.finish(self.json(&json::ToBeBroken::new(key, backend, mark)), exit::NOT_HELD);
@@ -274,7 +274,7 @@ impl Output {
         exit::NOT_HELD
     }
 
-    /// Says that the given token does not hold the lock, which may be the answer that was wanted.
+    /// Reports in a notice that the given token does not hold the lock, and returns the exit status.
     pub fn not_verified(&self, key: &Key, backend: &str, why: &str) -> u8 {
         if self.json {
             return self.finish(self.json(&json::NotHeld::new(key, backend)), exit::NOT_HELD);
@@ -283,7 +283,7 @@ impl Output {
         exit::NOT_HELD
     }
 
-    /// Says that there is nothing to break.
+    /// Reports that there is no hold to break, and returns the exit status.
     pub fn not_broken(&self, key: &Key, backend: &str, why: &str) -> u8 {
         if self.json {
             return self.finish(self.json(&json::NotHeld::new(key, backend)), exit::NOT_HELD);
@@ -292,27 +292,27 @@ impl Output {
         exit::NOT_HELD
     }
 
-    /// Says that waiting was ended by a signal.
+    /// Returns the exit status of a wait that a signal ended. With JSON, prints the object.
     pub fn interrupted(&self, key: &Key, signal: i32) -> u8 {
         let status = exit::signalled(signal);
         if self.json { self.finish(self.json(&json::Interrupted::new(key, signal, status)), status) } else { status }
     }
 
-    /// Says that `run` skips, if stderr is a terminal or the caller asked for it.
+    /// Reports that `run` skips, if stderr is a terminal or verbose output is on.
     pub fn skipped(&self, skip: &Skip<'_>) {
         if (self.attended() || self.verbose) && !self.json {
             self.notice_with_hint(&skip.text(), &skip.hint());
         }
     }
 
-    /// Says that the lock was lost, always; in JSON the verdict says it.
+    /// Reports that the lock was lost, even if notices are suppressed. With JSON, the verdict reports it.
     pub fn lost(&self, key: &Key, how: &str, hint: &str) {
         if !self.json {
             self.warn_with_hint(&format!("{}: the lock was lost: {how}", key.escaped()), hint);
         }
     }
 
-    /// Says that an operator breaks the lock of `run`, always; in JSON the verdict says it.
+    /// Reports that an operator breaks the lock of `run`, even if notices are suppressed. With JSON, the verdict reports it.
     pub fn broken(&self, key: &Key, mark: &Break) {
         if !self.json {
             self.warn_with_hint(
@@ -322,7 +322,7 @@ impl Output {
         }
     }
 
-    /// Says that the command of `run` is being stopped because of the `option` that limits it, always; in JSON the verdict says it.
+    /// Reports that the limit of `option` stops the command of `run`, even if notices are suppressed. With JSON, the verdict reports it.
     pub fn timed_out(&self, key: &Key, option: &str) {
         if !self.json {
             let hint = format!(
@@ -333,14 +333,14 @@ impl Output {
         }
     }
 
-    /// Prints the verdict of `run` for programs, if they asked for it.
+    /// Prints the verdict of `run`, if the output is JSON.
     pub fn verdict(&self, verdict: &Verdict) {
         if self.json {
             stderr::lines(&verdict.json());
         }
     }
 
-    /// Says that another process has the lock, for every command but `run`.
+    /// Reports that the lock was not taken, for all commands except `run`, and returns the exit status.
     pub fn busy(&self, skip: &Skip<'_>, backend: &str, status: u8) -> u8 {
         if self.json {
             return self.finish(self.json(&json::Busy::new(skip, backend, &Now::read(), status)), status);
@@ -350,12 +350,12 @@ impl Output {
     }
 }
 
-/// Puts a question on the terminal.
+/// Prints a question on stderr, without a line break.
 pub fn ask(question: &str) {
     stderr::lines(&format!("dlock: {}", printable(question)));
 }
 
-/// Ends a line of the terminal that a question began.
+/// Ends the line that a question began.
 pub fn end_line() {
     stderr::lines("\n");
 }
@@ -364,14 +364,14 @@ fn say(text: &str) {
     stderr::lines(&format!("dlock: {}\n", printable(text)));
 }
 
-/// The terminal's width, or 80, and its height, or 24.
+/// Returns the terminal's width (80 if unknown) and height (24 if unknown).
 fn window(terminal: std::os::fd::BorrowedFd<'_>) -> (usize, usize) {
-    let told = rustix::termios::tcgetwinsize(terminal).map_or((0, 0), |size| (usize::from(size.ws_col), usize::from(size.ws_row)));
-    let width = if told.0 == 0 { 80 } else { told.0.max(40) };
-    (width, if told.1 == 0 { 24 } else { told.1 })
+    let size = rustix::termios::tcgetwinsize(terminal).map_or((0, 0), |size| (usize::from(size.ws_col), usize::from(size.ws_row)));
+    let width = if size.0 == 0 { 80 } else { size.0.max(40) };
+    (width, if size.1 == 0 { 24 } else { size.1 })
 }
 
-/// An I/O error without the "(os error 2)" that Rust adds.
+/// Returns the text of an I/O error without the "(os error 2)" that Rust adds.
 pub fn plain(error: &io::Error) -> String {
     let text = error.to_string();
     let text = text.split(" (os error").next().unwrap_or_default();

@@ -1,12 +1,12 @@
-//! What `dlock names` shows people.
+//! The text of `dlock names`.
 
 use super::{Look, who, wrapped};
 use crate::lock::{Excludes, Key, Neighbour, Sharing, printable};
 
-/// Where the text of a library begins.
+/// The indentation of a library's text.
 const INDENT: usize = 4;
 
-/// The lock's name, and below it each library: what waits for what, and what to paste. Code is never broken.
+/// Returns the lock's name, then for each library which side waits for the other, and code to paste. Code is never wrapped.
 pub fn view(key: &Key, name: Option<&str>, backend: &str, sharing: &Sharing, look: Look) -> String {
     let store = name.map_or_else(|| backend.to_owned(), |name| format!("{} ({backend})", who::clean(name, 60)));
     let mut lines = vec![format!("{}   {store}   stored as  {}", key.escaped(), printable(&sharing.stored_as))];
@@ -31,7 +31,7 @@ pub fn view(key: &Key, name: Option<&str>, backend: &str, sharing: &Sharing, loo
     lines.iter().flat_map(|line| [line, "\n"]).collect::<String>() + &test(key)
 }
 
-/// What waits for what, and how it is painted.
+/// Returns the style and the text of which side waits for the other.
 fn verdict(of: &Neighbour) -> (&'static str, String) {
     match of.library.excludes {
         Excludes::BothWays if of.code.is_some() => ("32", "both ways".into()),
@@ -41,7 +41,7 @@ fn verdict(of: &Neighbour) -> (&'static str, String) {
     }
 }
 
-/// What tells whether the two really exclude each other.
+/// Returns instructions to test that dlock and the other program exclude each other.
 fn test(key: &Key) -> String {
     let key = who::shell(key);
     format!(

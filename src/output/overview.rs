@@ -1,10 +1,10 @@
-//! All keys that a store knows, with their last runs: a line each.
+//! The text of `dlock list --all`: one line per key that the store knows, with its last run.
 
 use std::{fmt::Write as _, time::Duration};
 
 use super::{
     Look, Now, age,
-    columns::{Column, Gives, Row, table},
+    columns::{Column, Cut, TableRow, table},
     history::RunOf,
     who,
 };
@@ -13,37 +13,37 @@ use crate::lock::{End, Key};
 /// The summary of a key.
 #[derive(Clone, Debug)]
 pub struct Summary {
-    /// Which.
+    /// The key.
     pub key: Key,
-    /// Its last run, which may go on; `None` if hosts skipped only.
+    /// Its last run, which may still be running; `None` if there are only skips.
     pub last: Option<RunOf>,
-    /// When its last successful run began, in ms since 1970.
+    /// Start of its last successful run, in ms since 1970.
     pub ok_ms: Option<u64>,
-    /// How many runs are remembered.
+    /// Number of runs in the history.
     pub runs: usize,
-    /// How often hosts skipped.
+    /// Number of skips on all hosts.
     pub skips: u64,
-    /// How far its runs are usually apart, where enough of them are remembered.
+    /// Median time between starts, if the history has enough runs.
     pub every: Option<Duration>,
-    /// It has not begun for twice as long.
+    /// Whether the last start is more than twice that time ago.
     pub late: bool,
 }
 
-/// So many runs tell how far they are usually apart.
-const ENOUGH: usize = 5;
+/// Runs needed to estimate a period.
+const MIN_RUNS: usize = 5;
 
-/// What runs more often is not run by a schedule.
-const SHORTEST: Duration = Duration::from_secs(30);
+/// Keys with a shorter period are not run by a schedule.
+const MIN_PERIOD: Duration = Duration::from_secs(30);
 
 impl Summary {
-    /// Of a key's runs, the latest first.
+    /// Summarizes a key's `runs`, the latest first.
     pub fn new(key: Key, runs: &[RunOf], skips: u64, now: &Now) -> Self {
         let runs: Vec<&RunOf> = runs.iter().filter(|run| run.is_run()).collect();
-        let starts: Vec<u64> = runs.iter().filter_map(|run| run.started_ms).take(4 * ENOUGH).collect();
+        let starts: Vec<u64> = runs.iter().filter_map(|run| run.started_ms).take(4 * MIN_RUNS).collect();
         let mut gaps: Vec<u64> = starts.windows(2).map(|pair| pair[0].saturating_sub(pair[1])).collect();
         gaps.sort_unstable();
-        let every = (gaps.len() >= ENOUGH - 1).then(|| Duration::from_millis(gaps[gaps.len() / 2]));
-        let every = every.filter(|every| *every >= SHORTEST);
+        let every = (gaps.len() >= MIN_RUNS - 1).then(|| Duration::from_millis(gaps[gaps.len() / 2]));
+        let every = every.filter(|every| *every >= MIN_PERIOD);
         let last = runs.first().map(|run| (*run).clone());
         let idle = last.as_ref().filter(|run| run.end.is_some()).and_then(|run| run.started_ms);
         let idle = idle.map(|started| Duration::from_millis(now.unix_ms().saturating_sub(started)));
@@ -60,16 +60,16 @@ impl Summary {
 }
 
 const COLUMNS: [Column; 7] = [
-    Column::new("KEY", 11).giving(Gives::Middle(9)),
+    Column::new("KEY", 11).cut_by(Cut::Middle(9)),
     Column::new("LAST RUN", 15),
-    Column::new("HOST", 4).giving(Gives::Middle(8)),
+    Column::new("HOST", 4).cut_by(Cut::Middle(8)),
     Column::new("RAN", 6),
     Column::new("LAST OK", 7),
-    Column::new("END", 3).giving(Gives::End(12)),
-    Column::new("NOTE", 0).giving(Gives::End(12)),
+    Column::new("END", 3).cut_by(Cut::End(12)),
+    Column::new("NOTE", 0).cut_by(Cut::End(12)),
 ];
 
-/// The table.
+/// Returns the table of keys.
 pub fn view(keys: &[Summary], now: &Now, look: Look) -> String {
     let row = |one: &Summary| {
         let dash = || "-".to_owned();
@@ -89,34 +89,37 @@ pub fn view(keys: &[Summary], now: &Now, look: Look) -> String {
             last.map_or_else(dash, RunOf::host),
             last.map_or_else(dash, |run| run.ran(now)),
             one.ok_ms.map_or_else(dash, ago),
-            last.map_or_else(|| "never ran".into(), RunOf::words),
+            last.map_or_else(|| "never ran".into(), RunOf::outcome),
             note,
         ];
-        Row { cells, style }
+        TableRow { cells, style }
     };
-    let rows: Vec<Row<7>> = keys.iter().map(row).collect();
+    let rows: Vec<TableRow<7>> = keys.iter().map(row).collect();
     table(&COLUMNS, &rows, look).into_iter().flat_map(|line| [line, "\n".into()]).collect()
 }
 
 const RUNS: [Column; 6] = [
     Column::new("STARTED", 15),
-    Column::new("KEY", 8).giving(Gives::Middle(9)),
-    Column::new("HOST", 4).giving(Gives::Middle(8)),
+    Column::new("KEY", 8).cut_by(Cut::Middle(9)),
+    Column::new("HOST", 4).cut_by(Cut::Middle(8)),
     Column::new("RAN", 6),
     Column::new("FENCE", 5).right(),
-    Column::new("END", 3).giving(Gives::End(14)),
+    Column::new("END", 3).cut_by(Cut::End(14)),
 ];
 
-/// Runs of several keys, the latest first.
+/// Returns the table of at most `last` runs of several keys, the latest first.
 pub fn runs(runs: &[(Key, RunOf)], last: usize, now: &Now, look: Look) -> String {
     if runs.is_empty() {
         return "no such run is remembered\n".into();
     }
     let row = |(key, run): &(Key, RunOf)| {
         let fence = run.fence.map(|fence| who::fence(fence, std::iter::empty())).unwrap_or_default();
-        Row { cells: [run.started(now), who::clean(key.as_str(), 255), run.host(), run.ran(now), fence, run.told()], style: run.style() }
+        TableRow {
+            cells: [run.started(now), who::clean(key.as_str(), 255), run.host(), run.ran(now), fence, run.outcome_and_anyway()],
+            style: run.style(),
+        }
     };
-    let rows: Vec<Row<6>> = runs.iter().take(last).map(row).collect();
+    let rows: Vec<TableRow<6>> = runs.iter().take(last).map(row).collect();
     let mut text: String = table(&RUNS, &rows, look).into_iter().flat_map(|line| [line, "\n".into()]).collect();
     if runs.len() > last {
         let _ = writeln!(text, "and {} older; -n {} shows all", runs.len() - last, runs.len());

@@ -1,23 +1,23 @@
-//! What a command printed, made into what the history keeps of it.
+//! The last lines of a command's output, for the history.
 
 use crate::supervise::Printed;
 
-/// How much of it the history keeps, in bytes.
+/// How many bytes of the output the history keeps.
 const KEPT: usize = 1000;
-/// How long its headline is, in characters.
+/// The longest headline, in characters.
 const HEADLINE: usize = 200;
 
-/// The last lines, without what no store or terminal should get; `None` if there are none.
+/// Returns the last lines of the output without control characters; `None` if there are none.
 pub fn said(printed: &Printed) -> Option<String> {
     let start = printed.tail.len().saturating_sub(KEPT);
     let text = String::from_utf8_lossy(&printed.tail[start..]);
-    // A line that was cut in the middle says nothing, unless it is all there is.
+    // A line that was cut in the middle is left out, unless it is the only one.
     let text = text.split_once('\n').filter(|(_, rest)| start > 0 && !rest.trim().is_empty()).map_or(&*text, |(_, rest)| rest);
     let text: String = text.chars().filter(|c| *c == '\n' || !c.is_control()).collect();
     Some(text.trim_end().trim_start_matches('\n').to_owned()).filter(|text| !text.is_empty())
 }
 
-/// Why a run ended as it did: a headline, and below it what the command said at last. Without a reason of its own, the last line is it.
+/// Returns why a run ended: a headline, then the last lines of the command's output. Without `why`, the last line is the headline.
 pub fn reason(why: Option<String>, said: Option<&str>) -> Option<String> {
     let Some(said) = said else { return why };
     let last = said.lines().next_back().unwrap_or_default().trim();

@@ -1,25 +1,25 @@
-//! What is said when a lock is not taken: another process has it, or an earlier run's record keeps it from this one.
+//! The message when a lock is not taken: another process has it, or a run policy denies it.
 
 use std::{fmt::Write as _, time::Duration};
 
 use super::{age, who};
 use crate::lock::{Busy, Denial, Key, Mode, Rule, RunState};
 
-/// How the outcome ends of a command that can't wait.
+/// The last word of `outcome` for a command that can't wait.
 const NO_WAIT: &str = "forgotten";
 
 /// A lock that was not taken.
 #[derive(Clone, Copy, Debug)]
 pub struct Skip<'a> {
-    /// Which.
+    /// The lock.
     pub key: &'a Key,
-    /// How it was asked for.
+    /// The requested mode.
     pub mode: Mode,
-    /// Why.
+    /// Why it was not taken.
     pub cause: Cause<'a>,
-    /// How long it was waited for.
+    /// How long dlock waited for it.
     pub waited: Duration,
-    /// What follows: `not run`, `not taken`.
+    /// The consequence: `not run`, `not taken`.
     pub outcome: &'static str,
 }
 
@@ -28,21 +28,21 @@ pub struct Skip<'a> {
 pub enum Cause<'a> {
     /// Another process has it.
     Busy(&'a Busy),
-    /// A run before keeps it from this one, by what was asked with this option: `skew guard 5s`.
+    /// An earlier run denies it, by the rule of this option: `skew guard 5s`.
     Denied(&'a Denial, &'a str),
 }
 
 impl Skip<'_> {
-    /// The line for people: `demo is held by ana@lap, pid 4711, for 3s (sleep): not run`.
+    /// Returns the message: `demo is held by ana@lap, pid 4711, for 3s (sleep): not run`.
     pub fn text(&self) -> String {
         match self.cause {
             Cause::Busy(busy) => self.busy(busy),
-            Cause::Denied(denial, option) => self.refused(denial, option),
+            Cause::Denied(denial, option) => self.denied(denial, option),
         }
     }
 
-    /// `demo: ana@lap began it 3s ago (fence 17), skew guard 5s: not run`.
-    fn refused(&self, denial: &Denial, option: &str) -> String {
+    /// Returns `demo: ana@lap began it 3s ago (fence 17), skew guard 5s: not run`.
+    fn denied(&self, denial: &Denial, option: &str) -> String {
         let who = who::who(denial.metadata.as_ref()).unwrap_or_else(|| "another process".into());
         let (did, more) = match denial.rule {
             Rule::Once(RunState::Ok) => ("ran", ""),
@@ -89,14 +89,14 @@ impl Skip<'_> {
         }
     }
 
-    /// What to do about it.
+    /// Returns the hint: what to do next.
     pub fn hint(&self) -> String {
         let tells = format!("dlock inspect {} tells more", who::shell(self.key));
         let denial = match self.cause {
             Cause::Denied(denial, _) => denial,
             Cause::Busy(busy) => {
                 return match (busy.holders.first().map(|holder| holder.mode), self.mode) {
-                    // The number of permits was changed, or is wrong on one side.
+                    // The two runs are configured with different numbers of permits.
                     (Some(Mode::Permits(theirs)), Mode::Permits(ours)) if theirs != ours => {
                         format!("the holder asked for one of {theirs} permits, this run for one of {ours}; {tells}")
                     }
@@ -107,13 +107,13 @@ impl Skip<'_> {
             }
         };
         let history = format!("dlock history {} tells more", who::shell(self.key));
-        let past = if self.outcome == "not run" { "--anyway --reason TEXT runs it now; " } else { "" };
+        let override_hint = if self.outcome == "not run" { "--anyway --reason TEXT runs it now; " } else { "" };
         let again = denial.again_in.map(|left| format!("free again in {}; ", age(left))).unwrap_or_default();
         match denial.rule {
             Rule::Once(RunState::Failed) => format!("--retry-failed N runs it again; {history}"),
             Rule::Once(RunState::Started) => format!("if it is dead, --retry-crashed runs it again; {history}"),
-            Rule::Once(_) => format!("{past}{history}"),
-            Rule::SkewGuard(_) | Rule::AtLeast(_) => format!("{again}{past}{history}"),
+            Rule::Once(_) => format!("{override_hint}{history}"),
+            Rule::SkewGuard(_) | Rule::AtLeast(_) => format!("{again}{override_hint}{history}"),
         }
     }
 }
@@ -140,7 +140,7 @@ mod tests {
     }
 
     #[test]
-    fn a_skip_says_who_and_since_when() {
+    fn a_skip_names_the_holder_and_its_duration() {
         let key = Key::new("demo").unwrap();
         let ana = Metadata {
             user: Some("ana".into()),
@@ -164,7 +164,7 @@ mod tests {
     }
 
     #[test]
-    fn who_asks_for_another_number_of_permits_is_told() {
+    fn a_different_number_of_permits_is_explained() {
         let key = Key::new("pool").unwrap();
         let busy = Busy { holders: vec![Holder { mode: Mode::Permits(5), ..holder(None) }; 3], ..Busy::default() };
         let skip = Skip { key: &key, mode: Mode::Permits(3), cause: Cause::Busy(&busy), waited: Duration::ZERO, outcome: "not run" };
@@ -175,7 +175,7 @@ mod tests {
     }
 
     #[test]
-    fn a_refusal_names_its_option() {
+    fn a_denial_names_its_option() {
         let key = Key::new("demo").unwrap();
         let denial = |rule| Denial {
             rule,

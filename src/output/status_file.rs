@@ -1,4 +1,4 @@
-//! The file that says how a `run` ended, for callers that can't tell dlock's exit status from the command's.
+//! The file with the verdict of a `run`, for callers that can't distinguish dlock's exit status from the command's.
 
 use std::{
     ffi::OsString,
@@ -10,7 +10,7 @@ use rustix::fs::Mode;
 
 use super::replace::{check_replaceable, replace};
 
-/// Where a verdict is written.
+/// The file to which a verdict is written.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct StatusFile {
     folder: PathBuf,
@@ -18,17 +18,17 @@ pub struct StatusFile {
 }
 
 impl StatusFile {
-    /// Checks that a verdict could be written there, as far as that can be told without writing.
+    /// Creates a status file after checking the path, as far as possible without writing.
     ///
     /// # Errors
-    /// Why not.
+    /// Why a verdict can't be written there.
     pub fn new(path: &Path) -> Result<Self, String> {
         let name = path.file_name().ok_or("it is no file's name")?.to_owned();
         let folder = match path.parent() {
             Some(parent) if !parent.as_os_str().is_empty() => parent.to_owned(),
             _ => PathBuf::from("."),
         };
-        // The command may change nothing of ours, but `dlock` may be told to go elsewhere: keep where we are now.
+        // dlock may change its working directory later, so the folder is resolved now.
         let folder = folder.canonicalize().map_err(|error| format!("its folder: {}", super::plain(&error)))?;
         if !folder.is_dir() {
             return Err("its folder is none".into());
@@ -38,15 +38,15 @@ impl StatusFile {
         Ok(file)
     }
 
-    /// The file.
+    /// Returns the path of the file.
     pub fn path(&self) -> PathBuf {
         self.folder.join(&self.name)
     }
 
-    /// Writes that a run has begun, in the place of what an earlier one left; or else removes that.
+    /// Replaces the verdict of an earlier run by `text`. If writing fails, removes the old verdict.
     ///
     /// # Errors
-    /// If an earlier verdict is still there.
+    /// If an earlier verdict could neither be replaced nor removed.
     pub fn begin(&self, text: &str) -> io::Result<()> {
         let Err(error) = self.write(text) else { return Ok(()) };
         match std::fs::remove_file(self.path()) {
@@ -58,7 +58,7 @@ impl StatusFile {
     /// Writes the verdict, readable by its owner alone.
     ///
     /// # Errors
-    /// If it can't be written; the old one is still there then.
+    /// If the file can't be written. The old one is unchanged then.
     pub fn write(&self, text: &str) -> io::Result<()> {
         replace(&self.path(), Mode::RUSR | Mode::WUSR, text)
     }
@@ -84,7 +84,7 @@ mod tests {
         file.write("two").unwrap();
         assert_eq!(fs::read_to_string(&victim).unwrap(), "precious");
         assert_eq!(fs::read_to_string(&path).unwrap(), "two");
-        assert_eq!(fs::read_dir(folder.path()).unwrap().count(), 2, "nothing is left aside");
+        assert_eq!(fs::read_dir(folder.path()).unwrap().count(), 2, "no temporary file is left");
     }
 
     #[test]

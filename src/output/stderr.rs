@@ -1,7 +1,7 @@
-//! stderr, for people: lines that never hold up what keeps a lock.
+//! Messages on stderr, which must never delay a renewal.
 //!
-//! A stopped terminal (Ctrl-S) or a full pipe blocks every writer. So a thread of its own writes while a lease is held, and lines that
-//! don't fit into its queue are dropped. O_NONBLOCK is no way: it is a property of the terminal, for all that use it.
+//! A stopped terminal (Ctrl-S) or a full pipe blocks every writer. While a lease is held, a separate thread writes, and lines that
+//! don't fit into its queue are dropped. O_NONBLOCK can't be used: it would apply to all processes that share the terminal.
 
 use std::{
     io::{self, Write as _},
@@ -16,44 +16,44 @@ use std::{
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 
-/// How many lines may wait to be written.
-const MOST: usize = 64;
+/// Most texts in the thread's queue.
+const QUEUE: usize = 64;
 
 enum Item {
     Text(String),
-    /// Answered when all before it is written.
-    Mark(SyncSender<()>),
+    /// Answered when all earlier texts are written.
+    Flush(SyncSender<()>),
 }
 
-enum Way {
+enum Route {
     Direct,
-    /// By a thread, which is started for the first line.
-    Aside(Option<SyncSender<Item>>),
+    /// Through a thread, which starts with the first line.
+    Thread(Option<SyncSender<Item>>),
 }
 
-static WAY: Mutex<Way> = Mutex::new(Way::Direct);
+static ROUTE: Mutex<Route> = Mutex::new(Route::Direct);
 
-fn way() -> MutexGuard<'static, Way> {
-    WAY.lock().unwrap_or_else(PoisonError::into_inner)
+fn route() -> MutexGuard<'static, Route> {
+    ROUTE.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// From now on no line is waited for. Call it only where no process is forked any more.
+/// Writes through a thread from now on, so that no print blocks. Call it only after the last fork.
 pub fn write_aside() {
-    let mut way = way();
-    if matches!(*way, Way::Direct) {
-        *way = Way::Aside(None);
+    let mut route = route();
+    if matches!(*route, Route::Direct) {
+        *route = Route::Thread(None);
     }
 }
 
-/// Waits at most so long until all lines are written; without a limit until they are. Whether they are.
+/// Waits until all lines are written, for `at_most` if given, and returns whether they are.
 pub fn drain(at_most: Option<Duration>) -> bool {
-    let writer = match &*way() {
-        Way::Aside(Some(writer)) => writer.clone(),
+    let writer = match &*route() {
+        Route::Thread(Some(writer)) => writer.clone(),
         _ => return true,
     };
     let (mark, marked) = sync_channel(1);
-    // A full queue is one that is not read.
-    if writer.try_send(Item::Mark(mark.clone())).is_err() && (at_most.is_some() || writer.send(Item::Mark(mark)).is_err()) {
+    // A full queue means that stderr is blocked.
+    if writer.try_send(Item::Flush(mark.clone())).is_err() && (at_most.is_some() || writer.send(Item::Flush(mark)).is_err()) {
         return false;
     }
     match at_most {
@@ -62,34 +62,34 @@ pub fn drain(at_most: Option<Duration>) -> bool {
     }
 }
 
-/// Whether a line stands on the terminal that is drawn over itself.
+/// Whether the terminal shows a line that is redrawn in place.
 static DRAWN: AtomicBool = AtomicBool::new(false);
 
-/// What takes that line away.
-const CLEARED: &str = "\r\x1b[K";
+/// The escape sequence that clears that line.
+const CLEAR_LINE: &str = "\r\x1b[K";
 
-/// Draws a line in the place of the one that stands there. It goes before anything else is printed.
+/// Draws a line over the previously drawn one. Any other print clears it first.
 pub(super) fn draw(text: &str) {
     DRAWN.store(true, Ordering::Relaxed);
-    send(&format!("{CLEARED}{text}"));
+    send(&format!("{CLEAR_LINE}{text}"));
 }
 
-/// Takes the drawn line away, if there is one.
+/// Clears the drawn line, if there is one.
 pub(super) fn clear() {
     if DRAWN.swap(false, Ordering::Relaxed) {
-        send(CLEARED);
+        send(CLEAR_LINE);
     }
 }
 
-/// One write, so that lines of several processes don't mix. A lost diagnostic changes nothing.
+/// Prints lines in one write, so that lines of several processes don't mix. Errors are ignored.
 pub(super) fn lines(text: &str) {
-    if DRAWN.swap(false, Ordering::Relaxed) { send(&format!("{CLEARED}{text}")) } else { send(text) }
+    if DRAWN.swap(false, Ordering::Relaxed) { send(&format!("{CLEAR_LINE}{text}")) } else { send(text) }
 }
 
 fn send(text: &str) {
-    let mut way = way();
-    let Way::Aside(writer) = &mut *way else {
-        drop(way);
+    let mut route = route();
+    let Route::Thread(writer) = &mut *route else {
+        drop(route);
         return write(text);
     };
     if writer.is_none() {
@@ -100,13 +100,13 @@ fn send(text: &str) {
             let _ = writer.try_send(Item::Text(text.to_owned()));
         }
         // No thread is available.
-        None if takes_more() => write(text),
+        None if is_writable() => write(text),
         None => {}
     }
 }
 
 fn start() -> Option<SyncSender<Item>> {
-    let (sender, items) = sync_channel(MOST);
+    let (sender, items) = sync_channel(QUEUE);
     thread::Builder::new().name("dlock-stderr".into()).spawn(move || run(&items)).ok()?;
     Some(sender)
 }
@@ -115,7 +115,7 @@ fn run(items: &Receiver<Item>) {
     for item in items {
         match item {
             Item::Text(text) => write(&text),
-            Item::Mark(mark) => {
+            Item::Flush(mark) => {
                 let _ = mark.try_send(());
             }
         }
@@ -126,7 +126,7 @@ fn write(text: &str) {
     let _ = io::stderr().write_all(text.as_bytes());
 }
 
-fn takes_more() -> bool {
+fn is_writable() -> bool {
     let now = Timespec { tv_sec: 0, tv_nsec: 0 };
     poll(&mut [PollFd::new(&io::stderr(), PollFlags::OUT)], Some(&now)).is_ok_and(|ready| ready > 0)
 }

@@ -1,6 +1,6 @@
-//! One line to syslog per run, skip or loss, for jobs that run unwatched.
+//! Sends one line per run, skip or loss to syslog.
 //!
-//! Never blocks and never fails: a host without syslog has no lines.
+//! It never blocks and never fails: without a syslog daemon, the line is dropped.
 
 use std::{
     os::unix::net::UnixDatagram,
@@ -10,10 +10,10 @@ use std::{
 use super::{Now, Output, Verdict};
 use crate::lock::printable;
 
-/// What syslog gets.
+/// What is sent to syslog.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum SyslogPolicy {
-    /// A line if stderr is no terminal.
+    /// A line, if stderr is not a terminal.
     #[default]
     Auto,
     /// Nothing.
@@ -22,11 +22,11 @@ pub enum SyslogPolicy {
     Json,
 }
 
-/// Facility cron, severities error and informational.
+/// Priorities: facility cron, severities error and informational.
 const ERROR: u8 = 9 * 8 + 3;
 const INFO: u8 = 9 * 8 + 6;
 
-/// The way to the syslog daemon.
+/// A client of the syslog daemon.
 #[derive(Clone, Debug)]
 pub struct Syslog {
     socket: PathBuf,
@@ -39,12 +39,12 @@ impl Default for Syslog {
 }
 
 impl Syslog {
-    /// Another socket, for tests.
+    /// Uses another socket, for tests.
     pub fn at(socket: &Path) -> Self {
         Self { socket: socket.to_owned() }
     }
 
-    /// Sends what `policy` asks for of how a run ended.
+    /// Sends the result of a run, as `policy` says.
     pub fn report(&self, policy: SyslogPolicy, out: &Output, verdict: &Verdict) {
         let text = match policy {
             SyslogPolicy::Auto if !out.attended() => verdict.line(),
@@ -54,22 +54,22 @@ impl Syslog {
         self.send(if verdict.is_bad() { ERROR } else { INFO }, &text);
     }
 
-    /// Sends a line about an event other than the end of the run, if `policy` asks for lines.
+    /// Sends a warning during a run, unless `policy` is off or stderr is a terminal.
     pub fn warn_of(&self, policy: SyslogPolicy, out: &Output, text: &str) {
         if policy != SyslogPolicy::Off && !out.attended() {
             self.warn(text);
         }
     }
 
-    /// Sends a line about something that needs attention, from a process without a terminal.
+    /// Sends a warning.
     pub fn warn(&self, text: &str) {
         self.send(ERROR, text);
     }
 
-    /// Sends a line, if that is possible at once.
+    /// Sends a line, or drops it if that would block.
     fn send(&self, priority: u8, text: &str) {
         let Ok(socket) = UnixDatagram::unbound() else { return };
-        // Connecting blocks as sending does when the daemon's queue is full.
+        // `connect` also blocks when the daemon's queue is full.
         if socket.set_nonblocking(true).is_ok() && socket.connect(&self.socket).is_ok() {
             let line = format!("<{priority}>{} dlock[{}]: {}", Now::read().syslog(), std::process::id(), printable(text));
             let _ = socket.send(line.as_bytes());

@@ -1,20 +1,20 @@
-//! Times as people and programs read them.
+//! Formats of times and durations, for text and JSON.
 
 use std::{fmt::Write as _, time::Duration};
 
 use jiff::{Timestamp, Zoned, tz::TimeZone};
 
-/// The wall clock, read once per view, for showing only: leases are never counted by it.
+/// The host's wall clock, read once per view. It is for display only: no lease depends on it.
 #[derive(Clone, Debug)]
 pub struct Now(Zoned);
 
 impl Now {
-    /// The host's clock and time zone.
+    /// Reads the host's clock and time zone.
     pub fn read() -> Self {
         Self(Zoned::now())
     }
 
-    /// A given time, for tests.
+    /// Uses a given time, for tests.
     pub fn at(timestamp: Timestamp, zone: TimeZone) -> Self {
         Self(timestamp.to_zoned(zone))
     }
@@ -23,17 +23,17 @@ impl Now {
         jiff::SignedDuration::try_from(ago).ok().and_then(|ago| self.0.checked_sub(ago).ok())
     }
 
-    /// The time so long ago as RFC 3339 in UTC, to the millisecond.
+    /// Returns the time `ago` before now as RFC 3339 in UTC, to the millisecond.
     pub fn utc_before(&self, ago: Duration) -> Option<String> {
         self.before(ago).map(|then| rfc3339(then.timestamp()))
     }
 
-    /// The time after so long as RFC 3339 in UTC, to the millisecond.
+    /// Returns the time `left` after now as RFC 3339 in UTC, to the millisecond.
     pub fn utc_after(&self, left: Duration) -> Option<String> {
         rfc3339_ms(self.unix_ms().saturating_add(millis(left)))
     }
 
-    /// A time in ms since 1970 in as few words as tell it today: the time of day, with the day if that is another.
+    /// Returns a time in ms since 1970 as the local time of day, with the date if that is not today.
     pub fn moment(&self, unix_ms: u64) -> String {
         let then = i64::try_from(unix_ms).ok().and_then(|ms| Timestamp::from_millisecond(ms).ok());
         let then = then.map(|then| then.to_zoned(self.0.time_zone().clone()));
@@ -43,7 +43,7 @@ impl Now {
         }
     }
 
-    /// The local time so long ago, with its zone, and with the day if that is another.
+    /// Returns the local time `ago` before now with its zone, and with the date if that is not today.
     pub fn local_before(&self, ago: Duration) -> String {
         let Some(then) = self.before(ago) else { return "long ago".into() };
         let format = match (then.date() == self.0.date(), then.year() == self.0.year()) {
@@ -54,12 +54,12 @@ impl Now {
         then.strftime(format).to_string()
     }
 
-    /// In ms since 1970.
+    /// Returns the time in ms since 1970.
     pub fn unix_ms(&self) -> u64 {
         u64::try_from(self.0.timestamp().as_millisecond()).unwrap_or_default()
     }
 
-    /// A time in ms since 1970 as local people say it: the day of the month is enough for the last few weeks.
+    /// Returns a time in ms since 1970 as local date and time. Within 25 days, the date is only the day of the month.
     pub fn local(&self, unix_ms: u64) -> String {
         let then = i64::try_from(unix_ms).ok().and_then(|ms| Timestamp::from_millisecond(ms).ok());
         let Some(then) = then.map(|then| then.to_zoned(self.0.time_zone().clone())) else { return "?".into() };
@@ -67,28 +67,28 @@ impl Now {
         then.strftime(if days < 25 { "%a %d %H:%M:%S" } else { "%Y-%m-%d %H:%M" }).to_string()
     }
 
-    /// The time of day.
+    /// Returns the time of day.
     pub fn clock(&self) -> String {
         self.0.strftime("%H:%M:%S").to_string()
     }
 
-    /// As syslog wants it.
+    /// Returns the time in syslog's format.
     pub fn syslog(&self) -> String {
         self.0.strftime("%b %e %H:%M:%S").to_string()
     }
 }
 
-/// RFC 3339 in UTC, to the millisecond.
+/// Returns a time as RFC 3339 in UTC, to the millisecond.
 pub fn rfc3339(timestamp: Timestamp) -> String {
     format!("{timestamp:.3}")
 }
 
-/// A time in ms since 1970 as RFC 3339 in UTC.
+/// Returns a time in ms since 1970 as RFC 3339 in UTC.
 pub fn rfc3339_ms(unix_ms: u64) -> Option<String> {
     i64::try_from(unix_ms).ok().and_then(|ms| Timestamp::from_millisecond(ms).ok()).map(rfc3339)
 }
 
-/// A length of time in its two largest units, rounded down: `1h 4m`, `48s`.
+/// Returns a duration in its two largest units, rounded down: `1h 4m`, `48s`.
 pub fn age(length: Duration) -> String {
     let seconds = length.as_secs();
     let units = [(86_400, "d"), (3600, "h"), (60, "m"), (1, "s")];
@@ -104,7 +104,7 @@ pub fn age(length: Duration) -> String {
     text
 }
 
-/// Whole milliseconds.
+/// Returns a duration in whole milliseconds.
 pub fn millis(length: Duration) -> u64 {
     u64::try_from(length.as_millis()).unwrap_or(u64::MAX)
 }

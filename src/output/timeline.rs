@@ -1,4 +1,4 @@
-//! Hosts against time: which host ran, how that ended, and which skipped.
+//! The drawing of `history --timeline`: which host ran when, how each run ended, and which hosts skipped.
 
 use std::fmt::Write as _;
 
@@ -18,7 +18,7 @@ struct Bar {
     mark: char,
 }
 
-/// How a run is marked where it ended, what that means, and its colour.
+/// The mark at a run's end, its meaning, and its style.
 const MARKS: [(char, &str, &str); 8] = [
     ('=', "ran", "32"),
     ('>', "runs", "33"),
@@ -44,9 +44,9 @@ fn mark(run: &RunOf) -> char {
     }
 }
 
-/// A time axis on which a second and a day can both be seen: each stretch between two events is as long as the logarithm of its time.
+/// A time axis on which a second and a day are both visible: the distance of two events is the logarithm of their time difference.
 struct Axis {
-    /// The events, and where they lie, from 0 to 1.
+    /// The events in ms since 1970, with their positions from 0 to 1.
     at: Vec<(u64, f64)>,
     room: usize,
 }
@@ -62,25 +62,25 @@ impl Axis {
             sum += (1.0 + (pair[1] - pair[0]) as f64 / 1000.0).ln().max(0.5);
             at.push((pair[1], sum));
         }
-        for (_, place) in &mut at {
-            *place /= sum.max(0.1);
+        for (_, position) in &mut at {
+            *position /= sum.max(0.1);
         }
         Self { at, room }
     }
 
     fn column(&self, ms: u64) -> usize {
-        let place = self.at.iter().rev().find(|(event, _)| *event <= ms).map_or(0.0, |(_, place)| *place);
-        ((place * (self.room - 1) as f64) as usize).min(self.room - 1)
+        let position = self.at.iter().rev().find(|(event, _)| *event <= ms).map_or(0.0, |(_, position)| *position);
+        ((position * (self.room - 1) as f64) as usize).min(self.room - 1)
     }
 
-    /// The time of the event that is nearest to this column.
-    fn near(&self, column: usize) -> u64 {
-        let place = column as f64 / (self.room - 1) as f64;
-        self.at.iter().min_by(|a, b| (a.1 - place).abs().total_cmp(&(b.1 - place).abs())).map_or(0, |(event, _)| *event)
+    /// Returns the time of the event that is nearest to this column.
+    fn nearest_event(&self, column: usize) -> u64 {
+        let position = column as f64 / (self.room - 1) as f64;
+        self.at.iter().min_by(|a, b| (a.1 - position).abs().total_cmp(&(b.1 - position).abs())).map_or(0, |(event, _)| *event)
     }
 }
 
-/// The latest runs, the oldest of them at the left.
+/// Returns the drawing of the latest runs, the oldest at the left.
 pub fn view(runs: &[RunOf], last: usize, skips: &[SkipCount], now: &Now, look: Look) -> String {
     let most = look.width.unwrap_or(80);
     let until = now.unix_ms();
@@ -99,9 +99,9 @@ pub fn view(runs: &[RunOf], last: usize, skips: &[SkipCount], now: &Now, look: L
         if count > 0 { format!("  skipped {count}") } else { String::new() }
     };
     let name = hosts.iter().map(|host| width(host)).max().unwrap_or(0);
-    let beside = hosts.iter().map(|host| width(&skipped(host))).max().unwrap_or(0);
-    let room = most.saturating_sub(name + 3 + beside).max(20);
-    // Each has a column and a gap.
+    let suffix = hosts.iter().map(|host| width(&skipped(host))).max().unwrap_or(0);
+    let room = most.saturating_sub(name + 3 + suffix).max(20);
+    // Each run needs a column and a gap.
     let shown = bars.len().min(last).min(room / 2);
     let older = bars.len() - shown;
     bars.truncate(shown);
@@ -124,7 +124,7 @@ pub fn view(runs: &[RunOf], last: usize, skips: &[SkipCount], now: &Now, look: L
 
 fn row(bars: &[Bar], host: &str, axis: &Axis, look: Look) -> String {
     let mut cells = vec!['.'; axis.room];
-    // The latest is drawn last.
+    // The latest run is drawn last, over older ones.
     for bar in bars.iter().rev().filter(|bar| bar.host == host) {
         let (from, to) = (axis.column(bar.from), axis.column(bar.to));
         for cell in &mut cells[from..=to] {
@@ -139,9 +139,9 @@ fn row(bars: &[Bar], host: &str, axis: &Axis, look: Look) -> String {
     cells.iter().map(paint).collect()
 }
 
-/// Three times below the drawing: its begin, its middle, and now.
+/// Returns the labels of the axis: its start, its middle, and now.
 fn labels(axis: &Axis, now: &Now) -> String {
-    let label = |column: usize| now.local(axis.near(column));
+    let label = |column: usize| now.local(axis.nearest_event(column));
     let (first, last) = (label(0), label(axis.room - 1));
     let middle = label(axis.room / 2);
     let taken = width(&first) + width(&middle) + width(&last);
@@ -177,7 +177,7 @@ mod tests {
     }
 
     #[test]
-    fn runs_of_seconds_and_of_days_can_be_told_apart() {
+    fn seconds_and_days_are_both_visible() {
         let runs = [
             run("web3", 60, 0, None),
             run("web1", 70, 1, Some(End::Exited(1))),

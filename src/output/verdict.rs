@@ -1,4 +1,4 @@
-//! How a `dlock run` ended: for the status file, for `--json` and for syslog.
+//! The result of a `dlock run`: for the status file, for `--json` and for syslog.
 
 use std::time::Duration;
 
@@ -8,7 +8,7 @@ use serde::Serialize;
 use super::{Now, json, time, who};
 use crate::lock::{Denial, Error, Fence, Holder, Key, printable};
 
-/// How it ended, in a word.
+/// The result of a run, in a word.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub enum RunResult {
@@ -20,11 +20,11 @@ pub enum RunResult {
     Lost,
     /// An operator broke the hold while the command ran; the command was stopped.
     Broken,
-    /// The command ran for as long as it may, and was stopped.
+    /// The command reached `--max-runtime` and was stopped.
     TimedOut,
     /// A signal ended the wait.
     Interrupted,
-    /// Something failed; the command did not run, or could not be supervised.
+    /// An error: the command did not run, or could not be supervised.
     Error,
 }
 
@@ -46,44 +46,44 @@ impl From<crate::supervise::ProcessEnd> for CommandEnd {
     }
 }
 
-/// Whether the lock is free after the run. Of several locks, what counts is the worst: the last of these.
+/// Whether the lock is free after the run. For several locks the worst result counts, which is the last in this order.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub enum GivenBack {
-    /// It was given back.
+    /// The lock was released.
     Yes,
     /// An outer `dlock run` keeps it.
     Nested,
     /// The store did not say; the lease ends by itself.
     Unknown,
-    /// It was not ours any more.
+    /// The token no longer held the lock.
     NotHeld,
 }
 
-/// How a run ended. What did not happen is `None`.
+/// The result of a run. `None` stands for events that did not happen.
 #[derive(Debug)]
 pub struct Verdict {
-    /// In a word.
+    /// The result in a word.
     pub outcome: RunResult,
-    /// Which lock; of several, the job's own.
+    /// The lock; the first one if there are several.
     pub key: Key,
     /// The store, without secrets.
     pub backend: String,
-    /// What dlock exits with.
+    /// dlock's exit status.
     pub status: u8,
     /// How the command ended.
     pub command: Option<CommandEnd>,
-    /// The hold's number.
+    /// The fence of the hold.
     pub fence: Option<Fence>,
-    /// All locks of the run in the order of their keys, each with its hold's number; empty if they were not taken.
+    /// All locks of the run with their fences, in the order of their keys; empty if they were not taken.
     pub keys: Vec<(Key, Fence)>,
-    /// Which permit it had.
+    /// The permit's number.
     pub permit: Option<u32>,
-    /// The lock that kept it from running, if one did.
+    /// The lock that was busy or denied, if there was one.
     pub by: Option<Key>,
     /// When the command was started.
     pub started: Option<Timestamp>,
-    /// How long it was waited for the lock.
+    /// How long dlock waited for the lock.
     pub waited: Duration,
     /// How long the command ran.
     pub ran: Option<Duration>,
@@ -91,14 +91,14 @@ pub struct Verdict {
     pub given_back: Option<GivenBack>,
     /// The holders, if the lock was busy.
     pub holders: Vec<Holder>,
-    /// Why a free lock was refused, and the option that asked for the rule.
+    /// Why a free lock was denied, and the option with the rule.
     pub refused: Option<(Box<Denial>, String)>,
-    /// What went wrong: the failure, or how the lock was lost.
+    /// The failure, or how the lock was lost.
     pub error: Option<Error>,
 }
 
 impl Verdict {
-    /// A verdict of which only the beginning is known.
+    /// Creates a verdict without the optional facts.
     pub fn new(outcome: RunResult, key: &Key, backend: impl Into<String>, status: u8) -> Self {
         Self {
             outcome,
@@ -120,7 +120,7 @@ impl Verdict {
         }
     }
 
-    /// What is known before the lock is taken, as the one JSON object: that it is not known yet.
+    /// Returns the JSON object for the status file while the run lasts, as a line.
     pub fn running(key: &Key, backend: &str) -> String {
         json::line(&Running {
             schema: json::SCHEMA,
@@ -138,7 +138,7 @@ impl Verdict {
         matches!(self.outcome, RunResult::Lost | RunResult::Broken | RunResult::TimedOut | RunResult::Error)
     }
 
-    /// The line for syslog: `sms-job skipped busy holder=web1 fence=812`.
+    /// Returns the line for syslog: `sms-job skipped busy holder=web1 fence=812`.
     pub fn line(&self) -> String {
         let mut parts = vec![word(self.key.as_str())];
         let mut add = |text: String| parts.push(text);
@@ -192,26 +192,26 @@ impl Verdict {
         parts.join(" ")
     }
 
-    /// The one JSON object, as a line.
+    /// Returns the one JSON object, as a line.
     pub fn json(&self) -> String {
         json::line(&self.report(&Now::read()))
     }
 
-    /// The one JSON object.
-    pub(super) fn report(&self, now: &Now) -> Run<'_> {
+    /// Returns the one JSON object.
+    pub(super) fn report(&self, now: &Now) -> VerdictReport<'_> {
         let (exit_status, signal) = match self.command {
             Some(CommandEnd::Exited(status)) => (Some(status), None),
             Some(CommandEnd::Signalled(signal)) => (None, Some(signal)),
             None => (None, None),
         };
-        Run {
+        VerdictReport {
             schema: json::SCHEMA,
             result: self.outcome,
             status: self.status,
             key: self.key.as_str(),
             backend: &self.backend,
             fence: self.fence.map(|fence| fence.0),
-            keys: self.keys.iter().map(|(key, fence)| KeyReport { key: key.as_str(), fence: fence.0 }).collect(),
+            keys: self.keys.iter().map(|(key, fence)| KeyFenceReport { key: key.as_str(), fence: fence.0 }).collect(),
             permit: self.permit,
             by: self.by.as_ref().map(Key::as_str),
             started: self.started.map(time::rfc3339),
@@ -227,14 +227,14 @@ impl Verdict {
 }
 
 #[derive(Serialize)]
-pub(super) struct Run<'a> {
+pub(super) struct VerdictReport<'a> {
     schema: &'static str,
     result: RunResult,
     status: u8,
     key: &'a str,
     backend: &'a str,
     fence: Option<u64>,
-    keys: Vec<KeyReport<'a>>,
+    keys: Vec<KeyFenceReport<'a>>,
     permit: Option<u32>,
     by: Option<&'a str>,
     started: Option<String>,
@@ -259,7 +259,7 @@ struct Running<'a> {
 }
 
 #[derive(Serialize)]
-struct KeyReport<'a> {
+struct KeyFenceReport<'a> {
     key: &'a str,
     fence: u64,
 }
@@ -270,7 +270,7 @@ struct CommandReport {
     signal: Option<i32>,
 }
 
-/// As one word of a line.
+/// Returns `text` as one word of a line, in quotes if needed.
 fn word(text: &str) -> String {
     let text = printable(text);
     if text.chars().any(|c| c == ' ' || c == '"' || c == '=') { format!("{text:?}") } else { text.into_owned() }
@@ -302,7 +302,7 @@ mod tests {
     }
 
     #[test]
-    fn a_line_tells_what_happened() {
+    fn the_line_summarizes_the_run() {
         let skipped = Verdict { holders: vec![holder()], ..verdict(RunResult::Busy, 75) };
         assert_eq!(skipped.line(), "sms-job skipped busy holder=web1 fence=812");
         let ran = Verdict {

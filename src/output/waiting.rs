@@ -1,4 +1,4 @@
-//! The line that shows a wait on a terminal. It is drawn over itself, and gone when the wait is over.
+//! The line that shows a wait on a terminal. It is redrawn in place, and cleared when the wait is over.
 
 use std::{cell::RefCell, future::Future, io, os::fd::AsFd as _, time::Duration};
 
@@ -8,29 +8,29 @@ use crate::{
     lock::{BootTime, Busy, Key, printable},
 };
 
-/// How long a store may be silent before that is shown.
+/// How long a store may be silent before the line shows that.
 const SILENT: Duration = Duration::from_millis(900);
 
 /// A wait in progress.
 pub struct Waiting<'a> {
     silence: &'a Silence,
-    patience: WaitPolicy,
+    policy: WaitPolicy,
     clock: &'a dyn Clock,
     began: BootTime,
     shown: bool,
-    /// Which lock, the holders at the store's last answer, and its time.
+    /// The lock, the store's last answer, and when it arrived.
     last: RefCell<Option<(Key, Busy, BootTime)>>,
 }
 
 impl<'a> Waiting<'a> {
-    /// A wait that begins now. Nothing is drawn without a terminal.
-    pub fn new(out: &Output, silence: &'a Silence, patience: WaitPolicy, clock: &'a dyn Clock) -> Self {
+    /// Starts a wait now. Without a terminal, nothing is drawn.
+    pub fn new(out: &Output, silence: &'a Silence, policy: WaitPolicy, clock: &'a dyn Clock) -> Self {
         let dumb = std::env::var_os("TERM").is_none_or(|term| term == "dumb");
         let shown = out.attended() && !out.quiet && !out.json && !dumb;
-        Self { silence, patience, clock, began: clock.now(), shown, last: RefCell::default() }
+        Self { silence, policy, clock, began: clock.now(), shown, last: RefCell::default() }
     }
 
-    /// Shows the holders that the wait is for.
+    /// Shows the current holders.
     pub fn update(&self, key: &Key, busy: &Busy) {
         if self.shown {
             *self.last.borrow_mut() = Some((key.clone(), busy.clone(), self.clock.now()));
@@ -38,7 +38,7 @@ impl<'a> Waiting<'a> {
         }
     }
 
-    /// Awaits what ends the wait, and draws the line anew each second until then. Cancel safe if `stop` is.
+    /// Awaits `stop`, and redraws the line each second until then. Cancel safe if `stop` is.
     pub async fn ticking<T>(&self, stop: impl Future<Output = T>) -> T {
         tokio::pin!(stop);
         loop {
@@ -55,52 +55,52 @@ impl<'a> Waiting<'a> {
         let now = self.clock.now();
         let silent = self.silence.outage().filter(|outage| now.since(outage.since) >= SILENT);
         if let Some(outage) = &silent {
-            Self::put(&no_answer(outage, now));
-        } else if let Some((key, busy, told)) = &*self.last.borrow() {
+            Self::draw_line(&no_answer(outage, now));
+        } else if let Some((key, busy, at)) = &*self.last.borrow() {
             let mut busy = busy.clone();
             for holder in &mut busy.holders {
-                holder.held_for = holder.held_for.map(|held| held.saturating_add(now.since(*told)));
+                holder.held_for = holder.held_for.map(|held| held.saturating_add(now.since(*at)));
             }
-            let text = line(key, &busy, now.since(self.began), self.patience);
-            Self::put(&text);
+            let text = line(key, &busy, now.since(self.began), self.policy);
+            Self::draw_line(&text);
         } else {
             self.clear();
         }
     }
 
-    fn put(text: &str) {
+    fn draw_line(text: &str) {
         let text = who::cut(&printable(text), window(io::stderr().as_fd()).0.saturating_sub(1));
         stderr::draw(&text);
     }
 
-    /// Takes the line away.
+    /// Clears the line.
     pub fn clear(&self) {
         if self.shown {
             stderr::clear();
         }
     }
 
-    /// How long it was waited; nothing if there was to be no waiting.
+    /// Returns how long the wait has lasted; zero in try mode.
     pub fn waited(&self) -> Duration {
-        if self.patience == WaitPolicy::Try { Duration::ZERO } else { self.clock.now().since(self.began) }
+        if self.policy == WaitPolicy::Try { Duration::ZERO } else { self.clock.now().since(self.began) }
     }
 }
 
-/// A store that does not answer, and how long it is asked on.
+/// Returns the line for a store that does not answer: the reason, and how long dlock goes on trying.
 fn no_answer(outage: &Outage, now: BootTime) -> String {
     let why = outage.why.as_deref().unwrap_or("no answer yet");
     let more = outage.until.map_or_else(|| "trying on".into(), |until| format!("trying for {} more", age(until.since(now))));
     format!("dlock: {}: {why}; {more}", outage.url)
 }
 
-fn line(key: &Key, busy: &Busy, waited: Duration, patience: WaitPolicy) -> String {
+fn line(key: &Key, busy: &Busy, waited: Duration, policy: WaitPolicy) -> String {
     let holder = busy.holders.first().map_or_else(|| "another process".into(), who::described);
     let mut text = format!("dlock: waiting for {}: {holder}", key.escaped());
-    let most = match patience {
+    let most = match policy {
         WaitPolicy::For(most) => format!("{} of {}", age(waited), age(most)),
         _ => age(waited),
     };
-    text += &busy.position.map_or_else(|| format!("; {most}"), |place| format!("; {} in line, {most}", ordinal(place)));
+    text += &busy.position.map_or_else(|| format!("; {most}"), |position| format!("; {} in line, {most}", ordinal(position)));
     text
 }
 
@@ -120,7 +120,7 @@ mod tests {
     use crate::lock::{Holder, Metadata, Mode};
 
     #[test]
-    fn the_line_says_who_and_how_long() {
+    fn the_line_shows_holder_and_duration() {
         let metadata =
             Metadata { user: Some("ana".into()), host: Some("ops1".into()), description: Some("v2.3".into()), ..Metadata::default() };
         let holder = Holder {

@@ -1,4 +1,4 @@
-//! Holders and waiters as people read them. All of it was written by others, so all of it is escaped and cut.
+//! Text about holders and waiters. All of it comes from other users, so all of it is escaped and cut.
 
 use super::age;
 pub use super::columns::cut;
@@ -7,12 +7,13 @@ use crate::{
     lock::{Break, Error, Fence, Holder, Key, Metadata, printable},
 };
 
-/// More of a name than this is noise, or malice.
-const NAME: usize = 40;
-/// More of a note than this is.
-const NOTE: usize = 120;
+/// Most characters shown of a name.
+const MAX_NAME: usize = 40;
+/// Most characters shown of a note.
+const MAX_NOTE: usize = 120;
 
-/// How a lock was lost: `no renewal for 36s: redis://r1: connection refused`. dlock is suspected only if it did not try.
+/// Returns how a lock was lost: `no renewal for 36s: redis://r1: connection refused`.
+/// Without any attempt to renew, dlock itself was probably stopped.
 pub fn loss(loss: &Loss) -> String {
     match loss {
         Loss::NotOwner => "the store has another holder, or none".into(),
@@ -25,14 +26,14 @@ pub fn loss(loss: &Loss) -> String {
     }
 }
 
-/// `text` escaped, and cut to `most` characters.
+/// Returns `text` escaped, and cut to `most` columns.
 pub fn clean(text: &str, most: usize) -> String {
-    // Cut first: ten megabytes needn't be escaped to be thrown away.
+    // Cut first, so that megabytes of text are not escaped in vain.
     let start: String = text.chars().take(most + 1).collect();
     cut(&printable(&start), most)
 }
 
-/// A fence in as few of its last digits, four at least, as tell it from these: `break --fence` takes such an ending.
+/// Returns the last digits of a fence, at least four and enough to distinguish it from `others`. `break --fence` takes them.
 pub fn fence(fence: Fence, others: impl Iterator<Item = Fence>) -> String {
     let digits = fence.to_string();
     let others: Vec<String> = others.filter(|other| *other != fence).map(|other| other.to_string()).collect();
@@ -43,10 +44,10 @@ pub fn fence(fence: Fence, others: impl Iterator<Item = Fence>) -> String {
     }
 }
 
-/// `user@host`, or as much of it as is known.
+/// Returns `user@host`, or only one of them; `None` if both are unknown.
 pub fn who(metadata: Option<&Metadata>) -> Option<String> {
     let metadata = metadata?;
-    let name = |text: &Option<String>| text.as_deref().map(|text| clean(text, NAME));
+    let name = |text: &Option<String>| text.as_deref().map(|text| clean(text, MAX_NAME));
     match (name(&metadata.user), name(&metadata.host)) {
         (Some(user), Some(host)) => Some(format!("{user}@{host}")),
         (None, Some(host)) => Some(host),
@@ -55,37 +56,37 @@ pub fn who(metadata: Option<&Metadata>) -> Option<String> {
     }
 }
 
-/// The holder, for a sentence.
+/// Returns the holder's name, for use in a sentence.
 pub fn holder(holder: &Holder) -> String {
     who(holder.metadata.as_ref()).unwrap_or_else(|| if holder.foreign { "a client that is not dlock" } else { "another process" }.into())
 }
 
-/// The name of the command.
+/// Returns the name of the command.
 pub fn command(metadata: Option<&Metadata>) -> Option<String> {
-    metadata?.command.as_deref().map(|command| clean(command, NAME))
+    metadata?.command.as_deref().map(|command| clean(command, MAX_NAME))
 }
 
-/// The note in quotes.
+/// Returns the note in quotes.
 pub fn note(metadata: Option<&Metadata>) -> Option<String> {
-    metadata?.description.as_deref().map(|note| format!("\"{}\"", clean(note, NOTE)))
+    metadata?.description.as_deref().map(|note| format!("\"{}\"", clean(note, MAX_NOTE)))
 }
 
-/// The holder, how long it has held, and its note: `ana@ops1, 4m 12s, "v2.3"`.
+/// Returns the holder, how long it has held the lock, and its note: `ana@ops1, 4m 12s, "v2.3"`.
 pub fn described(one: &Holder) -> String {
     let held = one.held_for.map(super::age);
     [Some(holder(one)), held, note(one.metadata.as_ref())].into_iter().flatten().collect::<Vec<_>>().join(", ")
 }
 
-/// The operator that is breaking a hold, and the reason: `by ana@ops1: "NFS"`.
+/// Returns the operator that is breaking a hold, and the reason: `by ana@ops1: "NFS"`.
 pub fn mark(mark: &Break) -> String {
-    let by = clean(&mark.by, 2 * NAME);
+    let by = clean(&mark.by, 2 * MAX_NAME);
     match &mark.why {
-        Some(why) => format!("by {by}: \"{}\"", clean(why, NOTE)),
+        Some(why) => format!("by {by}: \"{}\"", clean(why, MAX_NOTE)),
         None => format!("by {by}"),
     }
 }
 
-/// The key as a word of a shell.
+/// Returns the key quoted for a shell.
 pub fn shell(key: &Key) -> String {
     let text = key.as_str();
     let plain = |c: char| c.is_ascii_alphanumeric() || "_-./:@%+=,".contains(c);
@@ -103,7 +104,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_others_wrote_is_escaped_and_cut() {
+    fn metadata_is_escaped_and_cut() {
         let metadata = Metadata {
             user: Some("an\u{1b}[2Ja\r\u{202e}".into()),
             host: Some("h".repeat(10 << 20)),
@@ -112,11 +113,11 @@ mod tests {
         };
         let who = who(Some(&metadata)).unwrap();
         assert!(who.starts_with("an\\u{1b}[2Ja\\r\\u{202e}@hhh") && who.chars().count() < 100, "{who}");
-        assert!(note(Some(&metadata)).is_some_and(|note| note.chars().count() <= NOTE + 2 && !note.contains('\n')));
+        assert!(note(Some(&metadata)).is_some_and(|note| note.chars().count() <= MAX_NOTE + 2 && !note.contains('\n')));
     }
 
     #[test]
-    fn fences_are_as_short_as_tells_them_apart() {
+    fn fences_are_shortened_but_stay_distinct() {
         let among = |others: &[u64]| fence(Fence(1_795_364_671_046_172), others.iter().copied().map(Fence));
         assert_eq!((among(&[]), among(&[1_795_364_671_146_172])), ("…6172".into(), "…046172".into()));
         assert_eq!(among(&[5_671_046_172]), "…4671046172");

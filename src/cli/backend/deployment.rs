@@ -1,8 +1,8 @@
-//! What names a Redis deployment of several servers, and how many of them must have a grant.
+//! The URLs of Redis deployments with several servers, and the parameters about replicas.
 
 use std::time::Duration;
 
-use super::{extra, read_secret};
+use super::{parameter, read_secret};
 use crate::{
     cli::{
         layers::{Layers, from_env},
@@ -12,7 +12,7 @@ use crate::{
     lock::{Error, Result},
 };
 
-/// The servers of `redis+sentinel://HOST,HOST/MASTER`.
+/// Returns the servers of `redis+sentinel://HOST,HOST/MASTER`.
 pub(super) fn sentinel(url: &Url, wrong: &dyn Fn(&str) -> Error, layers: &Layers<'_>) -> Result<Server> {
     let sentinels = addresses(url, 26379, wrong)?;
     let master = url.path.trim_start_matches('/');
@@ -21,7 +21,7 @@ pub(super) fn sentinel(url: &Url, wrong: &dyn Fn(&str) -> Error, layers: &Layers
         let why = if master.is_empty() { "it doesn't name the master" } else { "its path is no name of a master" };
         return Err(wrong(why).hint("it is what `sentinel monitor NAME …` says: redis+sentinel://HOST,HOST,HOST/NAME?db=0"));
     }
-    let user = extra(layers, "sentinel_user").map(|setting| setting.text);
+    let user = parameter(layers, "sentinel_user").map(|setting| setting.text);
     let password = password(layers)?.map(Secret::new);
     if user.is_some() && password.is_none() && !layers.offline {
         return Err(wrong("there is a sentinel_user but no password for it")
@@ -30,9 +30,9 @@ pub(super) fn sentinel(url: &Url, wrong: &dyn Fn(&str) -> Error, layers: &Layers
     Ok(Server::Sentinel(Sentinel { sentinels, master: master.to_owned(), user, password }))
 }
 
-/// The servers of `redis+cluster://HOST,HOST`.
+/// Returns the servers of `redis+cluster://HOST,HOST`.
 pub(super) fn cluster(url: &Url, wrong: &dyn Fn(&str) -> Error, layers: &Layers<'_>) -> Result<Server> {
-    if !url.path.trim_start_matches('/').is_empty() || extra(layers, "db").is_some() {
+    if !url.path.trim_start_matches('/').is_empty() || parameter(layers, "db").is_some() {
         return Err(wrong("a cluster has no databases to choose from"));
     }
     Ok(Server::Cluster(addresses(url, 6379, wrong)?))
@@ -45,7 +45,7 @@ fn addresses(url: &Url, port: u16, wrong: &dyn Fn(&str) -> Error) -> Result<Vec<
     Ok(url.hosts.iter().map(|(host, given)| Address { host: host.clone(), port: given.unwrap_or(port) }).collect())
 }
 
-/// The sentinels' password, from the nearest place that gives one.
+/// Returns the sentinels' password from the first source that has one: environment, configuration file, URL.
 fn password(layers: &Layers<'_>) -> Result<Option<String>> {
     if layers.offline {
         return Ok(None);
@@ -59,13 +59,13 @@ fn password(layers: &Layers<'_>) -> Result<Option<String>> {
     if let Some(setting) = layers.table.and_then(|table| table.get("sentinel_password")) {
         return Ok(Some(setting.text.clone()));
     }
-    extra(layers, "sentinel_password_file").map(|setting| read_secret(&setting)).transpose()
+    parameter(layers, "sentinel_password_file").map(|setting| read_secret(&setting)).transpose()
 }
 
-/// How many replicas must have what was granted, and how soon.
+/// Returns how many replicas must confirm a grant or a renewal, and within which time.
 pub(super) fn replicas(layers: &Layers<'_>) -> Result<Option<Replicas>> {
     const RANGE: &str = "1ms to 1m, and less than two fifths of --backend-timeout";
-    let within = match extra(layers, "replica_timeout") {
+    let within = match parameter(layers, "replica_timeout") {
         Some(setting) => {
             let within = setting.duration(RANGE)?;
             if within < Duration::from_millis(1) || within > Duration::from_secs(60) {
@@ -75,7 +75,7 @@ pub(super) fn replicas(layers: &Layers<'_>) -> Result<Option<Replicas>> {
         }
         None => None,
     };
-    let count = match extra(layers, "replicas") {
+    let count = match parameter(layers, "replicas") {
         Some(setting) if setting.text == "all" => Replicas::ALL,
         Some(setting) => match setting.text.parse() {
             Ok(count @ 0..=100_u32) => count,

@@ -1,6 +1,6 @@
-//! `~/.my.cnf` as MySQL's and MariaDB's clients read it: the section `[client]`, which both of them use.
+//! Reads `~/.my.cnf` as the clients of MySQL and MariaDB do: the section `[client]`, which both use.
 //!
-//! Files that it includes are not followed.
+//! Included files are not read.
 
 use std::{fs::File, io::Read as _, path::Path, path::PathBuf};
 
@@ -11,12 +11,12 @@ use crate::{
     lock::{Error, Kind, Result},
 };
 
-/// More than this is no option file.
-const MOST: u64 = 1024 * 1024;
+/// dlock reads no more bytes than this.
+const MAX_BYTES: u64 = 1024 * 1024;
 
-/// What the section says.
+/// The options of the section `[client]`.
 #[derive(Default)]
-pub struct Client {
+pub struct ClientOptions {
     pub user: Option<String>,
     pub password: Option<String>,
     pub host: Option<String>,
@@ -26,18 +26,18 @@ pub struct Client {
     pub files: Tls,
 }
 
-/// Reads the file; nothing if there is none.
+/// Reads the file; returns no options if it does not exist.
 ///
 /// # Errors
-/// If it holds a password that others than its owner may read.
-pub fn read(path: &Path) -> Result<Client> {
+/// If it can't be read, or if all users can read a password in it.
+pub fn read(path: &Path) -> Result<ClientOptions> {
     let refuse = |why: &str| Error::new(Kind::Config, format!("{}: {why}", path.display()));
-    let Ok(mut file) = File::open(path) else { return Ok(Client::default()) };
+    let Ok(mut file) = File::open(path) else { return Ok(ClientOptions::default()) };
     if !file.metadata().is_ok_and(|metadata| metadata.is_file()) {
-        return Ok(Client::default());
+        return Ok(ClientOptions::default());
     }
     let mut text = String::new();
-    (&mut file).take(MOST).read_to_string(&mut text).map_err(|error| refuse(&secret_file::plain(&error)))?;
+    (&mut file).take(MAX_BYTES).read_to_string(&mut text).map_err(|error| refuse(&secret_file::plain(&error)))?;
     let client = parse(&text);
     if client.password.is_some() && secret_file::others_can_read(&file, path).unwrap_or(true) {
         return Err(refuse(secret_file::OPEN_TO_ALL).hint(format!("chmod 600 {}", path.display())));
@@ -45,13 +45,13 @@ pub fn read(path: &Path) -> Result<Client> {
     Ok(client)
 }
 
-fn parse(text: &str) -> Client {
-    let mut client = Client::default();
-    let mut ours = false;
+fn parse(text: &str) -> ClientOptions {
+    let mut client = ClientOptions::default();
+    let mut in_client = false;
     for line in text.lines().map(str::trim) {
         if let Some(section) = line.strip_prefix('[') {
-            ours = section.trim_end_matches(']').trim() == "client";
-        } else if ours && !line.starts_with(['#', ';', '!']) {
+            in_client = section.trim_end_matches(']').trim() == "client";
+        } else if in_client && !line.starts_with(['#', ';', '!']) {
             let (name, value) = line.split_once('=').map_or((line, None), |(name, value)| (name, Some(unquoted(value.trim()))));
             client.set(&name.trim().replace('_', "-"), value);
         }
@@ -59,7 +59,7 @@ fn parse(text: &str) -> Client {
     client
 }
 
-impl Client {
+impl ClientOptions {
     fn set(&mut self, name: &str, value: Option<String>) {
         match (name, value) {
             ("user", value) => self.user = value,
@@ -74,7 +74,7 @@ impl Client {
                 let mode = MODES.iter().find(|(mode, _)| mode.eq_ignore_ascii_case(&value));
                 self.tls = mode.map(|(_, mode)| *mode).or(self.tls);
             }
-            // MariaDB's ways to say it.
+            // MariaDB's options.
             ("ssl-verify-server-cert", value) if is_on(value.as_deref()) => self.tls = Some(TlsMode::VerifyFull),
             ("skip-ssl", _) => self.tls = Some(TlsMode::Disable),
             _ => {}
@@ -90,7 +90,7 @@ fn absolute(value: String) -> Option<PathBuf> {
     Some(PathBuf::from(value)).filter(|path| path.is_absolute())
 }
 
-/// Without quotes, a comment behind it, and the escapes that the clients know.
+/// Returns a value without quotes and trailing comment, with the clients' escape sequences decoded.
 fn unquoted(value: &str) -> String {
     let quote = value.chars().next().filter(|c| matches!(c, '"' | '\''));
     let inner = match quote {
@@ -123,7 +123,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_section_of_both_clients_is_read() {
+    fn the_client_section_is_read() {
         let client = parse(
             "user = nobody\n[client]\nuser=ana # the app\npassword = \"p@ss#w\\\\rd\"\n  port = 3307\nsocket=/run/m.sock\nssl_mode=verify_ca\n\
              ssl-ca = '/ca.pem'\nhost\n[mysql]\nuser=eve\n",

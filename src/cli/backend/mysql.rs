@@ -1,4 +1,4 @@
-//! MySQL and MariaDB: the URL, its parameters and, where they say nothing, what both clients use (`~/.my.cnf`, `MYSQL_PWD`).
+//! MySQL and MariaDB: the URL, its parameters, and as defaults the settings of their clients (`~/.my.cnf`, `MYSQL_PWD`).
 
 use std::path::{Path, PathBuf};
 
@@ -9,24 +9,23 @@ use super::{
         setting::{Origin, Setting},
         url::Url,
     },
-    extra,
-    my_cnf::{self, Client},
-    namespace, password,
+    my_cnf::{self, ClientOptions},
+    namespace, parameter, password,
 };
 use crate::{
     commands::{MysqlMode, MysqlOptions, Secret, SqlOptions, SqlServer, TlsMode},
     lock::{Error, Result},
 };
 
-/// The usual port.
+/// The default port.
 const PORT: u16 = 3306;
-/// Where packages and the sources put the server's Unix socket.
+/// The usual paths of the server's Unix socket.
 const SOCKETS: [&str; 3] = ["/run/mysqld/mysqld.sock", "/var/lib/mysql/mysql.sock", "/tmp/mysql.sock"];
 
-/// Makes the options of a `mysql://` or `mariadb://` URL.
+/// Creates the options of a `mysql://` or `mariadb://` URL.
 ///
 /// # Errors
-/// What is wrong, with its place.
+/// The first invalid setting, with its origin.
 pub fn options(globals: &Globals, url: Url, wrong: &dyn Fn(&str) -> Error, layers: &Layers<'_>) -> Result<MysqlOptions> {
     if url.hosts.len() > 1 {
         return Err(wrong("it names more than one server").hint("name the primary, or an address that follows it"));
@@ -34,17 +33,17 @@ pub fn options(globals: &Globals, url: Url, wrong: &dyn Fn(&str) -> Error, layer
     let home = layers.env.get_os("HOME").map(PathBuf::from).filter(|home| home.is_absolute());
     let client = match home {
         Some(home) => my_cnf::read(&home.join(".my.cnf"))?,
-        None => Client::default(),
+        None => ClientOptions::default(),
     };
-    let server = match (url.hosts.into_iter().next(), extra(layers, "socket")) {
+    let server = match (url.hosts.into_iter().next(), parameter(layers, "socket")) {
         (Some(_), Some(socket)) => return Err(socket.refuse("a host and a socket are two places")),
         (Some((host, port)), None) => SqlServer::Tcp { host, port: port.unwrap_or(PORT) },
         (None, Some(socket)) => SqlServer::Unix { path: path(&socket, "socket")?, port: PORT },
-        (None, None) => as_clients(&client),
+        (None, None) => default_server(&client),
     };
     let mut sql = SqlOptions::new(server);
     sql.namespace = namespace(globals, layers)?;
-    let own_user = url.user.is_none() || url.user == client.user;
+    let is_clients_user = url.user.is_none() || url.user == client.user;
     sql.user = Some(url.user.or(client.user).unwrap_or_else(crate::commands::user_name));
     sql.database = Some(url.path.trim_start_matches('/').to_owned()).filter(|name| !name.is_empty());
     tls(&mut sql, layers, client.tls)?;
@@ -54,26 +53,26 @@ pub fn options(globals: &Globals, url: Url, wrong: &dyn Fn(&str) -> Error, layer
     if sql.files.cert_file.is_none() && sql.files.key_file.is_none() {
         (sql.files.cert_file, sql.files.key_file) = (client.files.cert_file, client.files.key_file);
     }
-    sql.no_shedlock = !extra(layers, "shedlock").map_or(Ok(true), |setting| setting.yes())?;
-    if let Some(setting) = extra(layers, "table") {
+    sql.no_shedlock = !parameter(layers, "shedlock").map_or(Ok(true), |setting| setting.yes())?;
+    if let Some(setting) = parameter(layers, "table") {
         sql.table = table(&setting)?;
     }
     if sql.database.is_none() && !sql.table.contains('.') {
         return Err(wrong("it names no database").hint("mysql://HOST/DATABASE, or ?table=DATABASE.TABLE"));
     }
-    let mode = match extra(layers, "mode") {
+    let mode = match parameter(layers, "mode") {
         Some(setting) => setting.choice(&[("lease", MysqlMode::Lease), ("row", MysqlMode::Row), ("advisory", MysqlMode::Advisory)])?,
         None => MysqlMode::Lease,
     };
-    let raw_names = match extra(layers, "lock_name") {
+    let raw_names = match parameter(layers, "lock_name") {
         Some(setting) if mode != MysqlMode::Advisory => return Err(setting.refuse("only mode=advisory has names of its own")),
         Some(setting) => setting.choice(&[("raw", true), ("qualified", false)])?,
         None => false,
     };
-    let single_writer = extra(layers, "single_writer").map_or(Ok(false), |setting| setting.yes())?;
+    let single_writer = parameter(layers, "single_writer").map_or(Ok(false), |setting| setting.yes())?;
     sql.password = match password(globals, layers, url.password)? {
         Some(password) => Some(password),
-        None => match client.password.filter(|_| own_user) {
+        None => match client.password.filter(|_| is_clients_user) {
             Some(password) => Some(password),
             None => layers.env.get("MYSQL_PWD")?.map(str::to_owned),
         },
@@ -82,8 +81,8 @@ pub fn options(globals: &Globals, url: Url, wrong: &dyn Fn(&str) -> Error, layer
     Ok(MysqlOptions { sql, mode, raw_names, single_writer })
 }
 
-/// Where the clients would look for the server.
-fn as_clients(client: &Client) -> SqlServer {
+/// Returns the server to which the clients would connect.
+fn default_server(client: &ClientOptions) -> SqlServer {
     let port = client.port.unwrap_or(PORT);
     match (&client.socket, &client.host) {
         (Some(path), _) => SqlServer::Unix { path: path.clone(), port },
@@ -95,7 +94,7 @@ fn as_clients(client: &Client) -> SqlServer {
     }
 }
 
-/// The modes as MySQL's client names them.
+/// The TLS modes, with the names of MySQL's client.
 pub const MODES: [(&str, TlsMode); 5] = [
     ("DISABLED", TlsMode::Disable),
     ("PREFERRED", TlsMode::Prefer),
@@ -104,19 +103,19 @@ pub const MODES: [(&str, TlsMode); 5] = [
     ("VERIFY_IDENTITY", TlsMode::VerifyFull),
 ];
 
-/// Several names of one thing: the client's and dlock's own.
+/// Returns a parameter that has two names: the client's and dlock's own.
 fn one_of(layers: &Layers<'_>, names: [&str; 2]) -> Result<Option<Setting>> {
-    match names.map(|name| extra(layers, name)) {
+    match names.map(|name| parameter(layers, name)) {
         [Some(_), Some(setting)] => Err(setting.refuse(format!("{} and {} are the same: one of them will do", names[0], names[1]))),
         [one, other] => Ok(one.or(other)),
     }
 }
 
-fn tls(sql: &mut SqlOptions, layers: &Layers<'_>, of_client: Option<TlsMode>) -> Result<()> {
-    if let Some(mode) = of_client {
+fn tls(sql: &mut SqlOptions, layers: &Layers<'_>, default_mode: Option<TlsMode>) -> Result<()> {
+    if let Some(mode) = default_mode {
         sql.tls = mode;
     }
-    if let Some(mut setting) = extra(layers, "ssl-mode") {
+    if let Some(mut setting) = parameter(layers, "ssl-mode") {
         setting.text.make_ascii_uppercase();
         sql.tls = setting.choice(&MODES)?;
     }
@@ -137,7 +136,7 @@ fn path(setting: &Setting, name: &str) -> Result<PathBuf> {
     if path.is_absolute() { Ok(path) } else { Err(setting.refuse(format!("{name} needs an absolute path"))) }
 }
 
-/// A table's name, with its database if need be.
+/// Returns a table's name, with or without its database.
 fn table(setting: &Setting) -> Result<String> {
     let plain = |part: &str| part.bytes().all(|b| b.is_ascii_alphanumeric() || b"_$-".contains(&b)) && (1..=48).contains(&part.len());
     let parts: Vec<&str> = setting.text.split('.').collect();

@@ -1,13 +1,13 @@
-//! PostgreSQL's password file, as libpq reads it: `host:port:database:user:password`, the first line that fits.
+//! Reads PostgreSQL's password file as libpq does: lines `host:port:database:user:password`, of which the first match counts.
 
 use std::{fs::File, io::Read as _, path::Path};
 
 use crate::{cli::secret_file, lock::Error, lock::Kind, lock::Result};
 
-/// More than this is no password file.
-const MOST: u64 = 1024 * 1024;
+/// dlock reads no more bytes than this.
+const MAX_BYTES: u64 = 1024 * 1024;
 
-/// The login that a password is looked up for.
+/// The login whose password is looked up.
 #[derive(Clone, Copy, Debug)]
 pub struct Login<'a> {
     /// The host's name, or `localhost` for a Unix socket.
@@ -17,10 +17,10 @@ pub struct Login<'a> {
     pub user: &'a str,
 }
 
-/// The password that the file has; `None` if there is no file, or no line that fits.
+/// Returns the password for a login; `None` if there is no file, or no matching line.
 ///
 /// # Errors
-/// Reports a file that others than its owner may read. libpq ignores such a file silently, and the login fails without a reason.
+/// If all users can read the file. libpq silently ignores such a file, and the login fails without a reason.
 pub fn find(path: &Path, wanted: Login<'_>) -> Result<Option<String>> {
     let refuse = |why: &str| Error::new(Kind::Config, format!("{}: {why}", path.display()));
     let Ok(file) = File::open(path) else { return Ok(None) };
@@ -31,11 +31,11 @@ pub fn find(path: &Path, wanted: Login<'_>) -> Result<Option<String>> {
         return Err(refuse(secret_file::OPEN_TO_ALL).hint(format!("chmod 600 {}", path.display())));
     }
     let mut text = String::new();
-    file.take(MOST).read_to_string(&mut text).map_err(|error| refuse(&secret_file::plain(&error)))?;
-    Ok(text.lines().find_map(|line| of_line(line, wanted)))
+    file.take(MAX_BYTES).read_to_string(&mut text).map_err(|error| refuse(&secret_file::plain(&error)))?;
+    Ok(text.lines().find_map(|line| password_in(line, wanted)))
 }
 
-fn of_line(line: &str, wanted: Login<'_>) -> Option<String> {
+fn password_in(line: &str, wanted: Login<'_>) -> Option<String> {
     let mut rest = line.strip_suffix('\r').unwrap_or(line);
     if rest.starts_with('#') {
         return None;
@@ -50,7 +50,7 @@ fn of_line(line: &str, wanted: Login<'_>) -> Option<String> {
     Some(field(rest).map_or_else(|| unescaped(rest), |(password, _)| password)).filter(|password| !password.is_empty())
 }
 
-/// Up to the next colon that no backslash stands before, and what follows.
+/// Splits `text` at the first unescaped colon into the unescaped field and the rest.
 fn field(text: &str) -> Option<(String, &str)> {
     let mut escaped = false;
     let end = text.bytes().position(|byte| {
@@ -75,9 +75,9 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_first_line_that_fits_has_it() {
+    fn the_first_matching_line_counts() {
         let wanted = Login { host: "db1", port: 5432, database: "app", user: "ana" };
-        let of = |line| of_line(line, wanted);
+        let of = |line| password_in(line, wanted);
         assert_eq!(of("db1:5432:app:ana:s3cret").as_deref(), Some("s3cret"));
         assert_eq!(of("*:*:*:ana:a\\:b\\\\c\r").as_deref(), Some("a:b\\c"));
         assert_eq!(of("*:*:*:*:pw:more").as_deref(), Some("pw"));
@@ -86,6 +86,6 @@ mod tests {
         {
             assert_eq!(of(other), None, "{other}");
         }
-        assert_eq!(of_line("\\:\\:1:*:*:*:pw", Login { host: "::1", ..wanted }).as_deref(), Some("pw"));
+        assert_eq!(password_in("\\:\\:1:*:*:*:pw", Login { host: "::1", ..wanted }).as_deref(), Some("pw"));
     }
 }

@@ -1,4 +1,4 @@
-//! PostgreSQL: the URL, its parameters and, where they say nothing, what psql uses (`PGHOST`, `~/.pgpass`, …).
+//! PostgreSQL: the URL, its parameters, and as defaults the settings of psql (`PGHOST`, `~/.pgpass`, …).
 
 use std::path::{Path, PathBuf};
 
@@ -9,7 +9,7 @@ use super::{
         setting::{Origin, Setting},
         url::Url,
     },
-    extra, namespace, password,
+    namespace, parameter, password,
     pgpass::{self, Login},
 };
 use crate::{
@@ -17,17 +17,17 @@ use crate::{
     lock::{Error, Result},
 };
 
-/// The usual port.
+/// The default port.
 const PORT: u16 = 5432;
-/// Where packages and the sources put the server's Unix socket.
+/// The usual directories of the server's Unix socket.
 const SOCKETS: [&str; 2] = ["/run/postgresql", "/tmp"];
 
-/// Makes the options of a `postgres://` URL.
+/// Creates the options of a `postgres://` URL.
 ///
 /// # Errors
-/// What is wrong, with its place.
+/// The first invalid setting, with its origin.
 pub fn options(globals: &Globals, url: Url, wrong: &dyn Fn(&str) -> Error, layers: &mut Layers<'_>) -> Result<PostgresOptions> {
-    // Its name is that of a setting, which it must not be taken for.
+    // The parameter `host` must not be mistaken for the setting `host`, this machine's name.
     let host = layers.url.remove("host");
     if url.hosts.len() > 1 {
         return Err(wrong("it names more than one server").hint("name the primary, or an address that follows it"));
@@ -60,17 +60,17 @@ pub fn options(globals: &Globals, url: Url, wrong: &dyn Fn(&str) -> Error, layer
         name => Some(name.to_owned()),
     };
     tls(&mut sql, layers)?;
-    sql.no_shedlock = !extra(layers, "shedlock").map_or(Ok(true), |setting| setting.yes())?;
-    if let Some(setting) = extra(layers, "table") {
+    sql.no_shedlock = !parameter(layers, "shedlock").map_or(Ok(true), |setting| setting.yes())?;
+    if let Some(setting) = parameter(layers, "table") {
         sql.table = table(&setting)?;
     }
-    let mode = match extra(layers, "mode") {
+    let mode = match parameter(layers, "mode") {
         Some(setting) => {
             setting.choice(&[("lease", PostgresMode::Lease), ("row", PostgresMode::Row), ("advisory", PostgresMode::Advisory)])?
         }
         None => PostgresMode::Lease,
     };
-    let advisory_key = match extra(layers, "pg_key") {
+    let advisory_key = match parameter(layers, "pg_key") {
         Some(setting) if mode != PostgresMode::Advisory => return Err(setting.refuse("only mode=advisory has a key")),
         Some(setting) => Some(setting.text.parse::<AdvisoryKey>().map_err(|_| {
             setting.refuse("it is no key of an advisory lock").hint("one whole number of 64 bits, or two of 32 bits with a comma")
@@ -79,18 +79,18 @@ pub fn options(globals: &Globals, url: Url, wrong: &dyn Fn(&str) -> Error, layer
     };
     sql.password = match password(globals, layers, url.password)? {
         Some(password) => Some(password),
-        None => as_psql(&sql, layers)?,
+        None => psql_password(&sql, layers)?,
     }
     .map(Secret::new);
     Ok(PostgresOptions { sql, mode, advisory_key })
 }
 
-/// What psql takes from the environment.
+/// Returns a variable of psql's environment.
 fn variable(layers: &Layers<'_>, name: &str) -> Result<Option<Setting>> {
     Ok(layers.env.get(name)?.map(|text| Setting { text: text.to_owned(), origin: Origin::Env(name.to_owned()) }))
 }
 
-/// A path is the directory of a socket.
+/// Returns the server. A host that is a path is the directory of a Unix socket.
 fn server(host: String, port: u16) -> SqlServer {
     if host.starts_with('/') { SqlServer::Unix { path: host.into(), port } } else { SqlServer::Tcp { host, port } }
 }
@@ -103,9 +103,9 @@ fn default_server(port: u16) -> SqlServer {
     }
 }
 
-/// Several names of one thing: libpq's and dlock's own.
+/// Returns a parameter that has two names: libpq's and dlock's own.
 fn one_of(layers: &Layers<'_>, names: [&str; 2]) -> Result<Option<Setting>> {
-    match names.map(|name| extra(layers, name)) {
+    match names.map(|name| parameter(layers, name)) {
         [Some(_), Some(setting)] => Err(setting.refuse(format!("{} and {} are the same: one of them will do", names[0], names[1]))),
         [one, other] => Ok(one.or(other)),
     }
@@ -114,28 +114,28 @@ fn one_of(layers: &Layers<'_>, names: [&str; 2]) -> Result<Option<Setting>> {
 fn tls(sql: &mut SqlOptions, layers: &Layers<'_>) -> Result<()> {
     let modes = [
         ("disable", TlsMode::Disable),
-        // Never better than `prefer`, and so not worse than it here.
+        // `allow` may use TLS, so `prefer` satisfies it.
         ("allow", TlsMode::Prefer),
         ("prefer", TlsMode::Prefer),
         ("require", TlsMode::Require),
         ("verify-ca", TlsMode::VerifyCa),
         ("verify-full", TlsMode::VerifyFull),
     ];
-    let mode = match extra(layers, "sslmode") {
+    let mode = match parameter(layers, "sslmode") {
         Some(setting) => Some(setting),
         None => variable(layers, "PGSSLMODE")?,
     };
     if let Some(setting) = &mode {
         sql.tls = setting.choice(&modes)?;
     }
-    let file = |names: [&str; 2], of_psql: &str| {
+    let file = |names: [&str; 2], psql_variable: &str| {
         let setting = match one_of(layers, names)? {
             Some(setting) => Some(setting),
-            None => variable(layers, of_psql)?,
+            None => variable(layers, psql_variable)?,
         };
         match setting {
             Some(setting) if Path::new(&setting.text).is_absolute() => Ok(Some(PathBuf::from(setting.text))),
-            // They are trusted unless others are named.
+            // The system's authorities are the default.
             Some(setting) if names[0] == "sslrootcert" && setting.text == "system" => Ok(None),
             Some(setting) => Err(setting.refuse(format!("{} needs an absolute path", names[0]))),
             None => Ok(None),
@@ -152,7 +152,7 @@ fn tls(sql: &mut SqlOptions, layers: &Layers<'_>) -> Result<()> {
     Ok(())
 }
 
-/// A table's name, with its schema if need be. Only what PostgreSQL keeps as it is without quotes.
+/// Returns a table's name, with or without its schema. Only names that need no quotes in PostgreSQL are allowed.
 fn table(setting: &Setting) -> Result<String> {
     let plain = |part: &str| {
         part.bytes().enumerate().all(|(at, b)| b.is_ascii_lowercase() || b == b'_' || (at > 0 && b.is_ascii_digit()))
@@ -165,8 +165,8 @@ fn table(setting: &Setting) -> Result<String> {
     Err(setting.refuse("it is no table's name").hint("up to 48 of a-z 0-9 _, and a schema with a dot before it if need be"))
 }
 
-/// The password where psql finds it.
-fn as_psql(sql: &SqlOptions, layers: &Layers<'_>) -> Result<Option<String>> {
+/// Returns the password that psql would use.
+fn psql_password(sql: &SqlOptions, layers: &Layers<'_>) -> Result<Option<String>> {
     if let Some(setting) = variable(layers, "PGPASSWORD")? {
         return Ok(Some(setting.text));
     }

@@ -1,20 +1,20 @@
-//! `redlock://` and `redlocks://`: several servers of which a majority decides.
+//! `redlock://` and `redlocks://`: several independent servers, of which a majority decides.
 
 use std::time::Duration;
 
-use super::{extra, namespace, redis};
+use super::{namespace, parameter, redis};
 use crate::{
     cli::{args::Globals, duration, layers::Layers, url::Url},
     commands::{RedisOptions, RedlockOptions},
     lock::{Error, Result},
 };
 
-/// The parameters of these URLs alone.
-pub(super) const ONLY: &[&str] = &["allow_few", "node_timeout", "retry_delay"];
+/// The parameters that only Redlock uses.
+pub(super) const PARAMETERS: &[&str] = &["allow_few", "node_timeout", "retry_delay"];
 
-/// Each host is a server of its own; all else in the URL is the same for all of them.
+/// Creates the options. Each host is an independent server; the rest of the URL applies to all of them.
 pub(super) fn resolve(globals: &Globals, url: &Url, wrong: &dyn Fn(&str) -> Error, layers: &Layers<'_>) -> Result<RedlockOptions> {
-    let few = match extra(layers, "allow_few") {
+    let few = match parameter(layers, "allow_few") {
         None => false,
         Some(setting) => match setting.text.as_str() {
             "yes" | "true" => true,
@@ -43,16 +43,16 @@ pub(super) fn resolve(globals: &Globals, url: &Url, wrong: &dyn Fn(&str) -> Erro
         nodes.push(node);
     }
     Ok(RedlockOptions {
-        node_timeout: length(layers, "node_timeout", RedlockOptions::NODE_TIMEOUT)?,
-        retry_delay: length(layers, "retry_delay", RedlockOptions::RETRY_DELAY)?,
+        node_timeout: duration_parameter(layers, "node_timeout", RedlockOptions::NODE_TIMEOUT)?,
+        retry_delay: duration_parameter(layers, "retry_delay", RedlockOptions::RETRY_DELAY)?,
         namespace: namespace(globals, layers)?,
         nodes,
     })
 }
 
-/// A short length of time.
-pub(super) fn length(layers: &Layers<'_>, name: &str, default: Duration) -> Result<Duration> {
-    match extra(layers, name) {
+/// Returns a duration parameter from 10 ms to 60 s.
+pub(super) fn duration_parameter(layers: &Layers<'_>, name: &str, default: Duration) -> Result<Duration> {
+    match parameter(layers, name) {
         None => Ok(default),
         Some(setting) => duration::parse(&setting.text)
             .ok()

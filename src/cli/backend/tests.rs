@@ -74,7 +74,7 @@ fn every_scheme_is_understood() {
 }
 
 #[test]
-fn a_set_of_nodes_is_named_as_one() {
+fn redlock_urls_are_parsed() {
     let find = |url| find(Some(url), &[("DLOCK_PASSWORD", "pw")], "");
     let redlock = |url| match find(url).unwrap().backend {
         BackendConfig::Redlock(options) => options,
@@ -104,7 +104,7 @@ fn a_set_of_nodes_is_named_as_one() {
 }
 
 #[test]
-fn a_tair_is_named_with_its_mode() {
+fn tair_urls_are_parsed() {
     let find = |url| find(Some(url), &[("DLOCK_PASSWORD", "pw")], "");
     let tair = |url| match find(url).unwrap().backend {
         BackendConfig::Tair(options) => options,
@@ -126,7 +126,7 @@ fn a_tair_is_named_with_its_mode() {
 }
 
 #[test]
-fn names_come_from_the_file_with_all_their_table_says() {
+fn a_name_selects_its_table_in_the_file() {
     let file = "backend = 'prod'\nnamespace = 'top'\n[backends.prod]\nurl = 'redis://u:in-url@r1'\ndb = 4\nnamespace = 'apps'\n[backends.b]\nurl = 'redis://r2'\npassword = 'beside'\n";
     let target = find(None, &[], file).unwrap();
     assert_eq!(target.name.as_deref(), Some("prod"));
@@ -139,7 +139,7 @@ fn names_come_from_the_file_with_all_their_table_says() {
 }
 
 #[test]
-fn mistakes_are_refused_with_their_place_and_without_secrets() {
+fn mistakes_are_refused_with_their_origin_and_without_secrets() {
     let prod = "[backends.prod]\nurl = 'redis://r'\n";
     for (url, env, file, kind, start, hint) in [
         (Some("redis://u:hunter2@h"), None, "", Kind::Usage, "--backend: redis://u:***@h: a password on the command line", "put it into"),
@@ -234,7 +234,7 @@ fn postgres_of(target: Target) -> PostgresOptions {
 }
 
 #[test]
-fn postgres_is_found_as_psql_finds_it() {
+fn postgres_defaults_are_those_of_psql() {
     let of = |url, env: &[(&str, &str)]| postgres_of(find(Some(url), env, "").unwrap());
     let options = of("postgresql://ana@db1:6000/app?sslmode=require&table=jobs.shedlock&mode=advisory&pg_key=7,-8&namespace=x", &[]);
     assert_eq!(options.sql.server, SqlServer::Tcp { host: "db1".into(), port: 6000 });
@@ -259,7 +259,7 @@ fn postgres_is_found_as_psql_finds_it() {
 }
 
 #[test]
-fn the_machines_name_is_not_the_servers() {
+fn the_parameter_host_is_not_the_setting_host() {
     let env = Env::default();
     let file = File::default();
     let mut layers = Layers::new(&env, &file, None);
@@ -269,7 +269,7 @@ fn the_machines_name_is_not_the_servers() {
 }
 
 #[test]
-fn what_postgres_has_no_use_for_is_refused() {
+fn invalid_postgres_parameters_are_refused() {
     for url in [
         "postgres://a,b/app",
         "postgres://a/app?host=/run",
@@ -298,8 +298,8 @@ fn mysql_of(target: Target) -> MysqlOptions {
 }
 
 #[test]
-fn mysql_is_found_as_its_clients_find_it() {
-    // Not in the folder of temporary files, which may be in memory: a secret there may have any mode.
+fn mysql_defaults_are_those_of_its_clients() {
+    // Not below /tmp, which may be in memory, where modes are not checked.
     let home = tempfile::tempdir_in(env!("CARGO_MANIFEST_DIR")).unwrap();
     let file = home.path().join(".my.cnf");
     std::fs::write(&file, "[client]\nuser = ana\npassword = 'fr#om file'\nhost = db1\nport = 3307\nssl-mode = REQUIRED\n").unwrap();
@@ -312,7 +312,7 @@ fn mysql_is_found_as_its_clients_find_it() {
     assert_eq!(options.sql.server, SqlServer::Tcp { host: "db1".into(), port: 3307 });
     assert_eq!((options.sql.user.as_deref(), options.sql.password), (Some("ana"), Some(Secret::new("fr#om file"))));
     assert_eq!(options.sql.tls, TlsMode::Require);
-    // Another user's password is not in it.
+    // The file's password belongs to another user.
     assert_eq!(of("mysql://bob@db2/app", &at_home).sql.password, Some(Secret::new("from env")));
     assert_eq!(of("mysql://bob@db2/app", &[("DLOCK_PASSWORD", "nearer"), ("MYSQL_PWD", "x")]).sql.password, Some(Secret::new("nearer")));
 
@@ -330,7 +330,7 @@ fn mysql_is_found_as_its_clients_find_it() {
 }
 
 #[test]
-fn what_mysql_has_no_use_for_is_refused() {
+fn invalid_mysql_parameters_are_refused() {
     for url in [
         "mysql://a,b/app",
         "mysql://a/",

@@ -1,21 +1,21 @@
-//! `zookeeper://` and `zookeepers://`: the servers of an ensemble, and the node below which the locks are.
+//! `zookeeper://` and `zookeepers://`: the servers of an ensemble, and the node that contains the locks.
 
-use super::{extra, namespace, password_of, tls};
+use super::{namespace, parameter, password_of, tls};
 use crate::{
     cli::{args::Globals, layers::Layers, url::Url},
     commands::ZooKeeperOptions,
     lock::{Error, Result},
 };
 
-/// The parameters of these URLs alone.
-pub(super) const ONLY: &[&str] = &["auth"];
+/// The parameters that only ZooKeeper uses.
+pub(super) const PARAMETERS: &[&str] = &["auth"];
 
-/// A user logs in by the `digest` scheme, which may be named.
+/// Creates the options. Users log in with the `digest` scheme, the only one.
 pub(super) fn resolve(globals: &Globals, url: Url, wrong: &dyn Fn(&str) -> Error, layers: &Layers<'_>) -> Result<ZooKeeperOptions> {
     if url.hosts.is_empty() {
         return Err(wrong("it has no host").hint("any servers of the ensemble: zookeeper://host1,host2,host3/path"));
     }
-    let scheme = extra(layers, "auth");
+    let scheme = parameter(layers, "auth");
     if let Some(setting) = scheme.as_ref().filter(|setting| setting.text != "digest") {
         return Err(setting.refuse("the only way to log in is auth=digest"));
     }

@@ -28,7 +28,7 @@ pub struct ExplainedReport<'a> {
 }
 
 impl<'a> ExplainedReport<'a> {
-    /// Of this run.
+    /// Reports what a run would do.
     pub fn new(explained: &Explained<'a>, now: &Now) -> Self {
         let (holders, refused) = match explained.would {
             Would::Run => (Vec::new(), None),

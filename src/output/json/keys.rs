@@ -1,8 +1,8 @@
-//! The objects about many keys.
+//! The objects of commands about many keys.
 
 use serde::Serialize;
 
-use super::{ErrorReport, Head, PastReport, head};
+use super::{ErrorReport, Head, HistoryEntryReport, head};
 use crate::{
     exit,
     lock::{Fence, Key, Result},
@@ -19,14 +19,14 @@ pub struct KnownKeys<'a> {
     #[serde(flatten)]
     head: Head,
     backend: &'a str,
-    keys: Vec<KeyReport<'a>>,
+    keys: Vec<KnownKeyReport<'a>>,
 }
 
-/// A key and its last run.
+/// A key with its last run.
 #[derive(Debug, Serialize)]
-struct KeyReport<'a> {
+struct KnownKeyReport<'a> {
     key: &'a str,
-    last: Option<PastReport<'a>>,
+    last: Option<HistoryEntryReport<'a>>,
     last_ok: Option<String>,
     runs: usize,
     skips: u64,
@@ -35,11 +35,11 @@ struct KeyReport<'a> {
 }
 
 impl<'a> KnownKeys<'a> {
-    /// Of these keys.
+    /// Reports the keys of a store.
     pub fn new(keys: &'a [Summary], backend: &'a str) -> Self {
-        let report = |one: &'a Summary| KeyReport {
+        let report = |one: &'a Summary| KnownKeyReport {
             key: one.key.as_str(),
-            last: one.last.as_ref().map(|run| PastReport::new(&one.key, run)),
+            last: one.last.as_ref().map(|run| HistoryEntryReport::new(&one.key, run)),
             last_ok: one.ok_ms.and_then(rfc3339_ms),
             runs: one.runs,
             skips: one.skips,
@@ -56,13 +56,13 @@ pub struct AllRuns<'a> {
     #[serde(flatten)]
     head: Head,
     backend: &'a str,
-    runs: Vec<PastReport<'a>>,
+    runs: Vec<HistoryEntryReport<'a>>,
 }
 
 impl<'a> AllRuns<'a> {
-    /// These runs.
+    /// Reports runs of several keys.
     pub fn new(runs: &'a [(Key, RunOf)], backend: &'a str) -> Self {
-        Self { head: head("ok", exit::OK), backend, runs: runs.iter().map(|(key, run)| PastReport::new(key, run)).collect() }
+        Self { head: head("ok", exit::OK), backend, runs: runs.iter().map(|(key, run)| HistoryEntryReport::new(key, run)).collect() }
     }
 }
 
@@ -76,7 +76,7 @@ pub struct HostBroken<'a> {
     holds: Vec<BrokenReport<'a>>,
 }
 
-/// A hold that was to be broken.
+/// A hold of the host, and whether it was broken.
 #[derive(Debug, Serialize)]
 struct BrokenReport<'a> {
     key: &'a str,
@@ -86,7 +86,7 @@ struct BrokenReport<'a> {
 }
 
 impl<'a> HostBroken<'a> {
-    /// These holds, of which some have no outcome if the work was interrupted.
+    /// Reports the holds. After an interruption, some have no outcome.
     pub fn new(
         host: &'a str,
         backend: &'a str,

@@ -29,7 +29,7 @@ struct LibraryReport<'a> {
 }
 
 impl<'a> Named<'a> {
-    /// Of this lock.
+    /// Reports the names of a lock.
     pub fn new(key: &'a Key, backend: &'a str, sharing: &'a Sharing) -> Self {
         let report = |neighbour: &'a Neighbour| LibraryReport {
             library: neighbour.library.name,

@@ -1,4 +1,4 @@
-//! What the objects of several commands are made of.
+//! Parts that the objects of several commands share.
 
 use std::error::Error as _;
 
@@ -92,7 +92,7 @@ pub struct HolderReport<'a> {
     broken: Option<BreakReport<'a>>,
 }
 
-/// A run that keeps a free lock from others.
+/// An earlier run that denies a free lock to other runs.
 #[derive(Debug, Serialize)]
 pub struct DeniedReport<'a> {
     reason: &'a str,
@@ -106,7 +106,7 @@ pub struct DeniedReport<'a> {
 }
 
 impl<'a> DeniedReport<'a> {
-    /// By what was asked with this option; `now` dates it.
+    /// Reports a denial by the rule of `option`; `now` dates it.
     pub fn new(denial: &'a Denial, option: &'a str, now: &Now) -> Self {
         let metadata = denial.metadata.as_ref();
         Self {
@@ -125,9 +125,9 @@ impl<'a> DeniedReport<'a> {
     }
 }
 
-/// A start that is kept from others for a while.
+/// A run record of a skew guard or a minimum hold time (`--at-least`).
 #[derive(Debug, Serialize)]
-pub struct PacedReport<'a> {
+pub struct CooldownReport<'a> {
     fence: u64,
     host: Option<&'a str>,
     user: Option<&'a str>,
@@ -136,7 +136,7 @@ pub struct PacedReport<'a> {
     at_least_ms: u64,
 }
 
-impl<'a> PacedReport<'a> {
+impl<'a> CooldownReport<'a> {
     pub(super) fn new(cooldown: &'a lock::Cooldown) -> Self {
         let metadata = cooldown.metadata.as_ref();
         Self {
@@ -150,9 +150,9 @@ impl<'a> PacedReport<'a> {
     }
 }
 
-/// The last start of a run that was to be the only one for some time.
+/// The last run of `--once` or `--once-per`.
 #[derive(Debug, Serialize)]
-pub struct StartReport<'a> {
+pub struct LastRunReport<'a> {
     fence: u64,
     host: Option<&'a str>,
     user: Option<&'a str>,
@@ -162,7 +162,7 @@ pub struct StartReport<'a> {
     window_ms: u64,
 }
 
-impl<'a> StartReport<'a> {
+impl<'a> LastRunReport<'a> {
     pub(super) fn new(start: &'a lock::LastRun) -> Self {
         let metadata = start.metadata.as_ref();
         Self {
@@ -186,14 +186,14 @@ pub struct BreakReport<'a> {
 }
 
 impl<'a> BreakReport<'a> {
-    /// Of this mark.
+    /// Reports the mark of a break.
     pub fn new(mark: &'a Break) -> Self {
         Self { by: &mark.by, reason: mark.why.as_deref(), seen: mark.seen }
     }
 }
 
 impl<'a> HolderReport<'a> {
-    /// Of this hold; `now` dates it.
+    /// Reports a hold; `now` dates it.
     pub fn new(holder: &'a Holder, now: &Now) -> Self {
         let metadata = holder.metadata.as_ref();
         Self {
@@ -223,7 +223,7 @@ impl<'a> HolderReport<'a> {
 
 /// One run.
 #[derive(Debug, Serialize)]
-pub struct PastReport<'a> {
+pub struct HistoryEntryReport<'a> {
     key: &'a str,
     fence: Option<u64>,
     host: Option<&'a str>,
@@ -241,7 +241,7 @@ pub struct PastReport<'a> {
     reason: Option<&'a str>,
 }
 
-impl<'a> PastReport<'a> {
+impl<'a> HistoryEntryReport<'a> {
     pub(super) fn new(key: &'a Key, run: &'a RunOf) -> Self {
         let metadata = run.metadata.as_ref();
         Self {
@@ -264,9 +264,9 @@ impl<'a> PastReport<'a> {
     }
 }
 
-/// How often a host did without the lock.
+/// How often a host skipped.
 #[derive(Debug, Serialize)]
-pub struct SkipsReport<'a> {
+pub struct SkipCountReport<'a> {
     host: &'a str,
     count: u64,
     since: Option<String>,
@@ -274,14 +274,14 @@ pub struct SkipsReport<'a> {
     reason: &'a str,
 }
 
-impl<'a> SkipsReport<'a> {
+impl<'a> SkipCountReport<'a> {
     pub(super) fn new(skips: &'a SkipCount) -> Self {
         let (since, last) = (skips.since_ms.and_then(rfc3339_ms), skips.last_ms.and_then(rfc3339_ms));
         Self { host: &skips.host, count: skips.count, since, last, reason: &skips.reason }
     }
 }
 
-/// A mode in a word.
+/// Returns a mode in a word.
 pub const fn mode(mode: Mode) -> &'static str {
     match mode {
         Mode::Exclusive => "exclusive",
@@ -331,7 +331,7 @@ pub struct ErrorReport<'a> {
 }
 
 impl<'a> ErrorReport<'a> {
-    /// Of this error.
+    /// Reports an error with its causes.
     pub fn new(error: &'a Error) -> Self {
         let mut causes = Vec::new();
         let mut cause = error.source();

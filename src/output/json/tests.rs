@@ -4,7 +4,7 @@ use super::*;
 use crate::lock::{Holder, LockState, Metadata, Mode};
 
 #[test]
-fn whatever_others_wrote_it_is_one_line_of_json() {
+fn any_metadata_gives_one_line_of_json() {
     let metadata = Metadata { host: Some("a\n\u{1b}\"\u{202e}".into()), description: Some("x".repeat(1 << 20)), ..Metadata::default() };
     let holder = Holder {
         permit: None,

@@ -22,7 +22,7 @@ fn after(verdicts: &[Verdict]) -> String {
 }
 
 #[test]
-fn the_file_is_as_prometheus_wants_it() {
+fn the_file_has_prometheus_text_format() {
     let waited = Verdict { waited: Duration::from_millis(250), ..verdict("job", RunResult::Busy, 0) };
     let text = after(&[ran("job", 0), ran("job", 3), waited, verdict("a\"b\\c", RunResult::Lost, 76)]);
     let wanted = r#"# HELP dlock_run_last_try_timestamp_seconds When this host last ended a dlock run of the key, or skipped.
@@ -64,13 +64,13 @@ dlock_run_lost_total{key="job"} 0
 }
 
 #[test]
-fn options_are_counted_whatever_their_length() {
+fn skips_are_counted_by_option_without_its_duration() {
     let names = ["busy", "skew guard 5s", "at least 1h 30m", "once per 1m", "once"].map(reason);
     assert_eq!(names, ["busy", "skew_guard", "at_least", "once_per", "once"]);
 }
 
 #[test]
-fn no_key_is_mistaken_for_another() {
+fn odd_keys_stay_distinct() {
     let odd = ["a\\", "a\",reason=\"b", "} 1", "# HELP x", " ", "é\u{2028}", "\\\\\"\"", "key=\"a\""];
     let text = after(&odd.map(|key| ran(key, 0)));
     let all = parse(&text).unwrap();
@@ -80,7 +80,7 @@ fn no_key_is_mistaken_for_another() {
 }
 
 #[test]
-fn what_others_wrote_is_left_alone() {
+fn a_file_of_another_program_is_not_replaced() {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("others.prom");
     let file = MetricsFile::new(&path).unwrap();
@@ -97,14 +97,14 @@ fn what_others_wrote_is_left_alone() {
         assert!(file.hint(&error).contains("for dlock alone"), "{text}: {error}");
         assert_eq!(fs::read_to_string(&path).unwrap(), text);
     }
-    // A newer dlock may have had more; it will have it again.
+    // A newer dlock may have written more metrics; its next run writes them again.
     fs::write(&path, "# HELP dlock_run_more x\n# TYPE dlock_run_more gauge\ndlock_run_more{key=\"a\"} 1\n").unwrap();
     file.ended(&ran("job", 0)).unwrap();
     assert!(!fs::read_to_string(&path).unwrap().contains("more"));
 }
 
 #[test]
-fn everybody_may_read_it_and_nothing_stays_beside_it() {
+fn the_file_is_world_readable_and_leaves_no_temporary() {
     let folder = tempfile::tempdir().unwrap();
     let file = MetricsFile::new(&folder.path().join("dlock.prom")).unwrap();
     file.started(&Key::new("job").unwrap(), Timestamp::UNIX_EPOCH).unwrap();
@@ -121,7 +121,7 @@ fn umask() -> u32 {
 }
 
 #[test]
-fn what_is_no_file_is_refused_and_a_missing_folder_is_told_later() {
+fn non_files_are_refused_early_and_missing_folders_late() {
     let folder = tempfile::tempdir().unwrap();
     assert_eq!(MetricsFile::new(folder.path()).unwrap_err(), "it is a folder");
     assert!(MetricsFile::new(Path::new("/dev/null")).unwrap_err().contains("not a file"));
@@ -132,11 +132,11 @@ fn what_is_no_file_is_refused_and_a_missing_folder_is_told_later() {
 }
 
 #[test]
-fn keys_that_come_only_once_are_forgotten() {
+fn the_oldest_keys_are_dropped() {
     let mut all: BTreeMap<String, Samples> = BTreeMap::new();
-    for n in 0..KEYS as u64 + 5 {
+    for n in 0..MAX_KEYS as u64 + 5 {
         count(all.entry(format!("order-{n:05}")).or_default(), &ran("order", 0), 2_000_000_000_000 + n);
     }
-    forget(&mut all);
-    assert_eq!((all.len(), all.keys().next().unwrap().as_str()), (KEYS, "order-00005"));
+    drop_oldest(&mut all);
+    assert_eq!((all.len(), all.keys().next().unwrap().as_str()), (MAX_KEYS, "order-00005"));
 }
