@@ -3,7 +3,7 @@
 
 -- One row per key that was ever taken.
 --   namespace, key   compared by bytes (BINARY collation)
---   revision         counts the changes of the row
+--   revision         from a random number on, counts the changes of the row
 --   fence            the last one that was granted
 --   lock_file        inode of the lock file that tells which holders' processes are alive
 --   changed_ms       when the row was last changed

@@ -5,8 +5,11 @@ use std::{fs, process::Command};
 
 use tokio::time::timeout;
 
-use super::*;
-use crate::lock::{ReleaseInfo, Renewal, RunState, Tether as _};
+use super::{
+    super::database::{Database, Write},
+    *,
+};
+use crate::lock::{Fence, ReleaseInfo, Renewal, RunState, Tether as _};
 
 /// Far more than inotify takes.
 const SOON: Duration = Duration::from_secs(10);
@@ -255,5 +258,28 @@ async fn a_cut_frees_the_lock_without_a_written_release() {
     writer.close().await.unwrap();
     for held in [&alone, &share] {
         granted(&mut backend(&path), &request(held.key.as_str())).await;
+    }
+}
+
+/// A step is decided on a row, which is collected before the step writes, and another client takes the lock.
+#[tokio::test]
+async fn a_write_for_a_collected_row_changes_nothing() {
+    let (_directory, path) = place();
+    let (namespace, job) = (Namespace::default(), key("job"));
+    let mut client = backend(&path);
+    let first = detached("job");
+    granted(&mut client, &first).await;
+    let (mut database, _) = Database::open(&path).await.unwrap();
+    let old = database.read(&namespace, &job).await.unwrap();
+    let write = |revision, document| Write { revision, fence: Some(Fence(1)), lock_file: 0, document, now: 1, ended: &[], absorbed: &[] };
+    for again in [false, true] {
+        drop(sql(&path, "DELETE FROM locks").await);
+        if again {
+            granted(&mut client, &detached("job")).await;
+        }
+        assert!(!database.swap((&namespace, &job), write(old.revision, &old.document), false).await.unwrap(), "taken again: {again}");
+        let now = database.read(&namespace, &job).await.unwrap();
+        assert_eq!(now.document.fence(&first.token), None);
+        assert_eq!(now.document.has_holders(), again);
     }
 }
