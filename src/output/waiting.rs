@@ -100,7 +100,7 @@ fn line(key: &Key, busy: &Busy, waited: Duration, policy: WaitPolicy) -> String 
         WaitPolicy::For(most) => format!("{} of {}", age(waited), age(most)),
         _ => age(waited),
     };
-    text += &busy.position.map_or_else(|| format!("; {most}"), |position| format!("; {} in line, {most}", ordinal(position)));
+    text += &busy.position.map_or_else(|| format!("; {most}"), |position| format!("; {} in queue, {most}", ordinal(position)));
     text
 }
 
@@ -140,7 +140,7 @@ mod tests {
         let key = Key::new("deploy").unwrap();
         assert_eq!(
             line(&key, &busy, Duration::from_secs(17), WaitPolicy::For(Duration::from_secs(600))),
-            "dlock: waiting for deploy: ana@ops1, 4m 12s, \"v2.3\"; 2nd in line, 17s of 10m"
+            "dlock: waiting for deploy: ana@ops1, 4m 12s, \"v2.3\"; 2nd in queue, 17s of 10m"
         );
         assert_eq!(
             line(&key, &Busy::default(), Duration::from_secs(17), WaitPolicy::Forever),
