@@ -81,7 +81,7 @@ impl Taking<'_> {
     pub(super) async fn declined(mut self, look: &Look) -> Answer<Attempt> {
         let own = self.session.lease;
         let is_other = |at: usize| look.contenders[at].lease != own;
-        // If another waiter is there, the run policy keeps the lock from that waiter, and this request is busy.
+        // If another waiter is there, only an at-least is judged. It denies the lock to every process, the first waiter too.
         let run_policy = self.request.run_policy.as_ref().filter(|_| !look.queue.waiters().any(is_other));
         let denial = look.runs.judge(run_policy, &self.request.token);
         if let Some(denial) = denial.filter(|_| !look.queue.holders().any(is_other)) {
