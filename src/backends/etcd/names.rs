@@ -16,14 +16,14 @@
 //!
 //! | key | what |
 //! |---|---|
-//! | `%open/<key>/<lease>` | the record next to a key of dlock's ([`super::record`]): whose hold it is, the mark of a break, warnings |
-//! | `%nested/<key>/<lease>/…` | what is nested in a hold |
+//! | `%open/<key>/<lease>` | the record of a dlock key ([`super::record`]): the holder's metadata, a break mark, warnings |
+//! | `%nested/<key>/<lease>/…` | the holds nested in a hold, and the mark that the outer one was given back |
 //! | `%last/<key>` | the last fence |
 //! | `%last/<key>/least`, `…/guard`, `…/once` | the run records, each as long as its lease ([`super::runs`]) |
 //! | `%last/<key>/lookout` | the waiter that is the queue monitor, on a short lease of its own ([`super::lookout`]) |
 //! | `%last/<key>/call/<lease>` | a probe of the waiter with this lease, on that lease |
 //! | `%last/<key>/permit/<number>` | a held permit, on the lease of its holder ([`super::permits`]) |
-//! | `%fine/<key>/<fence>`, `%bad/<key>/<fence>` | a hold that is over ([`super::history`]) |
+//! | `%fine/<key>/<fence>`, `%bad/<key>/<fence>` | a history entry of an ended hold ([`super::history`]) |
 //! | `%skips/<key>/…` | a host that skipped, and since when its skips are counted |
 
 use crate::lock::{Encoding, Fence, Key, Mode, Namespace};

@@ -8,10 +8,10 @@
 //!                                 /hold-<guid>-<hold>         one for each hold of an owner; what renewals write
 //!                                 /permit-<number>            a permit that is held, as long as its holder's session
 //!                                 /runs                       the run records: see [`super::runs`]
-//! <chroot>/<namespace>.meta/%now-…                            made and dropped to learn the time
-//! <chroot>/<namespace>.meta/%wait-<guid>-…                    what a waiter writes every few seconds, as long as its session
-//! <chroot>/<namespace>.meta/%fine/<key>/<fence>               a hold that is over: see [`super::history`]
-//! <chroot>/<namespace>.meta/%bad/<key>/<fence>                one that ended badly
+//! <chroot>/<namespace>.meta/%now-…                            made and removed to learn the time
+//! <chroot>/<namespace>.meta/%wait-<guid>-…                    a waiter's proof that it lives, of its session
+//! <chroot>/<namespace>.meta/%fine/<key>/<fence>               a history entry: see [`super::history`]
+//! <chroot>/<namespace>.meta/%bad/<key>/<fence>                a bad history entry
 //! <chroot>/<namespace>.meta/%skips/<key>/…                    a host that skipped
 //! ```
 //! Without a namespace, locks are in the chroot itself, where other libraries look for them, and all other nodes in `.meta`.
