@@ -1,18 +1,17 @@
-//! Taking the lock: the lease, the key in the queue, and whether it is our turn.
+//! Takes the lock: grants the lease, puts the key into the queue, and checks whether the contender is first.
 //!
-//! The interleavings that this is written against:
-//! - *The answer to the grant of the lease is lost.* Its id follows from the token: asked again, "exists already" is as good.
-//! - *The answer to the key's transaction is lost.* Asked again it changes nothing, and tells our place.
-//! - *That transaction arrives after we gave up.* Giving up revokes the lease, without which no key is put.
-//! - *The lease ends while we wait.* The next transaction says so, and we queue up anew, last.
-//! - *Our turn comes.* That is no renewal: the place is read first, by a quorum, and then the lease kept alive, in this
-//!   order. A keep-alive alone can be answered by a leader that was frozen and deposed; after a read through the same
-//!   member it can't have been deposed before the read, and a new leader extends all leases when it takes over.
-//! - *The holder before us vanished* (its lease ended or was revoked, its key deleted) and may still be stopping what it ran: it left the
-//!   record that a contender which leaves by itself removes, and we ask for time ([`DRAIN_DELAY`]). The record stays until that time is over, so
-//!   that another successor asks for it too.
-//! - *We are first, and at-least keeps the lock from every process*: we stay first, which keeps it from other libraries too, and are told
-//!   to ask again. Our record says that we only wait.
+//! The code handles these interleavings:
+//! - *The answer to the lease's grant is lost.* The lease's id follows from the token; "exists already" is then as good as a grant.
+//! - *The answer to the key's transaction is lost.* A repeated transaction changes nothing, and returns the position.
+//! - *That transaction arrives after the process gave up.* Giving up revokes the lease, without which no key is put.
+//! - *The lease ends during the wait.* The next transaction fails for that, and the waiter queues up anew, last.
+//! - *The waiter becomes first.* It reads its position by a quorum, and then extends the lease. A frozen, deposed leader could answer an
+//!   extension alone. A read through the same member excludes that before the read. A new leader extends all leases.
+//! - *The preceding holder vanished* (its lease ended or was revoked, its key was deleted) and its command may still be stopping. Its
+//!   record remains: only an orderly leave removes the record. The successor asks for the drain delay ([`DRAIN_DELAY`]). The record stays
+//!   that long, so that another successor asks too.
+//! - *The contender is first, and at-least denies the lock to every process.* It stays first, which keeps other libraries out too, and asks
+//!   again later. Its record says that it only waits.
 
 use std::time::Duration;
 
@@ -37,7 +36,7 @@ use crate::{
     lock::{Attempt, Denial, Grant, Mode, Request, Ttl},
 };
 
-/// One attempt to take the lock for a token of its own.
+/// One attempt to take the lock for a token that is not nested.
 pub(super) struct Taking<'a> {
     pub client: &'a mut Client,
     pub session: &'a mut Session,
@@ -50,14 +49,14 @@ pub(super) struct Taking<'a> {
     pub granted: Option<Ttl>,
 }
 
-/// What comes of the first place in the queue.
+/// The outcome for the first position in the queue.
 enum Begun {
     Hold(HoldRecord, Runs),
-    /// The run policy denies it. With the lease that this ends with.
+    /// The run policy denies the lock. The number is the lease with which the denial ends.
     Refused((Denial, i64)),
 }
 
-/// Takes the lock for a token of its own.
+/// Takes the lock for a token that is not nested.
 pub(super) async fn take(client: &mut Client, session: &mut Session, request: &Request) -> Answer<Attempt> {
     if let Standing::Queued(queued) = &mut session.stage
         && let Some(busy) = still_queued(client, (&session.names, session.lease), queued, session.watches.is_some()).await?
@@ -82,12 +81,12 @@ pub(super) async fn take(client: &mut Client, session: &mut Session, request: &R
 }
 
 impl Taking<'_> {
-    /// Puts the own key into the queue, if it belongs there; returns the lock after that.
+    /// Puts the own key into the queue, if it belongs there. Returns the lock after that.
     async fn stand(&mut self) -> Answer<Look> {
         match self.session.stage {
             Standing::Queued(_) | Standing::Held(_) => {
                 let look = self.turn().await?;
-                // A key that is there needs no space in a store that is full.
+                // A key that is already there needs no space in a full store.
                 if look.find(&self.own).is_some() {
                     return Ok(look);
                 }
@@ -105,7 +104,7 @@ impl Taking<'_> {
         }
     }
 
-    /// Grants the lease, and with it those of the run records. It may be there already, from a request whose answer was lost.
+    /// Grants the lease and the run records' leases. The lease may exist already, from a request whose answer was lost.
     async fn grant(&mut self) -> Answer<()> {
         let (of_runs, mut wanted) = Leases::of(self.request);
         wanted.insert(0, (self.session.lease, seconds(self.request.ttl)));
@@ -122,7 +121,7 @@ impl Taking<'_> {
         Ok(())
     }
 
-    /// The leases of the run records.
+    /// Returns the leases of the run records.
     async fn leases(&mut self) -> Answer<Leases> {
         if self.leases.is_none() {
             self.leases = Some(Leases::grant(self.client, self.request).await?);
@@ -130,7 +129,7 @@ impl Taking<'_> {
         self.leases.clone().ok_or_else(|| failure::unreadable().into())
     }
 
-    /// Keeps the lease of the lock alive; returns its length.
+    /// Extends the lock's lease, and returns the lease's length.
     async fn confirm(&mut self) -> Answer<Ttl> {
         let Some(length) = self.client.keep_alive(self.session.lease).await? else {
             self.session.stage = Standing::Asked { leased: false };
@@ -139,8 +138,8 @@ impl Taking<'_> {
         Ok(ttl(length)?)
     }
 
-    /// Puts the key, if it isn't there: that of a waiter at the end of the queue, that of a try only if the lock is free. In the same step it
-    /// becomes a hold, run records and all, if the lock is free and no run record has to be judged.
+    /// Puts the key if it isn't there. A waiter's key is put at the end of the queue, another request's key only if the lock is free. The
+    /// same step makes it a hold, with run records, if the lock is free and no run record has to be judged.
     async fn put(&mut self) -> Answer<Look> {
         let leases = self.leases().await?;
         let (names, request, own, lease) = (&self.session.names, self.request, &*self.own, self.session.lease);
@@ -162,7 +161,7 @@ impl Taking<'_> {
         let counted = |look: &Look| -> Vec<Compare> {
             if matches!(request.mode, Mode::Permits(_)) { permits::as_counted(names, look) } else { Vec::new() }
         };
-        // Readers come next to others, and one of those may be ourselves.
+        // A reader joins other readers, and one of those may be this contender.
         let mut compare = vec![ops::absent(own)];
         let success = if request.waiting {
             puts(ops::when(free, held(&empty), vec![record(HoldRecord::waiting(request.mode))]))
@@ -176,7 +175,7 @@ impl Taking<'_> {
             if request.waiting || !free || look.runs.judge(run_policy, &request.token).is_some() {
                 break;
             }
-            // What is in the folder is no contender, or leaves room, or the run records allow this run. No contender may have come since.
+            // The folder's keys are no contenders or leave room, or the run records allow this run. No contender may have come since.
             let mut compare = vec![ops::absent(own), ops::nothing_newer_under(&names.folder, look.revision)];
             compare.extend(counted(&look));
             compare.extend(look.runs.unchanged(names, run_policy));
@@ -189,14 +188,14 @@ impl Taking<'_> {
         Ok(look)
     }
 
-    /// Looks whether it is our turn. If it is, and no run needs a record, our record becomes that of a hold in the same step.
+    /// Checks whether this contender is first. If so, and no run record is needed, the same step turns its record into a hold's.
     async fn turn(&mut self) -> Answer<Look> {
         let names = &self.session.names;
         let (mut since, mut compare, mut puts) = (None, Vec::new(), Vec::new());
         if let Standing::Queued(queued) = &self.session.stage {
             since = Some((self.session.lease, queued.created)).filter(|_| self.request.mode == Mode::Exclusive);
         }
-        // Which permit it would be is known only after the look.
+        // The number of the permit is known only after the look.
         if let Standing::Queued(queued) = &self.session.stage
             && !records(self.request)
             && !matches!(self.request.mode, Mode::Permits(_))
@@ -209,13 +208,13 @@ impl Taking<'_> {
         }
         let changes = !puts.is_empty();
         match self.client.put_and_look_since(names, compare, puts, since).await {
-            // A place in the queue needs no space.
+            // A queue position needs no space.
             Err(Trouble::Full(_)) if changes => self.client.put_and_look_since(names, Vec::new(), Vec::new(), since).await,
             look => look,
         }
     }
 
-    /// Takes the lock that no contender keeps from this one, unless the run policy denies that.
+    /// Takes the lock for the first contender, unless the run policy denies it.
     async fn first(mut self, look: &Look, at: usize) -> Answer<Attempt> {
         let ttl = match self.granted {
             Some(ttl) => ttl,
@@ -225,7 +224,7 @@ impl Taking<'_> {
         let granted = look.record_of(one).map(|record| &record.says).filter(|says| says.is_hold);
         let (says, runs) = match granted.filter(|_| !records(self.request) || look.runs.knows(one.fence())) {
             Some(says) => {
-                // It was granted before, and these leases are not needed.
+                // The lock was granted before, and these leases are not needed.
                 if let Some(unused) = self.leases.take_if(|leases| !look.runs.use_of(leases)) {
                     unused.end(self.client).await;
                 }
@@ -266,8 +265,8 @@ impl Taking<'_> {
         Ok(Attempt::Granted(grant))
     }
 
-    /// Judges the first contender, and makes its record that of a hold, run records and all, where that was left out so far: it has waited, the
-    /// folder is not empty, or the store is full. No contender can come before it, so that what it is judged by changes only by its end.
+    /// Judges the first contender, and makes its record a hold's, with run records, if that was not done: it waited, the folder was not
+    /// empty, or the store is full. No contender can come before it, so the judged run records change only by expiring.
     async fn begin(&mut self, look: &Look, at: usize) -> Answer<Begun> {
         if let Some(denial) = look.runs.judge(self.request.run_policy.as_ref(), &self.request.token) {
             return Ok(Begun::Refused(denial));
@@ -280,7 +279,7 @@ impl Taking<'_> {
         success.extend(look.runs.begin(names, self.request, Some(own.fence()), &leases));
         let puts = success.len();
         success.push(ops::under(&names.beside(), false));
-        // A late request of an earlier attempt must not do it again.
+        // A late request of an earlier attempt must not begin the hold again.
         let known = look.record_of(own).map_or(0, |record| record.revision);
         let compare = vec![ops::created_at(&own.name, own.created), ops::unchanged(&open, known)];
         match self.client.run_if(compare, success).await {
@@ -293,7 +292,7 @@ impl Taking<'_> {
                 look.runs.end_before(self.client, &leases).await;
                 Ok(Begun::Hold(says, runs))
             }
-            // The lock is worth more than its history, but not more than its run records. Without a record it is not taken for a waiter.
+            // The lock has precedence over its history, but not over its run records. A contender without a record is no waiter.
             Err(Trouble::Full(_) | Trouble::Refused(_)) if !records(self.request) => {
                 let compare = vec![ops::created_at(&own.name, own.created)];
                 if !self.client.run_if(compare, vec![ops::delete(&open)]).await?.succeeded {

@@ -1,15 +1,15 @@
 //! Changes to a hold by another process: the mark of a break, a warning, and the eviction.
 //!
-//! A mark stands in the hold's record, which renewals read together with the own key, by a quorum, before they keep the
-//! lease alive: etcd itself would go on doing that. So a renewal that began before the mark may extend the lease once more,
-//! and a break waits for a whole lease before the eviction.
+//! A break mark stands in the hold's record. A renewal reads the record and the own key by a quorum before it extends the lease, which etcd
+//! itself would go on extending. A renewal that began before the mark may extend the lease once more, so a break waits for a whole lease
+//! before the eviction.
 //!
-//! The interleavings that this is written against:
-//! - *The hold ends, or another begins, during a change or an eviction*: both compare the create revision of the key, which no
-//!   other ever has.
-//! - *The record changes between the look and the change* (its holder has seen an earlier mark): it is looked at anew.
-//! - *The evicted holder lives on*: it hears that its key is gone and stops, which takes a moment. Its record stays, so that the next holder
-//!   leaves it that time, but is no hold's any more: the history has that already.
+//! The code handles these interleavings:
+//! - *The hold ends, or another begins, during a change or an eviction.* Both compare the key's create revision, which no other key ever
+//!   has.
+//! - *The record changes between the look and the change* (its holder saw an earlier mark). The record is read again.
+//! - *The evicted holder lives on.* It learns that its key is gone, and takes a moment to stop. Its record stays, so that the next holder
+//!   waits for that, but is no longer a hold's: the history has the hold already.
 
 use super::{
     client::{Answer, Client},
@@ -26,7 +26,7 @@ use crate::{
     lock::{Break, End, Error, Fence, HistoryEntry, Key, Kind},
 };
 
-/// That a holder is another library's.
+/// Returns the error for a holder of another library.
 fn foreign() -> Error {
     let error = Error::new(Kind::Unsupported, "another program has it, which does not listen to dlock");
     error.hint("the program that took the lock has to release it, or its lease ends")
@@ -45,7 +45,7 @@ pub(super) async fn amend(client: &mut Client, key: &Key, fence: Fence, change: 
         let one = &look.contenders[at];
         let said = one.said()?.ok_or_else(foreign)?;
         let record = look.record_of(one);
-        // Where the store had no space for it, or it was deleted, it is written now.
+        // If the record is missing (the store had no space for it, or it was deleted), the record is written now.
         let missing = || HoldRecord { is_hold: true, metadata: said.metadata, ..HoldRecord::waiting(look.queue.all()[at].mode) };
         let Some(says) = change(record.map_or_else(missing, |record| record.says.clone()).named(fence)) else { return Ok(false) };
         let open = names.open_as(one.id());
@@ -57,7 +57,7 @@ pub(super) async fn amend(client: &mut Client, key: &Key, fence: Fence, change: 
     Err(failure::contended().into())
 }
 
-/// Notes that the holder has seen the mark. Nothing depends on it.
+/// Notes in the record that the holder saw the mark. Nothing depends on the note.
 pub(super) async fn note_seen(client: &mut Client, record: &StoredRecord) {
     let Some(says) = record.named().seen() else { return };
     let compare = vec![ops::unchanged(&record.name, record.revision)];
@@ -81,7 +81,7 @@ pub(super) async fn evict(client: &mut Client, key: &Key, fence: Fence, mark: &B
     history.extend(record.map(|record| ops::put(&record.name, HoldRecord::waiting(record.says.mode).write(), 0)));
     let outcome = Outcome { history, ..Outcome::default() };
     let Some(freed) = history::end(client, &names, compare, gone, outcome, Some(&past)).await? else { return Ok(false) };
-    // It is done, which no failure from here on may hide. Leases that nothing lies on end by themselves.
+    // The eviction is done, and no later failure may hide that. Leases without keys expire by themselves.
     for lease in freed.leases.iter().copied().filter(|lease| *lease != one.lease).chain([one.lease]) {
         let _ = client.revoke(lease).await;
     }

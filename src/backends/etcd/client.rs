@@ -1,8 +1,8 @@
-//! Asking a cluster: which member, logging in, and the few kinds of question.
+//! Sends requests to a cluster: chooses a member, logs in, and provides the few kinds of request.
 //!
-//! A question goes to one member and is answered once. It goes to another one only if the first did nothing about it
-//! (no process there, no leader, a learner), each at most once, and is asked again after a new login at most once. Nor is a member waited
-//! for that has said nothing since it was connected to, if the question is one that can be asked of two.
+//! A request goes to one member and is answered once. It goes to another member only if the first did nothing about it (no process there,
+//! no leader, a learner), each at most once. After a new login it is repeated at most once. A member that has sent nothing since the
+//! connection began is not waited for, if the request may be sent to two members.
 
 use prost::Message;
 use tokio::{sync::mpsc, task::JoinSet};
@@ -23,25 +23,24 @@ use super::{
 };
 use crate::lock::{Effect, Error, Kind, Result};
 
-/// What a question comes to.
+/// The outcome of a request.
 pub(super) type Answer<T> = std::result::Result<T, Trouble>;
 
 /// A cluster and the connection to one of its members.
 pub(super) struct Client {
     options: Options,
-    /// The member that is asked next.
+    /// The member for the next request.
     at: usize,
     pub(super) connection: Option<Connection>,
     pub(super) login: Option<MetadataValue<Ascii>>,
-    /// A question was asked and not answered: if that is still so at the next one, it was dropped, and the member may
-    /// be frozen or cut off.
+    /// Whether a request is without an answer. If it still is at the next request, it was dropped, and the member may be frozen or cut off.
     pub(super) under_way: bool,
 }
 
 impl Client {
-    /// Without I/O.
+    /// Creates a client, without I/O.
     pub(super) fn new(options: Options) -> Self {
-        // So that not all processes ask the same member.
+        // A random member, so that not all processes use the same one.
         let members = options.endpoints.len().max(1);
         let at = usize::try_from(crate::lock::random() % members as u64).unwrap_or_default();
         Self { options, at, connection: None, login: None, under_way: false }
@@ -51,13 +50,13 @@ impl Client {
         &self.options
     }
 
-    /// Gives this member up for the next one.
+    /// Changes to the next member.
     pub(super) fn move_on(&mut self) {
         self.connection = None;
         self.at = (self.at + 1) % self.options.endpoints.len().max(1);
     }
 
-    /// Connects, if need be, to the first member from here on with which that works, and logs in.
+    /// Connects, if need be, to the first member from the current one on that accepts a connection, and logs in.
     pub(super) async fn open(&mut self) -> Answer<()> {
         if std::mem::replace(&mut self.under_way, true) {
             self.move_on();
@@ -98,7 +97,7 @@ impl Client {
         Ok(())
     }
 
-    /// How many members there are apart from the one that is asked.
+    /// Returns how many members there are besides the current one.
     pub(super) fn others(&self) -> usize {
         self.options.endpoints.len().saturating_sub(1)
     }
@@ -122,10 +121,10 @@ impl Client {
         Err(failed.unwrap_or_else(|| Error::new(Kind::Config, "there is no member to connect to")))
     }
 
-    /// A request with what every member wants to be told.
+    /// Returns a request with the metadata that every member needs.
     pub(super) fn request<T>(&self, message: T) -> Request<T> {
         let mut request = Request::new(message);
-        // Without it a member that is cut off from the others lets its callers wait.
+        // Without this header, a member that is cut off from the others lets its clients wait.
         request.metadata_mut().insert("hasleader", MetadataValue::from_static("true"));
         if let Some(login) = &self.login {
             request.metadata_mut().insert("token", login.clone());
@@ -133,8 +132,8 @@ impl Client {
         request
     }
 
-    /// Sends one question. With `or_leave`, a member that says nothing at all is not waited for; only for questions that can be
-    /// asked of two members.
+    /// Sends one request. With `or_leave`, a member that sends nothing at all is not waited for. This requires a request that may be sent
+    /// to two members.
     async fn exchange<Q, A>(&mut self, path: &'static str, question: Q, style: Style, or_leave: bool) -> std::result::Result<A, Unanswered>
     where
         Q: Message + 'static,
@@ -148,10 +147,10 @@ impl Client {
             match style {
                 Style::Unary => Ok(connection.grpc.unary(request, path, ProstCodec::<Q, A>::default()).await?.into_inner()),
                 Style::OneOfStream => {
-                    // The requests end when the answer has come, or is not waited for any more: `etcd grpc-proxy` answers nothing
-                    // after their end, and until it shares what it asks the cluster with the next one that asks.
+                    // The request stream ends after the answer, or when the wait ends. `etcd grpc-proxy` answers nothing after that end,
+                    // and until then the proxy shares its own request to the cluster with the next client.
                     let (open, requests) = mpsc::unbounded_channel();
-                    // The receiver is at hand.
+                    // The receiver still exists.
                     let request = request.map(|message| {
                         let _ = open.send(message);
                         UnboundedReceiverStream::new(requests)
@@ -174,7 +173,7 @@ impl Client {
         }
     }
 
-    /// Says more of a connection that ended before anything came over it.
+    /// Explains a connection that ended before the member sent anything.
     async fn explain(&mut self, trouble: Trouble) -> Trouble {
         let greeted = self.connection.as_ref().is_none_or(|connection| connection.greeted);
         if greeted || !matches!(trouble, Trouble::Broken(_) | Trouble::Elsewhere(_)) {
@@ -203,7 +202,7 @@ impl Client {
     {
         let mut others = self.others();
         let mut may_log_in = self.login.is_some();
-        // A transaction that a slow member carries out late is not what a second one answers.
+        // A transaction that a slow member does late has another answer than the second one.
         let repeatable = path != TXN;
         loop {
             self.open().await?;
@@ -241,8 +240,8 @@ impl Client {
         }
     }
 
-    /// Several questions of a kind that can be asked of two members, all under way at once. Where the member did nothing about one,
-    /// that is asked again by itself.
+    /// Sends several requests at once, which must be of a kind that may be sent to two members. A request that the member did nothing about
+    /// is sent again by itself.
     pub(super) async fn ask_all<Q, A>(&mut self, path: &'static str, questions: Vec<Q>) -> Vec<Answer<A>>
     where
         Q: Message + Clone + 'static,
@@ -302,10 +301,10 @@ impl Client {
     }
 }
 
-/// Why there is no answer.
+/// The reason for a missing answer.
 enum Unanswered {
     Said(Status),
-    /// The member has sent nothing since it was connected to: it may be frozen or cut off.
+    /// The member has sent nothing since the connection began: it may be frozen or cut off.
     Silent,
 }
 
@@ -315,19 +314,19 @@ impl From<Status> for Unanswered {
     }
 }
 
-/// How a question crosses the network.
+/// How a request is transmitted.
 #[derive(Clone, Copy)]
 pub(super) enum Style {
     Unary,
-    /// The one message of a stream, and the first of its answers.
+    /// The request is the only message of a stream, and the first answer counts.
     OneOfStream,
 }
 
-/// Logging in comes before the question.
+/// Marks a trouble from before the request, at the login: the request was not applied.
 fn not_yet(trouble: Trouble) -> Trouble {
     let plain = |error: Error| error.effect(Effect::NotApplied);
     match trouble {
-        // It is not known whose login is over then.
+        // At a login, the error does not tell which login is over.
         Trouble::LoginOver(error) | Trouble::Refused(error) => Trouble::Refused(plain(error)),
         Trouble::Broken(error) | Trouble::Elsewhere(error) => Trouble::Broken(plain(error)),
         other => other,

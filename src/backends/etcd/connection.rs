@@ -1,6 +1,6 @@
-//! One connection to one member: opening it, and what gRPC runs over.
+//! A connection to one member: opening it, and the transport below gRPC.
 //!
-//! It never reconnects and knows no time limits.
+//! The connection never reconnects and has no time limits.
 
 use std::{
     error, fmt,
@@ -47,10 +47,10 @@ use crate::{
     lock::{Error, Kind, Result},
 };
 
-/// More than any answer has: a queue of ten thousand has a megabyte.
+/// The longest accepted answer. A queue of ten thousand takes a megabyte.
 const LONGEST_ANSWER: usize = 256 << 20;
 
-/// How long a member may say nothing at all before another one is asked, if there is one.
+/// How long a member may send nothing at all before another member, if there is one, gets the request.
 const SILENCE: Duration = Duration::from_millis(250);
 
 #[allow(clippy::disallowed_methods)] // a silent member must not keep the others from answering
@@ -61,7 +61,7 @@ pub(super) async fn silence() {
 /// An open connection. Its streams end with it.
 pub(super) struct Connection {
     pub grpc: Grpc<Channel>,
-    /// Whether any answer has come.
+    /// Whether any answer has arrived.
     pub greeted: bool,
     /// Whether the member has sent anything: its HTTP/2 settings come before any answer.
     heard: Arc<AtomicBool>,
@@ -70,8 +70,8 @@ pub(super) struct Connection {
 }
 
 impl Drop for Connection {
-    /// hyper's own task keeps the connection open for as long as a stream is: a watch would stay there, and never hear from a member
-    /// that was left for being silent.
+    /// hyper's task keeps the connection open as long as a stream exists. Without this, a watch would stay on a silent member that dlock
+    /// left, and never report anything.
     fn drop(&mut self) {
         self.driver.abort();
         let _ = rustix::net::shutdown(&self.socket, rustix::net::Shutdown::Both);
@@ -79,7 +79,7 @@ impl Drop for Connection {
 }
 
 impl Connection {
-    /// Connects to `endpoint`, which is one of those that `options` name.
+    /// Connects to `endpoint`, which is one of the endpoints in `options`.
     pub(super) async fn open(options: &Options, endpoint: &(String, u16)) -> Result<Self> {
         let tcp = dial(&endpoint.0, endpoint.1).await?;
         let socket = tcp.as_fd().try_clone_to_owned().map_err(unreachable)?;
@@ -96,8 +96,8 @@ impl Connection {
         Ok(Self { grpc, greeted: false, heard, socket, driver })
     }
 
-    /// Why a server that shook hands ended the connection at once: what it thinks of our certificate it says only after
-    /// that, and our first words hid it. `None` if it says nothing of the kind.
+    /// Returns why a server ended the connection right after the TLS handshake. The server rejects our certificate only then, and our first
+    /// bytes hid that alert. Returns `None` without such an alert.
     pub(super) async fn why_ended(options: &Options, endpoint: &(String, u16)) -> Option<Error> {
         let tcp = dial(&endpoint.0, endpoint.1).await.ok()?;
         let tcp = Heard { tcp, heard: Arc::default() };
@@ -107,7 +107,7 @@ impl Connection {
         said.filter(|error| !error.is_transient())
     }
 
-    /// Ready once the member has had time to say something and said nothing. Never ready for one that was heard.
+    /// Completes once the member had time to send something and sent nothing. Never completes if the member has sent anything.
     pub(super) fn silent(&self) -> impl Future<Output = ()> + use<> {
         let heard = Arc::clone(&self.heard);
         async move {
@@ -118,17 +118,17 @@ impl Connection {
         }
     }
 
-    /// Whether the member has not closed its end yet, as far as has come through.
+    /// Returns whether the member has not closed its end yet, as far as this host knows.
     pub(super) fn is_open(&self) -> bool {
         let mut ends = [PollFd::new(&self.socket, PollFlags::RDHUP)];
         matches!(poll(&mut ends, Some(&Timespec::default())), Ok(0)) && !self.driver.is_finished()
     }
 }
 
-/// What a client says first in HTTP/2, and no settings of its own.
+/// The first bytes of an HTTP/2 client, with empty settings.
 const PREFACE: &[u8] = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n\0\0\0\x04\0\0\0\0\0";
 
-/// Shakes hands with a member, which must prove to be the one that was asked for.
+/// Does the TLS handshake with a member, whose certificate must match the requested host.
 async fn encrypt(wanted: &Tls, (host, _): &(String, u16), tcp: Heard) -> Result<TlsStream<Heard>> {
     let name = ServerName::try_from(host.clone())
         .map_err(|error| Error::new(Kind::Config, "the host's name can't be one in a certificate").source(error))?;
@@ -140,12 +140,12 @@ async fn encrypt(wanted: &Tls, (host, _): &(String, u16), tcp: Heard) -> Result<
 async fn drive(stream: impl AsyncRead + AsyncWrite + Unpin + Send + 'static) -> Result<(SendRequest<Body>, AbortHandle)> {
     let handshake = http2::handshake(TokioExecutor::new(), TokioIo::new(stream));
     let (requests, connection) = handshake.await.map_err(failure::no_http2)?;
-    // A request that is under way learns how it ends.
+    // A request in progress gets its own error.
     let driver = tokio::spawn(async { drop(connection.await) });
     Ok((requests, driver.abort_handle()))
 }
 
-/// A TCP connection that notes whether anything was received.
+/// A TCP connection that notes whether any data was received.
 struct Heard {
     tcp: TcpStream,
     heard: Arc<AtomicBool>,
@@ -184,14 +184,14 @@ impl AsyncWrite for Heard {
     }
 }
 
-/// What carries requests to the connection.
+/// The service that sends requests on the connection.
 #[derive(Clone)]
 pub(super) struct Channel(SendRequest<Body>);
 
-/// A request that got no answer.
+/// A request without an answer.
 #[derive(Debug)]
 pub(super) struct Lost {
-    /// Whether the member may have got it.
+    /// Whether the member may have received it.
     pub sent: bool,
     source: hyper::Error,
 }
@@ -221,7 +221,7 @@ impl Service<http::Request<Body>> for Channel {
         let answer = self.0.try_send_request(request);
         Box::pin(async {
             answer.await.map_err(|mut failed| {
-                // It is given back if it never left.
+                // hyper returns the message if it was never sent.
                 let sent = failed.take_message().is_none();
                 Lost { sent, source: failed.into_error() }
             })

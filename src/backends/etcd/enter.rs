@@ -1,7 +1,7 @@
-//! Entering the hold that an ancestor process has.
+//! Enters a hold that an ancestor process has.
 //!
-//! The nested hold is a key of its own with a lease of its own, next to the lock's folder, so that it ends by itself. It
-//! lasts no longer than the lock's own lease, whose length can't be changed any more.
+//! The nested hold is a key with a lease of its own, outside the lock's folder, so that it expires by itself. It lasts no longer than the
+//! lock's lease, whose length can't change any more.
 
 use std::time::Duration;
 
@@ -13,7 +13,7 @@ use super::{
 };
 use crate::lock::{Attempt, Grant, Request, Result};
 
-/// Enters it, if the owner has the lock.
+/// Enters the hold, if the owner has the lock.
 pub(super) async fn enter(client: &mut Client, session: &mut Session, request: &Request) -> Answer<Attempt> {
     let Some(found) = super::hold::find(client, session).await? else { return Ok(Attempt::NotHeld) };
     found.mode.check_nested(request.mode)?;

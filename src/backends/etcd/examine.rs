@@ -1,4 +1,4 @@
-//! What a cluster's settings make of its locks, and the rights that they take.
+//! Examines the settings of a cluster and the user's rights, as far as locks need them.
 
 use std::time::Duration;
 
@@ -16,7 +16,7 @@ use crate::{
     lock::{Admin, Check, Error, Finding, Grants, PASSWORD, Result, Role, ServerTime, check},
 };
 
-/// What is looked at.
+/// The checks.
 pub const CHECKS: &[Check] = &[
     check("version", "the server's version"),
     check("alarms", "alarms that are raised: NOSPACE, CORRUPT"),
@@ -26,10 +26,10 @@ pub const CHECKS: &[Check] = &[
     transport::CHECK,
 ];
 
-/// What a member may store unless it was told otherwise.
+/// The default storage quota of a member.
 const USUAL_QUOTA: i64 = 2 << 30;
 
-// Of rpc.proto; fields that are not read here are left out.
+// From rpc.proto, without the fields that dlock does not read.
 
 #[derive(Clone, PartialEq, Message)]
 struct StatusRequest {}
@@ -40,7 +40,7 @@ struct Header {
     revision: i64,
 }
 
-/// A read of what a key was at an old revision.
+/// A read of a key at an old revision.
 #[derive(Clone, PartialEq, Message)]
 struct OldRequest {
     #[prost(bytes = "vec", tag = "1")]
@@ -62,12 +62,12 @@ struct StatusResponse {
     db_size: i64,
     #[prost(uint64, tag = "4")]
     leader: u64,
-    /// From 3.6 on.
+    /// Since etcd 3.6.
     #[prost(int64, tag = "12")]
     db_size_quota: i64,
 }
 
-/// All of them is what is asked for when nothing is said.
+/// An empty request asks for all alarms.
 #[derive(Clone, PartialEq, Message)]
 struct AlarmRequest {}
 
@@ -102,7 +102,7 @@ struct Member {
 
 impl Etcd {
     async fn look_at_cluster(&mut self) -> Answer<Vec<Finding>> {
-        // First what every user may ask: if that fails, so does all else.
+        // This request is open to every user: if it fails, all others fail.
         let status: StatusResponse = self.client.ask("/etcdserverpb.Maintenance/Status", StatusRequest {}, Style::Unary).await?;
         let alarms: Answer<AlarmResponse> = self.client.ask("/etcdserverpb.Maintenance/Alarm", AlarmRequest {}, Style::Unary).await;
         let members: Answer<MemberListResponse> =
@@ -187,10 +187,10 @@ fn quota(status: &StatusResponse) -> Finding {
     Finding::ok(ID, text)
 }
 
-/// So many changes are kept before that is worth a word.
+/// The number of kept revisions from which the examination mentions them.
 const MANY_CHANGES: i64 = 10_000;
 
-/// By whether the very first change can still be read.
+/// Judges compaction by whether the very first revision can still be read.
 fn compaction(status: &StatusResponse, all_kept: bool) -> Finding {
     const ID: &str = "compaction";
     let changes = status.header.as_ref().map_or(0, |header| header.revision);
@@ -236,7 +236,7 @@ impl Admin for Etcd {
     }
 
     async fn clocks(&mut self) -> Result<Vec<ServerTime>> {
-        // Leases count the leader's ticks, and no member tells the time.
+        // Leases count the leader's ticks, and no member reports a clock.
         Ok(Vec::new())
     }
 

@@ -1,6 +1,6 @@
-//! From what etcd, gRPC, the network and TLS say to the one error type.
+//! Converts errors of etcd, gRPC, the network and TLS to the one error type.
 //!
-//! etcd's errors are told apart by their texts, as its own clients do: one gRPC code stands for many of them.
+//! etcd's errors are distinguished by their texts, as etcd's own clients do: one gRPC code covers many errors.
 
 use std::{error::Error as _, io};
 
@@ -9,22 +9,22 @@ use tonic::{Code, Status};
 use super::connection::Lost;
 use crate::lock::{Effect, Error, Kind};
 
-/// Why a question was not answered.
+/// Why a request got no usable answer.
 #[derive(Debug)]
 pub(super) enum Trouble {
-    /// There is no such lease.
+    /// The lease does not exist.
     NoLease,
-    /// There is such a lease already.
+    /// The lease exists already.
     LeaseExists,
-    /// The store takes nothing that needs space.
+    /// The store accepts nothing that needs space.
     Full(Error),
-    /// The member knows the login no more.
+    /// The member no longer knows the login.
     LoginOver(Error),
-    /// This member can't serve it, and nothing was done; another one may.
+    /// This member can't serve the request, and did nothing. Another member may serve it.
     Elsewhere(Error),
-    /// Neither this connection nor its member can be relied on.
+    /// Neither this connection nor its member is reliable.
     Broken(Error),
-    /// Asking another member would be answered in the same way.
+    /// Every member would give the same answer.
     Refused(Error),
 }
 
@@ -48,7 +48,7 @@ impl From<Error> for Trouble {
     }
 }
 
-/// What a gRPC status means.
+/// Returns the meaning of a gRPC status.
 pub(super) fn of(status: Status) -> Trouble {
     if let Some(lost) = status.source().and_then(|source| source.downcast_ref::<Lost>()) {
         let error = Error::new(Kind::Unavailable, "the connection to the server broke");
@@ -82,7 +82,7 @@ pub(super) fn of(status: Status) -> Trouble {
                 .hint("etcdctl role grant-permission ROLE --prefix=true readwrite NAMESPACE/, and the same for NAMESPACE.meta/"),
         ),
         _ if says("database space exceeded") => Trouble::Full(
-            // It may have been written all the same, by the members that still had space.
+            // The members that still had space may have written the data all the same.
             unavailable("the server is out of space (NOSPACE)")
                 .effect(Effect::Unknown)
                 .hint("etcdctl compact, then defrag, then alarm disarm; or raise --quota-backend-bytes"),
@@ -118,17 +118,17 @@ fn no_user() -> Error {
         .hint("etcd://USER@HOST, and the password in DLOCK_PASSWORD, with --password-file, or as password_file in the configuration")
 }
 
-/// The lease that a hold or a place in the queue depends on is over.
+/// Returns the error for an ended lease of a hold or a queue position.
 pub(super) fn lease_gone() -> Error {
     Error::new(Kind::Unavailable, "the lease ended while the lock was being taken").effect(Effect::Unknown)
 }
 
-/// Others changed what a step was about, again and again.
+/// Returns the error for a step that other processes disturbed again and again.
 pub(super) fn contended() -> Error {
     Error::new(Kind::Unavailable, "nested holds of the lock came and went meanwhile")
 }
 
-/// A connection ended before anything came over it.
+/// Returns the trouble of a connection that ended before the member sent anything.
 pub(super) fn never_spoke(trouble: Trouble, encrypted: bool) -> Trouble {
     match trouble {
         Trouble::Broken(error) if !encrypted && error.hint.is_none() => {
@@ -138,12 +138,12 @@ pub(super) fn never_spoke(trouble: Trouble, encrypted: bool) -> Trouble {
     }
 }
 
-/// What answered speaks no HTTP/2.
+/// Returns the error for a server that does not speak HTTP/2.
 pub(super) fn no_http2(error: hyper::Error) -> Error {
     Error::new(Kind::Unavailable, "the connection to the server broke").source(error)
 }
 
-/// The TLS handshake failed: nothing was sent.
+/// Returns the error for a failed TLS handshake: no request was sent.
 pub(super) fn tls(error: io::Error) -> Error {
     let cause = error.get_ref().and_then(|inner| inner.downcast_ref::<rustls::Error>());
     let failure = match cause {
@@ -159,19 +159,19 @@ pub(super) fn tls(error: io::Error) -> Error {
     failure.source(error)
 }
 
-/// An answer that no version of the server gives.
+/// Returns the error for an answer that no version of the server gives.
 pub(super) fn unreadable() -> Error {
     Error::new(Kind::Data, "the server's answer can't be understood").effect(Effect::Unknown).hint("is it an etcd server?")
 }
 
-/// A key next to a lock has a value that dlock did not write.
+/// Returns the error for a key of a lock whose value dlock did not write.
 pub(super) fn spoilt(name: &[u8]) -> Error {
     let name = clean(&String::from_utf8_lossy(name));
     Error::new(Kind::Data, format!("the value of the key {name} is not one that dlock writes"))
         .hint(format!("etcdctl del '{name}' removes it; its records of earlier runs are lost then"))
 }
 
-/// A key that looks like a hold, and that nothing ever ends.
+/// Returns the error for a key that looks like a hold and never expires.
 pub(super) fn no_end(name: &str) -> Error {
     Error::new(Kind::Data, format!("the key {} stands where a lock's holder would, and has no lease that ends it", clean(name)))
         .hint("another program or a person put it there; take another key or --namespace, or delete it with etcdctl del")

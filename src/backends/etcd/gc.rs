@@ -1,9 +1,9 @@
-//! Ending what stays behind: a fence for each key that was ever locked, and a record of each holder that vanished from a
-//! lock that was not taken since.
+//! Removes the leftovers: the fence of each key that was ever locked, and the record of each holder that vanished from a lock that was not
+//! taken since.
 //!
-//! etcd has no clock that could tell how long ago that was. So what is unused now is given a lease of that length, which
-//! is never extended: it goes when it has been unused for so long. A release puts the fence anew, without a lease. The history
-//! of a lock goes with the next collection after both.
+//! etcd has no clock that tells how long ago that was. So each unused key gets a lease of that length, which is never extended: the key
+//! expires once it was unused for so long. A release puts the fence anew, without a lease. A lock's history goes with the next collection
+//! after both.
 
 use std::{collections::BTreeSet, time::Duration};
 
@@ -16,7 +16,7 @@ use super::{
 };
 use crate::lock::Key;
 
-/// Ends what no lock has used for `unused_for` by then; returns of how many locks. A lock whose history is left counts no more.
+/// Lets the keys of locks that stay unused for `unused_for` expire; returns how many locks. A lock with only a history does not count.
 pub(super) async fn collect(client: &mut Client, unused_for: Duration) -> Answer<u64> {
     let namespace = client.options().namespace.clone();
     let mut records: Vec<(Key, KeyValue)> = Vec::new();
@@ -25,7 +25,7 @@ pub(super) async fn collect(client: &mut Client, unused_for: Duration) -> Answer
         for kv in answers.keys()? {
             let rest = str::from_utf8(&kv.key).ok().and_then(|name| name.strip_prefix(&*folder));
             let key: Option<Key> = rest.and_then(|rest| names::ENCODING.decode(rest.split('/').next()?));
-            // What has a lease was found unused before.
+            // A key with a lease was found unused before.
             if let Some(key) = key.filter(|_| kv.lease == 0) {
                 records.push((key, kv));
             }
@@ -36,7 +36,7 @@ pub(super) async fn collect(client: &mut Client, unused_for: Duration) -> Answer
     Ok(ended)
 }
 
-/// Ends the records of unused locks; returns of how many locks.
+/// Lets the records of unused locks expire; returns how many locks.
 async fn end_records(client: &mut Client, records: Vec<(Key, KeyValue)>, unused_for: Duration) -> Answer<u64> {
     let seconds = i64::try_from(unused_for.as_secs()).unwrap_or(i64::MAX);
     let lease = i64::try_from(crate::lock::random() >> 1).unwrap_or(1).max(1);
@@ -51,11 +51,11 @@ async fn end_records(client: &mut Client, records: Vec<(Key, KeyValue)>, unused_
         let names = Names::new(&client.options().namespace, &key);
         let Ok(name) = String::from_utf8(kv.key.clone()) else { continue };
         let revision = kv.mod_revision;
-        // A hold record may be identified by its revision alone: name the hold before the record is written anew.
+        // A hold record may be identified by its revision alone, so the hold is named before the record is rewritten.
         let record = StoredRecord::read(kv.clone()).filter(|_| name.starts_with(&names.open()));
         let value = record.map_or(kv.value, |record| record.named().write());
         let end = if seconds > 0 { ops::put(&name, value, lease) } else { ops::delete(&name) };
-        // Neither held nor waited for, and the record is there still, or put anew and then of a lock that was used.
+        // The lock has no contender, and the record is unchanged. A record that was put anew belongs to a used lock.
         let compare = vec![ops::nothing_under(&names.folder), ops::unchanged(&name, revision)];
         if client.run_if(compare, vec![end]).await?.succeeded {
             ended.insert(key);
@@ -67,7 +67,7 @@ async fn end_records(client: &mut Client, records: Vec<(Key, KeyValue)>, unused_
     Ok(u64::try_from(ended.len()).unwrap_or(u64::MAX))
 }
 
-/// Removes what is remembered of locks that have no record any more.
+/// Removes the history of locks that have no record any more.
 async fn forget(client: &mut Client) -> Answer<()> {
     let namespace = client.options().namespace.clone();
     let mut keys = BTreeSet::new();

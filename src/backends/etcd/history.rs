@@ -1,15 +1,15 @@
-//! What is remembered of a lock's holds that are over, and of hosts that skipped.
+//! The history of a lock: its ended holds, and the hosts that skipped.
 //!
-//! A run is a key, `%fine/<key>/<fence>` or `%bad/<key>/<fence>`, put in the transaction that frees the lock. A hold that was never released is
-//! told by its record, which is there until its successor knows that it has stopped; then the record becomes a run, in one step. A host that
-//! skipped is a key whose version counts how often.
+//! A history entry is a key, `%fine/<key>/<fence>` or `%bad/<key>/<fence>`, put in the transaction that frees the lock. A hold that was
+//! never released is known by its record, which stays until the successor knows that the hold has stopped. One step then turns the record
+//! into a history entry. A host that skipped is a key whose version is the count.
 //!
-//! The interleavings that this is written against:
-//! - *The answer to a release is lost*, or the transaction is applied twice: a run has the name of its fence.
-//! - *The loser's note and the successor's step meet*: the successor puts a run only where there is none.
-//! - *A waiter vanishes*: its record is not one of a hold.
-//! - *A record changed since it was looked at* (its owner queued up anew, or another reader remembered it): it is left alone.
-//! - *There is no space, or no right to write there*: a release and a renewal do without.
+//! The code handles these interleavings:
+//! - *The answer to a release is lost*, or the transaction is applied twice. A history entry is named after its fence.
+//! - *The loser's note and the successor's step meet.* The successor puts an entry only if there is none.
+//! - *A waiter vanishes.* Its record is not one of a hold.
+//! - *A record changed since the look* (its owner queued up anew, or another reader added it to the history). It stays as it is.
+//! - *There is no space, or no right to write the history.* A release and a renewal do without.
 
 use sha2::{Digest as _, Sha256};
 
@@ -28,36 +28,36 @@ use crate::{
     lock::{History, HistoryEntry, Key, Note, ReleaseInfo, SKIPPING_HOSTS, SkipCount},
 };
 
-/// The history entry of a hold that is released; `None` if nothing was done under it.
+/// Returns the history entry of a released hold; `None` if nothing was done under it.
 pub(super) fn past(hold: &Hold, info: &ReleaseInfo) -> Option<HistoryEntry> {
     let is_nested = hold.nested.is_some();
-    // What a nested hold knows is only how long it was held itself.
+    // A nested hold knows only how long it was held itself.
     let held_ms = info.held_ms.filter(|_| !is_nested);
     let started_ms = info.at_ms.zip(held_ms).map(|(at, held)| at.saturating_sub(held)).or(hold.since_ms);
     let past = released(info, is_nested, hold.fence(), started_ms, hold.metadata.clone())?;
     Some(HistoryEntry { ended_ms: info.at_ms, ..past })
 }
 
-/// The name and the value of a run.
+/// Returns the name and the value of a history entry.
 pub(super) fn line(names: &Names, past: &HistoryEntry) -> Option<(String, Vec<u8>)> {
     let name = names.run(past.end.is_bad(), past.fence?);
-    // Strings and numbers can be written.
+    // Serializing strings and numbers can't fail.
     Some((name, serde_json::to_vec(past).unwrap_or_default()))
 }
 
-/// Removes the record of a contender that vanished, if it is unchanged.
+/// Removes the record of a vanished contender, if it is unchanged.
 pub(super) fn forget(record: &StoredRecord) -> RequestOp {
     ops::when(vec![ops::unchanged(&record.name, record.revision)], vec![ops::delete(&record.name)], Vec::new())
 }
 
-/// The same, and remembers the hold that it was of, if that is not done yet.
+/// Removes the record likewise, and puts the history entry of its hold if there is none.
 pub(super) fn bury(names: &Names, record: &StoredRecord) -> RequestOp {
     let Some((run, value)) = record.past().and_then(|past| line(names, &past)) else { return forget(record) };
     let compare = vec![ops::unchanged(&record.name, record.revision), ops::absent(&run)];
     ops::when(compare, vec![ops::delete(&record.name), ops::put(&run, value, 0)], vec![forget(record)])
 }
 
-/// Remembers the vanished holders that no successor has to wait for any more.
+/// Moves the vanished holders that no successor has to wait for any more to the history.
 pub(super) async fn bury_old(client: &mut Client, names: &Names, look: &Look) {
     let old = look.outdated();
     if old.is_empty() {
@@ -69,21 +69,21 @@ pub(super) async fn bury_old(client: &mut Client, names: &Names, look: &Look) {
     }
 }
 
-/// How many runs there are, those that ended badly last.
+/// The numbers of history entries: the good ones, then the bad ones.
 pub(super) type Counts = [usize; 2];
 
-/// What counts the runs.
+/// Returns the operations that count the history entries.
 pub(super) fn counts(names: &Names) -> [RequestOp; 2] {
     [false, true].map(|bad| ops::count(&names.runs(bad)))
 }
 
-/// The answers to [`counts`], which come last.
+/// Returns the answers to [`counts`], which must be the last ones.
 pub(super) fn counted(answers: &mut Answers) -> Counts {
     let bad = answers.last_count();
     [answers.last_count(), bad]
 }
 
-/// Removes the oldest runs, if there are too many. A failure is left to the next release.
+/// Removes the oldest history entries, if there are too many. After a failure the next release does it.
 pub(super) async fn trim(client: &mut Client, names: &Names, counts: Counts) {
     for (bad, count) in [false, true].into_iter().zip(counts) {
         if let Some(most) = too_many(count) {
@@ -95,23 +95,23 @@ pub(super) async fn trim(client: &mut Client, names: &Names, counts: Counts) {
 /// A lock that was freed.
 #[derive(Default)]
 pub(super) struct Freed {
-    /// Of what was nested in the hold.
+    /// The leases of the nested holds.
     pub leases: Vec<i64>,
     pub runs: Counts,
 }
 
-/// What is written as a lock is freed.
+/// The data that is written when a lock is freed.
 #[derive(Default)]
 pub(super) struct Outcome {
-    /// To the run records.
+    /// The changes to the run records.
     pub runs: Vec<RequestOp>,
     pub history: Vec<RequestOp>,
 }
 
-/// Frees a lock by `gone`, of which the first deletes what is nested, and writes `past` and the `outcome`, if `compare` holds; `None` if it
-/// doesn't.
+/// Frees a lock by `gone`, and writes `past` and the `outcome`, if `compare` holds; else returns `None`. The first operation in `gone`
+/// deletes the nested keys.
 ///
-/// To free a lock takes neither space nor rights to the history: what is refused is left out. Without space, the outcome of the run stays
+/// Freeing a lock needs neither space nor rights to the history: refused writes are left out. Without space, the outcome of the run stays
 /// unknown.
 pub(super) async fn end(
     client: &mut Client,
@@ -138,7 +138,7 @@ pub(super) async fn end(
         answer => (answer?, true),
     };
     if !answers.succeeded {
-        // A store that runs full may do what it says it has no space for.
+        // A store that becomes full may do a write that it reports as failed.
         let done = answers.one().ok().flatten().is_some_and(|kv| run.is_some_and(|(_, value)| kv.value == value));
         return Ok(done.then(Freed::default));
     }
@@ -146,7 +146,7 @@ pub(super) async fn end(
     Ok(Some(Freed { leases, runs: if in_full { counted(&mut answers) } else { Counts::default() } }))
 }
 
-/// Removes the first so many of a folder.
+/// Removes the first `many` keys of a folder.
 async fn remove(client: &mut Client, folder: &str, many: usize) -> Answer<()> {
     let oldest = vec![ops::first_names(folder, i64::try_from(many).unwrap_or(i64::MAX))];
     if let Some(last) = client.run(oldest).await?.keys()?.pop() {
@@ -155,7 +155,7 @@ async fn remove(client: &mut Client, folder: &str, many: usize) -> Answer<()> {
     Ok(())
 }
 
-/// Everything that is remembered of a lock.
+/// Returns the whole history of a lock.
 pub(super) async fn history(client: &mut Client, key: &Key) -> Answer<History> {
     let names = Names::new(&client.options().namespace, key);
     let mut ops = ops::look(&names, 1);
@@ -165,7 +165,7 @@ pub(super) async fn history(client: &mut Client, key: &Key) -> Answer<History> {
     let look = answers.look(&names)?;
     let mut found = Vec::new();
     for _ in 0..2 {
-        // What a newer version wrote in another way is not known.
+        // Entries that a newer version wrote in another format are left out.
         found.extend(answers.keys()?.into_iter().filter_map(|kv| serde_json::from_slice::<HistoryEntry>(&kv.value).ok()));
     }
     found.extend(look.vanished().filter_map(StoredRecord::past));
@@ -181,10 +181,10 @@ pub(super) async fn history(client: &mut Client, key: &Key) -> Answer<History> {
     Ok(History { record: look.runs.record(), ..History::new(found, skips) })
 }
 
-/// What the key that says since when a host's skips are counted has after their name.
+/// The end of the key's name that tells since when a host's skips are counted.
 const SINCE: &[u8] = b"/since";
 
-/// Remembers what comes with no grant and no release.
+/// Writes a note that comes without a grant or a release.
 pub(super) async fn note(client: &mut Client, key: &Key, note: &Note) -> Answer<()> {
     let names = Names::new(&client.options().namespace, key);
     match note {
@@ -202,7 +202,7 @@ pub(super) async fn note(client: &mut Client, key: &Key, note: &Note) -> Answer<
 }
 
 async fn skipped(client: &mut Client, names: &Names, host: &str, reason: &str, at_ms: u64) -> Answer<()> {
-    // Whatever it is called, and however long.
+    // The host's name may be anything, of any length.
     let mut host_id = [0; 16];
     host_id.copy_from_slice(&Sha256::digest(host)[..16]);
     let name = format!("{}{:032x}", names.skips(), u128::from_be_bytes(host_id));

@@ -1,13 +1,12 @@
-//! Keeping a hold, giving it back, and finding it again by its token.
+//! Keeps a hold, gives it back, and finds it again by its token.
 //!
-//! The interleavings that this is written against:
-//! - *The lease lives on, and the key is gone* (deleted from outside): a keep-alive says nothing of that. A renewal reads
-//!   the own key, by a quorum, and keeps the lease alive then; see [`super::acquire`] for the order.
-//! - *A release arrives late*, when the lock has another holder: it compares the create revision of the own key.
-//! - *The answer to a release is lost*: asked again the key is gone, which is "not held". The core knows what to make of it.
-//! - *Nested holds end or begin during a release*: what it assumes of them is compared in its transaction, and looked at
-//!   anew if it was wrong.
-//! - *There is no space left* (NOSPACE): a renewal and a release don't need any, and leave out then what they would put.
+//! The code handles these interleavings:
+//! - *The lease is alive, but the key was deleted from outside.* Extending the lease does not reveal that. A renewal reads the own key by a
+//!   quorum, and then extends the lease; see [`super::acquire`] for the order.
+//! - *A release arrives late*, when the lock has another holder. The release compares the own key's create revision.
+//! - *The answer to a release is lost.* A repeated release finds no key, and returns "not held". The core interprets that.
+//! - *Nested holds end or begin during a release.* Its transaction compares its assumptions. If they fail, it reads the lock again.
+//! - *The store has no space left* (NOSPACE). A renewal and a release need none: they leave out their puts.
 
 use std::time::Duration;
 
@@ -29,17 +28,17 @@ use crate::{
     lock::{Intent, Mode, Release, ReleaseInfo, Renewal, Scope},
 };
 
-/// All that there are; of permits, whichever number.
+/// All modes. The number of permits does not matter.
 const MODES: [Mode; 3] = [Mode::Exclusive, Mode::Shared, Mode::Permits(1)];
-/// How often nested holds may change during a release before it is given up for now.
+/// How many times nested holds may change during a release before it fails.
 pub(super) const TRIES: u32 = 4;
 
-/// A hold as the store knows it.
+/// A hold as the store has it.
 pub(super) struct Found {
-    /// That of the token, or of its owner: with the token's own nested hold, if there is one.
+    /// The hold of the token or of its owner, with the token's own nested hold if there is one.
     pub hold: Hold,
     pub mode: Mode,
-    /// Whether the token is of the hold that the lock was taken with, not of a nested one.
+    /// Whether the token belongs to the hold that the lock was taken with, not to a nested one.
     pub is_root: bool,
     /// How many holds the owner has.
     pub holds: u32,
@@ -51,13 +50,13 @@ pub(super) struct Found {
 }
 
 impl Found {
-    /// Whether the token's hold, and not only its owner's, is there.
+    /// Returns whether the token's hold is there, and not only its owner's.
     fn holds_token(&self) -> bool {
         self.hold.nested.is_some() || self.is_root && !self.marked
     }
 }
 
-/// Looks for what the token's owner holds.
+/// Finds the hold of the token's owner.
 pub(super) async fn find(client: &mut Client, session: &Session) -> Answer<Option<Found>> {
     let names = &session.names;
     let mine = MODES.map(|mode| names.own(mode, session.lease));
@@ -84,8 +83,8 @@ pub(super) async fn find(client: &mut Client, session: &Session) -> Answer<Optio
             others.push(inner.clone());
         }
     }
-    // An attempt of this process, whose answer was lost, gave vanished holders no time to stop. Next to a permit, others may have vanished
-    // just now.
+    // An earlier attempt of this process, whose answer was lost, gave vanished holders no time to stop. If the hold is a permit, other
+    // holders may have vanished just now.
     let unsure = session.taking && matches!(session.stage, Standing::Asked { .. }) || matches!(mode, Mode::Permits(_));
     let dying = if unsure { Vec::new() } else { look.dying(mode) };
     let is_root = said.hold.is_some_and(|hold| hold == session.token.hold_text());
@@ -104,10 +103,10 @@ pub(super) async fn find(client: &mut Client, session: &Session) -> Answer<Optio
     Ok(Some(Found { hold, mode, is_root, holds: look.holds_of(session.lease), marked, others, record }))
 }
 
-/// Extends the leases of a hold that is still there; of one that is marked to be broken only so that it can stop.
+/// Extends the leases of a hold that is still there. A hold with a break mark is extended only so that it can stop.
 pub(super) async fn renew(client: &mut Client, session: &mut Session, intent: Intent) -> Answer<Renewal> {
     let Standing::Held(hold) = &session.stage else {
-        // To look for it is to read it.
+        // Finding the hold reads it too.
         return match find(client, session).await?.filter(Found::holds_token) {
             Some(found) => extend(client, session, found.hold, found.record, intent).await,
             None => Ok(Renewal::NotHeld),
@@ -126,7 +125,7 @@ pub(super) async fn renew(client: &mut Client, session: &mut Session, intent: In
         ops.extend(history::counts(names));
     }
     let (mut answers, buried) = match client.run(ops).await {
-        // A renewal needs no space, and no right to the history.
+        // A renewal needs no space, and no right to write the history.
         Err(Trouble::Full(_)) if dead > 0 => (client.run(reads).await?, false),
         Err(Trouble::Refused(_)) if dead > 0 => {
             let forget = hold.dead().iter().map(history::forget);
@@ -138,7 +137,7 @@ pub(super) async fn renew(client: &mut Client, session: &mut Session, intent: In
     let record = answers.one()?.and_then(StoredRecord::read);
     let mut ours = own.is_some_and(|kv| kv.create_revision == hold.created);
     if let Some(number) = &hold.number {
-        // Without its number others count one less than there are.
+        // Without this permit's key, other contenders count one permit too few.
         ours &= answers.one()?.is_some_and(|kv| kv.create_revision == number.created);
     }
     let given_back = hold.nested.is_none() && left.is_some();
@@ -174,7 +173,7 @@ async fn extend(client: &mut Client, session: &mut Session, hold: Hold, record: 
     Ok(Renewal::Renewed { ttl: ttl(length)?, fence })
 }
 
-/// Whether the token's hold is there, and how long its lease lasts yet, in etcd's whole seconds.
+/// Returns whether the token's hold is there, and the rest of its lease in etcd's whole seconds.
 pub(super) async fn verify(client: &mut Client, session: &Session) -> Answer<Renewal> {
     let Some(found) = find(client, session).await?.filter(Found::holds_token) else { return Ok(Renewal::NotHeld) };
     let mut expires_in = None;
@@ -192,7 +191,7 @@ pub(super) async fn verify(client: &mut Client, session: &Session) -> Answer<Ren
 pub(super) async fn release(client: &mut Client, session: &mut Session, info: &ReleaseInfo) -> Answer<Release> {
     let scope = info.scope;
     if matches!(session.stage, Standing::GivenBack) {
-        // What is left to be done is to end the lease, which ends by itself too.
+        // Only the lease is left to be revoked, and it also expires by itself.
         let _ = client.revoke(session.lease).await;
         return Ok(Release::Released);
     }
@@ -223,11 +222,11 @@ pub(super) async fn release(client: &mut Client, session: &mut Session, info: &R
     Err(failure::contended().into())
 }
 
-/// The token holds nothing, but something of what this process asked for may still come.
+/// Handles a token that holds nothing, while an earlier request of this process may still be served.
 async fn not_held(client: &mut Client, session: &mut Session) -> Answer<Release> {
     remember_expired(client, session).await?;
     if session.taking && !matches!(session.stage, Standing::Queued(_)) {
-        // Either of them: which one was asked for is not known any more.
+        // Every mode is tried: the mode of the earlier request is not known any more.
         for mode in MODES {
             leave(client, session, mode).await?;
         }
@@ -235,7 +234,7 @@ async fn not_held(client: &mut Client, session: &mut Session) -> Answer<Release>
     Ok(Release::NotHeld)
 }
 
-/// The lease ended before the hold was given back: what is known of it goes from its record to the history, before the record is removed.
+/// Moves an expired hold's data from its record to the history, before the record is removed.
 async fn remember_expired(client: &mut Client, session: &Session) -> Answer<()> {
     if !matches!(&session.stage, Standing::Held(hold) if hold.nested.is_none()) {
         return Ok(());
@@ -243,13 +242,13 @@ async fn remember_expired(client: &mut Client, session: &Session) -> Answer<()> 
     let record = client.run(vec![ops::get(&session.names.open_of(session.lease))]).await?.one()?.and_then(StoredRecord::read);
     let Some(record) = record else { return Ok(()) };
     match client.run(vec![history::bury(&session.names, &record)]).await {
-        // To give back takes neither space nor rights to the history.
+        // A release needs neither space nor rights to the history.
         Ok(_) | Err(Trouble::Full(_) | Trouble::Refused(_)) => Ok(()),
         Err(trouble) => Err(trouble),
     }
 }
 
-/// Gives back the hold that the lock was taken with, and the lock with it. `None` if something nested keeps the lock.
+/// Gives back the hold that the lock was taken with, and the lock too. Returns `None` if a nested hold keeps the lock.
 async fn release_root(client: &mut Client, session: &mut Session, hold: &Hold, info: &ReleaseInfo) -> Answer<Option<Release>> {
     let inner = session.names.nested(session.lease);
     let mut compare = vec![ops::created_at(&hold.own, hold.created), ops::absent(&session.names.left(session.lease))];
@@ -259,7 +258,7 @@ async fn release_root(client: &mut Client, session: &mut Session, hold: &Hold, i
     free(client, session, hold, compare, info).await
 }
 
-/// Gives back a nested hold; the lock with it if it is the last one. `None` if something changed meanwhile.
+/// Gives back a nested hold, and the lock too if the hold is the last one. Returns `None` if something changed meanwhile.
 async fn release_nested(
     client: &mut Client,
     session: &mut Session,
@@ -273,7 +272,7 @@ async fn release_nested(
         compare.push(ops::nothing_newer_under(&session.names.nested(session.lease), found.hold.seen));
         return free(client, session, hold, compare, info).await;
     }
-    // One hold must be left that keeps the lock: the outer one, or at least one of the nested ones.
+    // One hold must remain that keeps the lock: the outer one, or at least one of the nested ones.
     match (found.marked, found.others.first()) {
         (true, Some(other)) => compare.push(ops::created_at(&other.name, other.created)),
         _ => compare.push(ops::absent(&left)),
@@ -282,12 +281,12 @@ async fn release_nested(
         return Ok(None);
     }
     session.stage = Standing::Asked { leased: false };
-    // The hold is given back. A lease that nothing lies on ends by itself.
+    // The hold is given back. A lease without keys expires by itself.
     let _ = client.revoke(nested.lease).await;
     Ok(Some(Release::StillHeld(found.holds.saturating_sub(1))))
 }
 
-/// Gives back the outer hold, while nested ones keep the lock: a mark says so. `None` if something changed meanwhile.
+/// Gives back the outer hold while nested ones keep the lock, and puts a mark. Returns `None` if something changed meanwhile.
 async fn release_around(client: &mut Client, session: &mut Session, found: &Found, info: &ReleaseInfo) -> Answer<Option<Release>> {
     let left = session.names.left(session.lease);
     let mut compare = vec![ops::created_at(&found.hold.own, found.hold.created), ops::absent(&left)];
@@ -298,7 +297,7 @@ async fn release_around(client: &mut Client, session: &mut Session, found: &Foun
     Ok(done.then(|| Release::StillHeld(found.holds.saturating_sub(1))))
 }
 
-/// Removes all of a hold if `compare` holds, and remembers how it ended.
+/// Removes all keys of a hold if `compare` holds, and records its outcome.
 async fn free(
     client: &mut Client,
     session: &mut Session,
@@ -312,13 +311,13 @@ async fn free(
     gone.extend(hold.number.as_ref().map(|number| permits::give_back(names, number)));
     let mut history: Vec<_> = hold.dead().iter().map(|record| history::bury(names, record)).collect();
     history.push(ops::put(&names.last(), hold.created.to_string(), 0));
-    // The outcome of a nested hold is nothing to the run around it.
+    // The outcome of a nested hold does not concern the outer run.
     let runs = hold.runs.end(names, hold.fence(), info.run_state.filter(|_| hold.nested.is_none()));
     let past = history::past(hold, info);
     let Some(freed) = history::end(client, names, compare, gone, Outcome { runs, history }, past.as_ref()).await? else { return Ok(None) };
     session.stage = Standing::GivenBack;
     session.watches = None;
-    // The lock is free already, which no failure from here on may hide. Leases that nothing lies on end by themselves.
+    // The lock is free already, and no later failure may hide that. Leases without keys expire by themselves.
     let _ = client.revoke(session.lease).await;
     for lease in freed.leases.iter().filter(|lease| **lease != session.lease) {
         let _ = client.revoke(*lease).await;
@@ -327,7 +326,7 @@ async fn free(
     Ok(Some(Release::Released))
 }
 
-/// Takes back whatever of this process's own stands in the queue, or may still come to stand there.
+/// Removes all keys of this process from the queue, and prevents late ones.
 pub(super) async fn leave(client: &mut Client, session: &mut Session, mode: Mode) -> Answer<()> {
     let (keys, lease) = match &session.inner {
         Some(inner) => (vec![inner.name.clone()], inner.lease),

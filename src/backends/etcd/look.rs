@@ -1,4 +1,4 @@
-//! Looking at locks, for people and programs. Read only, and by a quorum.
+//! Reads locks, for people and programs. All reads go through a quorum.
 
 use std::{collections::BTreeSet, time::Duration};
 
@@ -14,7 +14,7 @@ use crate::{
     lock::{Fence, Holder, Key, LockState, Result, Waiter, Which},
 };
 
-/// What is known of one lock.
+/// Returns the state of one lock.
 pub(super) async fn inspect(client: &mut Client, key: &Key) -> Answer<LockState> {
     let names = Names::new(&client.options().namespace, key);
     let mut ops = ops::look(&names, ops::ALL);
@@ -27,14 +27,14 @@ pub(super) async fn inspect(client: &mut Client, key: &Key) -> Answer<LockState>
         nodes: Vec::new(),
         key: key.clone(),
         stored_as: names.shown(),
-        // The holders came after the hold that was released last.
+        // The current holders came after the last hold that was released.
         last_fence: holders.iter().filter_map(|holder| holder.fence).max().or(last),
         holders,
         waiters: waiters(&look)?,
     })
 }
 
-/// What is known of the locks that are held and whose keys begin with `start`, by key.
+/// Returns the state of the held locks whose keys begin with `start`, by key.
 pub(super) async fn list(client: &mut Client, start: &str) -> Answer<Vec<LockState>> {
     let namespace = client.options().namespace.clone();
     let start = names::prefix(&namespace) + &names::ENCODING.encode_str(start);
@@ -42,7 +42,7 @@ pub(super) async fn list(client: &mut Client, start: &str) -> Answer<Vec<LockSta
     let mut keys = BTreeSet::new();
     for kv in answers.keys()? {
         let found = str::from_utf8(&kv.key).ok().and_then(|name| names::key_of(&namespace, name));
-        // Without a lease it is no hold; in an empty namespace it may be anything.
+        // A key without a lease is no hold. In an empty namespace it may be anything.
         keys.extend(found.filter(|(_, rest)| kv.lease != 0 && mode_of(rest).is_some()).map(|(key, _)| key));
     }
     let mut states = Vec::new();
@@ -55,7 +55,7 @@ pub(super) async fn list(client: &mut Client, start: &str) -> Answer<Vec<LockSta
     Ok(states)
 }
 
-/// The keys that begin with `start` and have a fence, a record or a run record, by key.
+/// Returns the keys that begin with `start` and have a fence, a record or a run record, by key.
 pub(super) async fn known(client: &mut Client, start: &str, which: Which) -> Answer<Vec<Key>> {
     let namespace = client.options().namespace.clone();
     let mut keys = BTreeSet::new();
@@ -72,9 +72,9 @@ pub(super) async fn known(client: &mut Client, start: &str, which: Which) -> Ans
     Ok(keys.into_iter().collect())
 }
 
-/// The holders at these positions; with `ends`, also what is left of their leases, which is a question for each.
+/// Returns the holders at these positions. With `ends`, adds the rest of their leases, with one request for each.
 ///
-/// etcd has no clock that could tell since when, and counts leases in whole seconds.
+/// etcd has no clock for the time of a grant, and counts leases in whole seconds.
 pub(super) async fn tell(client: &mut Client, look: &Look, holders: impl Iterator<Item = usize>, ends: bool) -> Answer<Vec<Holder>> {
     let mut told = Vec::new();
     for at in holders {
@@ -102,7 +102,7 @@ pub(super) async fn tell(client: &mut Client, look: &Look, holders: impl Iterato
     Ok(told)
 }
 
-/// The waiters, by what they said of themselves.
+/// Returns the waiters, by the data that they wrote.
 fn waiters(look: &Look) -> Result<Vec<Waiter>> {
     let waiter = |at: usize| -> Result<Waiter> {
         Ok(Waiter { metadata: look.contenders[at].said()?.and_then(|said| said.metadata), waiting_for: None, in_order: true })
@@ -110,22 +110,22 @@ fn waiters(look: &Look) -> Result<Vec<Waiter>> {
     look.queue.waiters().map(waiter).collect()
 }
 
-/// What is left of a lease.
+/// The rest of a lease.
 pub(super) enum Left {
-    /// So much, rounded up.
+    /// The rest of the lease, rounded up.
     For {
-        /// Until it ends.
+        /// The time until the lease ends.
         left: Duration,
-        /// Since it was extended.
+        /// The time since the lease was extended.
         ago: Duration,
     },
-    /// It ended.
+    /// The lease ended.
     Over,
-    /// It is not for this user to see.
+    /// This user may not read the lease.
     Unknown,
 }
 
-/// What is left of a lease.
+/// Returns the rest of a lease.
 pub(super) async fn left(client: &mut Client, lease: i64) -> Answer<Left> {
     let answer = match client.time_to_live(lease).await {
         Ok(answer) => answer,

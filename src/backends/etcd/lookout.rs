@@ -1,14 +1,13 @@
-//! Finding waiters that are gone, without each waiter proving all the time that it lives.
+//! Finds waiters that died, so that a living waiter need not prove all the time that it lives.
 //!
-//! A waiter extends its lease, which is all that it does, once in a third of its length. One waiter at a time, the lookout, looks at the
-//! front of the queue every second. Those at the front, and more of them as long as they don't answer, it *calls*: it puts a key that they
-//! watch. One that is called extends its lease at once, answers, and extends its lease every [`BEAT`] from then on. One that is silent for [`SILENT`] after its call
-//! is gone, and is removed as soon as it is in the way.
+//! Comments say "queue monitor" and "probe"; names in code say `lookout` and `call`. A waiter only extends its lease, once per third of its
+//! length. One waiter, the queue monitor, checks the front of the queue every second. The monitor probes the waiters at the front, and more
+//! of them while they don't answer. A probe is a key that the probed waiter watches. A probed waiter extends its lease at once, answers,
+//! and then extends its lease every [`BEAT`]. A waiter that is silent for [`SILENT`] after its probe is dead. It is removed once it is in
+//! the way.
 //!
-//! The lookout is the waiter whose key is [`Names::lookout`], on a lease of a few seconds. All waiters watch that key: when it goes, one of
-//! them puts it anew.
-//!
-//! How long ago a lease was extended, the server tells. A call says how long that was when it was made: so any client can judge the answer.
+//! The monitor's key is [`Names::lookout`], on a lease of a few seconds. All waiters watch that key. When the key goes, a waiter recreates
+//! it. The server tells how long ago a lease was extended. A probe states that time as of its creation, so any client can judge the answer.
 
 use std::time::Duration;
 
@@ -25,60 +24,60 @@ use super::{
     waiting::{after, is_past},
 };
 
-/// How often the lookout looks.
+/// How often the queue monitor checks the queue.
 const ROUND: Duration = Duration::from_secs(1);
-/// After calls, unless some behind are known to live: a waiter that lives has answered by then.
+/// The pause after probes, unless some waiters behind are known to live. A living waiter has answered by then.
 const AGAIN: Duration = Duration::from_millis(250);
-/// The length of the lookout's lease in seconds, unless the server's shortest is longer.
+/// The length of the queue monitor's lease in seconds, unless the server's minimum is longer.
 const LEASE: i64 = 3;
-/// When the lookout is gone, each waiter comes for its post within so much time for each place in the line, at random: a few of them, and
-/// the others hear that it is taken.
+/// The delay per queue position, in milliseconds, within which a waiter applies at random when the monitor is gone. A few waiters apply,
+/// and the others see that the key is taken.
 const SPREAD_MS: u64 = 20;
-/// But at the latest within so much.
+/// The longest such delay, in milliseconds.
 const LATEST_MS: u64 = 5000;
-/// How often a waiter that was called proves that it lives.
+/// How often a probed waiter extends its lease to prove that it lives.
 pub(super) const BEAT: Duration = Duration::from_millis(1500);
-/// A waiter whose lease was extended so many whole seconds ago, rounded up, is gone if it is to extend it each [`BEAT`].
+/// The silence in whole seconds, rounded up, after which a waiter that should extend its lease each [`BEAT`] is dead.
 const SILENT: i64 = 5;
-/// In so many whole seconds one that was called has extended its lease.
+/// The whole seconds within which a probed waiter has extended its lease.
 const ANSWERED: i64 = 4;
-/// What a waiter that was called makes of its call, once it has extended its lease.
+/// The value that a probed waiter writes into its probe, once it has extended its lease.
 pub(super) const HERE: &str = "here";
-/// So many waiters that are known to live stand at the front, as far as the lookout looks.
+/// The number of living waiters that the queue monitor wants at the front; it looks no further.
 const LIVING: usize = 2;
-/// So many are called in one round, and two more for each that is silent.
+/// The number of waiters that one round probes. Each silent waiter adds two.
 const CALLS: usize = 8;
-/// So many are looked at together, and removed together.
+/// The number of waiters that are read together, and removed together.
 const TOGETHER: usize = 30;
 
-/// The lookout, as far as a waiter knows.
+/// The queue monitor, as far as a waiter knows.
 #[derive(Clone, Copy, Debug)]
 pub(super) enum Lookout {
     Another,
-    /// There is none; from this moment on it could be this waiter.
+    /// There is none; from this moment on this waiter may apply.
     Wanted(Instant),
-    /// This waiter, whose next round is due then.
+    /// This waiter is the monitor; its next round is due at this moment.
     Own(Instant),
 }
 
 impl Lookout {
-    /// Of one that sees whether there is one.
+    /// Returns the state of a waiter that sees whether a queue monitor is there.
     pub(super) fn seen(is_there: bool) -> Self {
         if is_there { Self::Another } else { Self::Wanted(after(Duration::ZERO)) }
     }
 
-    /// Of one at this place that hears of a change.
+    /// Returns the state of a waiter at this position after a change of the monitor's key.
     pub(super) fn heard(self, is_gone: bool, place: Option<u32>) -> Self {
         let spread = (SPREAD_MS * u64::from(place.unwrap_or(1))).min(LATEST_MS);
         match (self, is_gone) {
             (_, true) => Self::Wanted(after(Duration::from_millis(crate::lock::random() % spread.max(1)))),
-            // That it has put itself.
+            // This waiter put the key itself.
             (own @ Self::Own(_), false) => own,
             (_, false) => Self::Another,
         }
     }
 
-    /// When there is something to do.
+    /// Returns when there is something to do.
     pub(super) fn due(&self) -> Option<Instant> {
         match self {
             Self::Another => None,
@@ -91,11 +90,11 @@ impl Lookout {
     }
 }
 
-/// Does what is due. `lease` is that of a lookout, and `own` the waiter's.
+/// Does what is due. `lease` is the lease for the queue monitor's key, and `own` is the waiter's own lease.
 pub(super) async fn serve(client: &mut Client, names: &Names, queued: &mut Queued, (lease, own): (i64, i64)) -> Answer<()> {
     let due = match queued.lookout {
         Lookout::Another => return Ok(()),
-        // The first in the queue has no other waiter to look after.
+        // The first waiter has no other waiter to monitor.
         Lookout::Wanted(_) if queued.busy.position == Some(1) => {
             queued.lookout = Lookout::Another;
             return Ok(());
@@ -113,13 +112,13 @@ pub(super) async fn serve(client: &mut Client, names: &Names, queued: &mut Queue
             due
         }
     };
-    // One that is late itself, on a busy host, does not judge others.
+    // A monitor that is late itself, on a busy host, does not judge others.
     let next = if is_past(due + ROUND) { ROUND } else { look_after(client, names, &queued.own).await? };
     queued.lookout = Lookout::Own(after(next));
     Ok(())
 }
 
-/// Gives the post up. Left alone it ends with its lease.
+/// Stops being the queue monitor. If the request fails, the monitor's key ends with its lease.
 pub(super) async fn retire(client: &mut Client, queued: &mut Queued, lease: i64) {
     if queued.lookout.is_own() {
         queued.lookout = Lookout::Another;
@@ -127,7 +126,7 @@ pub(super) async fn retire(client: &mut Client, queued: &mut Queued, lease: i64)
     }
 }
 
-/// Whether the post was free. One that takes it is called by that: the next one is to know soon whether it died.
+/// Returns whether this waiter became the queue monitor. It probes itself thereby: the next monitor must know soon whether it died.
 async fn take_post(client: &mut Client, names: &Names, lease: i64, own: i64) -> Answer<bool> {
     let name = names.lookout();
     if client.run(vec![ops::peek(&name)]).await?.one()?.is_some_and(|kv| kv.lease != lease) {
@@ -140,7 +139,7 @@ async fn take_post(client: &mut Client, names: &Names, lease: i64, own: i64) -> 
     let compare = vec![ops::absent(&name)];
     let success = vec![ops::put(&name, "", lease), ops::put(&names.call(own), "0", own)];
     let mut answers = client.txn(compare, success, vec![ops::peek(&name)]).await?;
-    // By a request of ours of which the answer was lost.
+    // An earlier request of this waiter, whose answer was lost, may have put the key.
     let ours = answers.succeeded || answers.one()?.is_some_and(|kv| kv.lease == lease);
     if !ours {
         client.revoke(lease).await?;
@@ -148,7 +147,7 @@ async fn take_post(client: &mut Client, names: &Names, lease: i64, own: i64) -> 
     Ok(ours)
 }
 
-/// Calls those at the front that were not called, and removes those that are gone; returns after what time to look again.
+/// Probes the waiters at the front that were not probed, and removes dead ones. Returns the delay until the next round.
 async fn look_after(client: &mut Client, names: &Names, own: &str) -> Answer<Duration> {
     let (mut called, mut living, mut silent, mut seen) = (0, 0, 0, 0);
     let mut gone = Vec::new();
@@ -159,7 +158,7 @@ async fn look_after(client: &mut Client, names: &Names, own: &str) -> Answer<Dur
         let more = look.contenders.len() == seen + TOGETHER;
         for at in seen.min(look.contenders.len())..look.contenders.len() {
             if look.contenders[at].name == own {
-                // It lives, and those behind it are not in its way.
+                // This waiter lives, and the waiters behind it are not in its way.
                 break 'front;
             }
             let Some(ahead) = look.waiting(at) else { continue };
@@ -186,7 +185,7 @@ async fn look_after(client: &mut Client, names: &Names, own: &str) -> Answer<Dur
     Ok(if called > 0 && living < LIVING { AGAIN } else { ROUND })
 }
 
-/// The first so many contenders, with their records and what else concerns them.
+/// Reads the first `most` contenders, with their records and the keys that concern them.
 async fn front(client: &mut Client, names: &Names, most: usize) -> Answer<Look> {
     let limit = i64::try_from(most).unwrap_or(i64::MAX);
     let mut answers = client.run(vec![ops::first(&names.folder, limit), ops::under(&names.beside(), false)]).await?;
@@ -203,21 +202,21 @@ async fn front(client: &mut Client, names: &Names, most: usize) -> Answer<Look> 
     Ok(Look::new(names, answers.revision, Keys { contenders: keys.clone(), with_values: keys, open, beside, ..Keys::default() })?)
 }
 
-/// A waiter's call.
+/// A probe of a waiter.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Call {
-    /// Not answered. How long its lease had not been extended when it was called.
+    /// Not answered. The number is how long the waiter's lease had not been extended when the probe was made.
     Open(i64),
     Answered,
 }
 
-/// Answers the call of this waiter, which has extended its lease. If the store refuses, the waiter only counts as a slow one: its
-/// extended lease keeps it from being removed.
+/// Answers the probe of this waiter, which has extended its lease. If the store refuses, the waiter only counts as slow: its extended lease
+/// keeps it from being removed.
 pub(super) async fn answer(client: &mut Client, names: &Names, own: i64) {
     let _ = client.run(vec![ops::put(&names.call(own), HERE, own)]).await;
 }
 
-/// Of the keys next to a lock's last fence those that call a waiter, by its lease, and what they say.
+/// Returns the probes among the keys below a lock's last fence: the lease of each probed waiter, and the probe's content.
 pub(super) fn calls(names: &Names, keys: &[KeyValue]) -> Vec<(i64, Call)> {
     let folder = names.calls();
     let call = |kv: &KeyValue| {
@@ -228,21 +227,21 @@ pub(super) fn calls(names: &Names, keys: &[KeyValue]) -> Vec<(i64, Call)> {
     keys.iter().filter_map(call).collect()
 }
 
-/// What is known of a waiter.
+/// The state of a waiter.
 enum State {
     Lives,
-    /// For longer than one does that was called.
+    /// For longer than a probed waiter is silent.
     Silent,
-    /// Just now.
+    /// The waiter was probed just now.
     Called,
     Gone,
 }
 
-/// Tells whether a waiter lives; one of which nothing is known is called.
+/// Judges whether a waiter lives. Probes a waiter of which nothing is known.
 async fn judge(client: &mut Client, names: &Names, one: &Ahead) -> Answer<State> {
     let lease = match client.time_to_live(one.lease).await {
         Ok(lease) => lease,
-        // Its key expires by itself; or this user may not see it.
+        // The waiter's key expires by itself, or this user may not read the lease.
         Err(Trouble::NoLease | Trouble::Refused(_)) => return Ok(State::Silent),
         Err(trouble) => return Err(trouble),
     };
@@ -252,10 +251,10 @@ async fn judge(client: &mut Client, names: &Names, one: &Ahead) -> Answer<State>
         Some(Call::Answered) if silent >= SILENT => Ok(State::Gone),
         Some(Call::Answered) => Ok(if silent < ANSWERED { State::Lives } else { State::Silent }),
         Some(Call::Open(called)) if silent >= SILENT.max(called + ANSWERED) => Ok(State::Gone),
-        // What it says then is on its way, or was lost: it is called anew.
+        // With a shorter silence the waiter has extended its lease. Its answer is on its way or lost: it is probed anew.
         Some(Call::Open(called)) if silent + 2 >= called => Ok(State::Silent),
         _ => {
-            // On the lease of the one that is called, if that stands there still.
+            // The probe lies on the lease of the probed waiter, and is put only if that waiter's key is still there.
             let compare = vec![ops::created_at(&one.key, one.created)];
             let call = ops::put(&names.call(one.lease), silent.to_string(), one.lease);
             match client.run_if(compare, vec![call]).await {
@@ -266,29 +265,29 @@ async fn judge(client: &mut Client, names: &Names, one: &Ahead) -> Answer<State>
     }
 }
 
-/// One that waits, as it was seen: it is still the same as long as its key and its record are.
+/// A waiter as it was read. It is unchanged as long as its key and its record are.
 #[derive(Clone, Debug)]
 pub(super) struct Ahead {
     pub key: String,
     pub created: i64,
     pub lease: i64,
     pub record: String,
-    /// Of the record. The grant writes it anew, or removes it.
+    /// The record's revision. The grant rewrites or removes the record.
     pub revision: i64,
-    /// dlock put it there: it answers a call.
+    /// Whether dlock created the waiter, which then answers a probe.
     pub answers: bool,
     pub called: Option<Call>,
 }
 
-/// Removes one that waits if it is gone, for one that does not wait itself; whether it was. One that was not called is.
+/// Removes a dead waiter on behalf of a process that does not wait. Returns whether it did. Probes a waiter that was not probed.
 pub(super) async fn remove_if_gone(client: &mut Client, names: &Names, one: &Ahead) -> Answer<bool> {
     Ok(matches!(judge(client, names, one).await?, State::Gone) && remove(client, names, std::slice::from_ref(one)).await?)
 }
 
-/// Removes several that are gone, in one step; whether any was.
+/// Removes several dead waiters in one step. Returns whether it removed any.
 ///
-/// A holder is never removed: a grant writes the record anew or removes it, in the step that grants, and compares the key. One that
-/// lives after all finds its key gone, and queues up anew.
+/// A holder is never removed: a grant rewrites or removes the record, and compares the key in the same step. A waiter that is alive after
+/// all finds its key gone, and queues up anew.
 async fn remove(client: &mut Client, names: &Names, gone: &[Ahead]) -> Answer<bool> {
     let each = gone.iter().map(|one| {
         let compare = vec![ops::created_at(&one.key, one.created), ops::unchanged(&one.record, one.revision)];

@@ -3,10 +3,10 @@
 
 use prost::{Message, Oneof};
 
-/// What every answer begins with.
+/// The beginning of every answer.
 #[derive(Clone, PartialEq, Message)]
 pub(super) struct Header {
-    /// The store's revision when it answered.
+    /// The store's revision at the answer.
     #[prost(int64, tag = "3")]
     pub revision: i64,
 }
@@ -19,12 +19,12 @@ pub(super) struct KeyValue {
     pub create_revision: i64,
     #[prost(int64, tag = "3")]
     pub mod_revision: i64,
-    /// How often it was put since it was created.
+    /// How many times the key was put since its creation.
     #[prost(int64, tag = "4")]
     pub version: i64,
     #[prost(bytes = "vec", tag = "5")]
     pub value: Vec<u8>,
-    /// 0 for a key that no lease ends.
+    /// 0 for a key without a lease.
     #[prost(int64, tag = "6")]
     pub lease: i64,
 }
@@ -33,7 +33,7 @@ pub(super) struct KeyValue {
 pub(super) struct RangeRequest {
     #[prost(bytes = "vec", tag = "1")]
     pub key: Vec<u8>,
-    /// Empty: the one key.
+    /// Empty for a single key.
     #[prost(bytes = "vec", tag = "2")]
     pub range_end: Vec<u8>,
     #[prost(int64, tag = "3")]
@@ -46,7 +46,7 @@ pub(super) struct RangeRequest {
     pub keys_only: bool,
     #[prost(bool, tag = "9")]
     pub count_only: bool,
-    /// 0: whenever it was created.
+    /// 0 for no limit.
     #[prost(int64, tag = "13")]
     pub max_create_revision: i64,
 }
@@ -69,7 +69,7 @@ pub(super) enum SortTarget {
 pub(super) struct RangeResponse {
     #[prost(message, repeated, tag = "2")]
     pub kvs: Vec<KeyValue>,
-    /// Of all that there are, however many were asked for.
+    /// The number of all matching keys, whatever the limit.
     #[prost(int64, tag = "4")]
     pub count: i64,
 }
@@ -119,7 +119,7 @@ pub(super) enum Request {
     Put(PutRequest),
     #[prost(message, tag = "3")]
     DeleteRange(DeleteRangeRequest),
-    /// Within another: all conditions are judged before anything is done.
+    /// A nested transaction. The server judges all conditions before it changes anything.
     #[prost(message, tag = "4")]
     Txn(TxnRequest),
 }
@@ -142,7 +142,7 @@ pub(super) enum Response {
     Txn(TxnResponse),
 }
 
-/// A condition on a revision of a key, or of all keys of a range; a key that isn't there has 0.
+/// A condition on a revision of a key, or of all keys of a range. A missing key has revision 0.
 #[derive(Clone, PartialEq, Message)]
 pub(super) struct Compare {
     #[prost(enumeration = "Is", tag = "1")]
@@ -199,7 +199,7 @@ pub(super) struct TxnResponse {
 
 #[derive(Clone, PartialEq, Message)]
 pub(super) struct LeaseGrantRequest {
-    /// In seconds.
+    /// The length in seconds.
     #[prost(int64, tag = "1")]
     pub ttl: i64,
     #[prost(int64, tag = "2")]
@@ -212,7 +212,7 @@ pub(super) struct LeaseGrantResponse {
     pub ttl: i64,
 }
 
-/// For the requests that name a lease and nothing else: revoke, keep alive, time to live.
+/// For the requests that only name a lease: revoke, keep alive, time to live.
 #[derive(Clone, PartialEq, Message)]
 pub(super) struct LeaseRequest {
     #[prost(int64, tag = "1")]
@@ -224,14 +224,14 @@ pub(super) struct LeaseRevokeResponse {}
 
 #[derive(Clone, PartialEq, Message)]
 pub(super) struct LeaseKeepAliveResponse {
-    /// 0 if there is no such lease any more.
+    /// 0 if the lease does not exist any more.
     #[prost(int64, tag = "3")]
     pub ttl: i64,
 }
 
 #[derive(Clone, PartialEq, Message)]
 pub(super) struct LeaseTimeToLiveResponse {
-    /// Whole seconds that are left; −1 if there is no such lease.
+    /// The whole seconds that are left; −1 if the lease does not exist.
     #[prost(int64, tag = "3")]
     pub ttl: i64,
     #[prost(int64, tag = "4")]
@@ -240,7 +240,7 @@ pub(super) struct LeaseTimeToLiveResponse {
 
 #[derive(Clone, PartialEq, Message)]
 pub(super) struct WatchRequest {
-    /// The only alternative of the oneof that is used.
+    /// The only alternative of the oneof that dlock uses.
     #[prost(message, optional, tag = "1")]
     pub create: Option<WatchCreateRequest>,
 }
@@ -249,17 +249,17 @@ pub(super) struct WatchRequest {
 pub(super) struct WatchCreateRequest {
     #[prost(bytes = "vec", tag = "1")]
     pub key: Vec<u8>,
-    /// Empty for the key alone.
+    /// Empty for a single key.
     #[prost(bytes = "vec", tag = "2")]
     pub range_end: Vec<u8>,
     #[prost(int64, tag = "3")]
     pub start_revision: i64,
-    /// [`NO_PUT`] leaves out changes that are no deletions.
+    /// [`NO_PUT`] leaves out all events but deletions.
     #[prost(int32, repeated, tag = "5")]
     pub filters: Vec<i32>,
 }
 
-/// Watch deletions only.
+/// The filter for watches of deletions only.
 pub(super) const NO_PUT: i32 = 0;
 
 #[derive(Clone, PartialEq, Message)]

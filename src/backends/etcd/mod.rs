@@ -1,14 +1,14 @@
 //! An etcd v3 cluster.
 //!
-//! A lock is a folder of keys, one for each holder or waiter, each with a lease of its own; the order of their creation
-//! is the order of the queue, and the revision of it is the fence. `etcdctl lock`, Go's `concurrency` package and etcd's
-//! read-write lock do the same, so that they exclude us and we them. What must be safe is written next to its code:
-//! [`acquire`] and [`hold`] say which interleavings they are made for, [`names`] what lies where.
+//! A lock is a folder of keys, one for each holder or waiter, each with a lease of its own. The keys' order of creation is the order of the
+//! queue, and a key's create revision is its fence. `etcdctl lock`, Go's `concurrency` package and etcd's read-write lock do the same, so
+//! they and dlock exclude each other. Safety arguments are next to the code: [`acquire`] and [`hold`] list the interleavings that they
+//! handle, [`names`] lists the keys.
 //!
-//! A holder of another library leaves no record that tells whether it went by itself, so no successor waits for it to stop:
-//! `etcdctl lock` doesn't stop its command when its lease is lost, and would gain nothing.
+//! A holder of another library leaves no record that tells whether it left in order, so no successor leaves it time to stop. `etcdctl lock`
+//! doesn't stop its command when its lease is lost, and would gain nothing.
 //!
-//! Nothing here retries or prints; time is limited only where another member can answer instead.
+//! This module never retries or prints. It limits time only where another member can answer instead.
 
 mod acquire;
 mod breaking;
@@ -53,33 +53,33 @@ use crate::lock::{
 pub(super) const CAPABILITIES: Capabilities = Capabilities {
     shared: true,
     permits: true,
-    // A waiter has a place in order of arrival, and no other one passes it.
+    // A waiter's position follows from its arrival, and no other waiter passes it.
     fair: true,
     always_fair: true,
     history: true,
     run_policy: true,
     breakable: true,
-    // A server's shortest lease may be longer: what it granted is what counts.
+    // A server's minimum lease may be longer: the granted length counts.
     ttl_min: Ttl::MIN,
     ttl_granularity: Duration::from_secs(1),
-    // A lease's length is chosen when it is granted.
+    // A lease's length is fixed when it is granted.
     adjustable_ttl: false,
     ..Capabilities::usual("etcd")
 };
 
 /// Locks in one etcd cluster.
 ///
-/// It has at most one connection, to one member, made by the first call that needs it. A call that is dropped or fails
-/// takes the connection with it, and the next call asks another member.
+/// The backend has at most one connection, to one member, made by the first operation that needs it. An operation that is dropped or fails
+/// closes the connection, and the next one uses another member.
 pub struct Etcd {
     client: Client,
-    /// What this process asked for, noted before it asks: an unanswered request may have been served.
+    /// The requests of this process, noted before they are sent: an unanswered request may have been served.
     sessions: Vec<Session>,
     notices: Vec<Notice>,
 }
 
 impl Etcd {
-    /// A backend for `options`. Without I/O.
+    /// Creates a backend for `options`, without I/O.
     pub fn new(options: Options) -> Self {
         Self { client: Client::new(options), sessions: Vec::new(), notices: Vec::new() }
     }
@@ -88,7 +88,7 @@ impl Etcd {
         self.sessions.iter().position(|session| session.key == *key && session.token == *token)
     }
 
-    /// What is remembered of this token's hold, if only from now on.
+    /// Returns the index of the session of this token's hold. Creates the session if there is none.
     fn session(&mut self, key: &Key, token: &Token) -> usize {
         self.at(key, token).unwrap_or_else(|| {
             self.sessions.push(Session::new(&self.client.options().namespace, key, token));
@@ -96,7 +96,7 @@ impl Etcd {
         })
     }
 
-    /// A lease of another length than was asked for is said.
+    /// Adds a notice if the lease's length differs from the requested TTL.
     fn note_length(&mut self, request: &Request, grant: &Grant) {
         let granted = grant.ttl.get();
         if granted.as_secs() == seconds(request.ttl).unsigned_abs() || !self.notices.is_empty() {
@@ -128,7 +128,7 @@ impl Backend for Etcd {
         let session = &mut self.sessions[at];
         session.taking = true;
         if request.entry == Entry::Reenter {
-            // Before anything is asked: whatever is given up from now on, the owner's key is not ours to remove.
+            // This is set before any request: if the process gives up from now on, it must not remove the owner's key.
             session.inner = Some(session.inner());
         }
         let outcome = match request.entry {
@@ -179,7 +179,7 @@ impl Backend for Etcd {
         let at = self.session(key, token);
         let session = &mut self.sessions[at];
         let release = hold::release(&mut self.client, session, info).await?;
-        // A waiter stays in the queue, and leaves it by itself.
+        // A waiter stays in the queue, and leaves the queue by a request of its own.
         if !matches!(session.stage, Standing::Queued(_)) {
             self.sessions.swap_remove(at);
         }

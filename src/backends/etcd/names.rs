@@ -9,31 +9,31 @@
 //! | `read/<lease>` | a reader |
 //! | `<lease>` | `etcdctl lock`, Go's `concurrency.Mutex` and `Election`, the server's lock service; dlock reads them only |
 //!
-//! Nothing else is put there: a client that waits for the folder's first key would wait for it too. Slashes in keys are
-//! encoded, and what lies deeper is no contender: so `a` and `a/b` are strangers, which they are not to `etcdctl lock`.
+//! The folder has no other keys: a client that waits for the folder's first key would wait for them too. Slashes in keys are encoded, and a
+//! deeper key is no contender. So `a` and `a/b` are unrelated, which they are not to `etcdctl lock`.
 //!
-//! What else is known of a lock lies in `<namespace>.meta/`, in folders whose names no key is encoded to:
+//! The other keys of a lock are in `<namespace>.meta/`, in folders whose names no key is encoded to:
 //!
 //! | key | what |
 //! |---|---|
-//! | `%open/<key>/<lease>` | the record next to a key of dlock's ([`super::record`]): whose hold it is, the mark of a break, warnings |
-//! | `%nested/<key>/<lease>/…` | what is nested in a hold |
+//! | `%open/<key>/<lease>` | the record of a dlock key ([`super::record`]): the holder's metadata, a break mark, warnings |
+//! | `%nested/<key>/<lease>/…` | the holds nested in a hold, and the mark that the outer one was given back |
 //! | `%last/<key>` | the last fence |
 //! | `%last/<key>/least`, `…/guard`, `…/once` | the run records, each as long as its lease ([`super::runs`]) |
-//! | `%last/<key>/lookout` | the waiter that looks after the queue, on a short lease of its own ([`super::lookout`]) |
-//! | `%last/<key>/call/<lease>` | that a waiter is to prove that it lives, on its lease |
+//! | `%last/<key>/lookout` | the waiter that is the queue monitor, on a short lease of its own ([`super::lookout`]) |
+//! | `%last/<key>/call/<lease>` | a probe of the waiter with this lease, on that lease |
 //! | `%last/<key>/permit/<number>` | a held permit, on the lease of its holder ([`super::permits`]) |
-//! | `%fine/<key>/<fence>`, `%bad/<key>/<fence>` | a hold that is over ([`super::history`]) |
-//! | `%skips/<key>/…` | a host that did without, and since when that is counted |
+//! | `%fine/<key>/<fence>`, `%bad/<key>/<fence>` | a history entry of an ended hold ([`super::history`]) |
+//! | `%skips/<key>/…` | a host that skipped, and since when its skips are counted |
 
 use crate::lock::{Encoding, Fence, Key, Mode, Namespace};
 
 /// How keys are written in etcd.
 pub(super) const ENCODING: Encoding = Encoding::new(b"/");
 
-/// The names of everything that is stored about one lock.
+/// The names of all keys of one lock.
 pub(super) struct Names {
-    /// The folder of the contenders, with its slash.
+    /// The folder of the contenders, with its final slash.
     pub folder: String,
     side: String,
     encoded: String,
@@ -45,12 +45,12 @@ impl Names {
         Self { folder: format!("{}{encoded}/", prefix(namespace)), side: side(namespace), encoded }
     }
 
-    /// The name for people: the folder, without its slash.
+    /// Returns the name for people: the folder, without its final slash.
     pub(super) fn shown(&self) -> String {
         self.folder.trim_end_matches('/').to_owned()
     }
 
-    /// The key of the hold with this lease.
+    /// Returns the key of the hold with this lease.
     pub(super) fn own(&self, mode: Mode, lease: i64) -> String {
         let class = match mode {
             Mode::Exclusive => WRITE,
@@ -60,7 +60,7 @@ impl Names {
         format!("{}{class}{lease:x}", self.folder)
     }
 
-    /// What the keys of contenders begin with that one of `mode` doesn't mind, if there are such.
+    /// Returns the beginning of the keys of contenders that are compatible with `mode`, if there are such keys.
     pub(super) fn alike(&self, mode: Mode) -> Option<String> {
         match mode {
             Mode::Exclusive => None,
@@ -69,98 +69,98 @@ impl Names {
         }
     }
 
-    /// The folder of the permits that are held.
+    /// Returns the folder of the held permits.
     pub(super) fn numbers(&self) -> String {
         self.beside() + "permit/"
     }
 
-    /// The permit with this number.
+    /// Returns the key of the permit with this number.
     pub(super) fn number(&self, number: u32) -> String {
         format!("{}{number}", self.numbers())
     }
 
-    /// The folder of the records: see [`super::queue::Look::vanished`].
+    /// Returns the folder of the records: see [`super::queue::Look::vanished`].
     pub(super) fn open(&self) -> String {
         format!("{}{OPEN}{}/", self.side, self.encoded)
     }
 
-    /// The record of the key with this lease: see [`super::record`].
+    /// Returns the record of the key with this lease: see [`super::record`].
     pub(super) fn open_of(&self, lease: i64) -> String {
         self.open_as(&format!("{lease:x}"))
     }
 
-    /// The record of the key whose name ends so.
+    /// Returns the record of the key whose name ends with this id.
     pub(super) fn open_as(&self, id: &str) -> String {
         format!("{}{id}", self.open())
     }
 
-    /// The folder of the runs that ended badly, or of all others.
+    /// Returns the folder of the bad history entries, or of all others.
     pub(super) fn runs(&self, bad: bool) -> String {
         format!("{}{}{}/", self.side, if bad { BAD } else { FINE }, self.encoded)
     }
 
-    /// A hold that is over.
+    /// Returns the key of a history entry.
     pub(super) fn run(&self, bad: bool, fence: Fence) -> String {
-        // By name in the order of the grants.
+        // The order by name is the order of the grants.
         format!("{}{:016x}", self.runs(bad), fence.0)
     }
 
-    /// The folder of the hosts that did without.
+    /// Returns the folder of the hosts that skipped.
     pub(super) fn skips(&self) -> String {
         format!("{}{SKIPS}{}/", self.side, self.encoded)
     }
 
-    /// The folder of what is nested in any hold.
+    /// Returns the folder of the keys nested in any hold.
     pub(super) fn all_nested(&self) -> String {
         format!("{}%nested/{}/", self.side, self.encoded)
     }
 
-    /// The folder of what is nested in the hold with this lease.
+    /// Returns the folder of the keys nested in the hold with this lease.
     pub(super) fn nested(&self, lease: i64) -> String {
         format!("{}{lease:x}/", self.all_nested())
     }
 
-    /// A nested hold.
+    /// Returns the key of a nested hold.
     pub(super) fn nested_hold(&self, lease: i64, hold: &str) -> String {
         format!("{}{hold}", self.nested(lease))
     }
 
-    /// Says that the hold with this lease was given back, and lasts for what is nested in it.
+    /// Returns the mark that the hold with this lease was given back. It lasts as long as the nested holds.
     pub(super) fn left(&self, lease: i64) -> String {
         format!("{}{LEFT}", self.nested(lease))
     }
 
-    /// The fence of the last hold that was given back.
+    /// Returns the key with the fence of the last hold that was given back.
     pub(super) fn last(&self) -> String {
         format!("{}{LAST}{}", self.side, self.encoded)
     }
 
-    /// The folder of the run records, of the permits, and of the lookout.
+    /// Returns the folder of the run records, of the permits, and of the queue monitor.
     pub(super) fn beside(&self) -> String {
         self.last() + "/"
     }
 
-    /// The run record that keeps every process from the lock.
+    /// Returns the run record that keeps every process from the lock.
     pub(super) fn least(&self) -> String {
         self.run_record("least")
     }
 
-    /// The run record of this name.
+    /// Returns the run record of this name.
     pub(super) fn run_record(&self, name: &str) -> String {
         self.beside() + name
     }
 
-    /// The waiter that looks after the queue: see [`super::lookout`].
+    /// Returns the key of the queue monitor: see [`super::lookout`].
     pub(super) fn lookout(&self) -> String {
         self.beside() + "lookout"
     }
 
-    /// The folder of the waiters that are to prove that they live.
+    /// Returns the folder of the probes.
     pub(super) fn calls(&self) -> String {
         self.beside() + "call/"
     }
 
-    /// Says to the waiter with this lease that it is to.
+    /// Returns the probe of the waiter with this lease.
     pub(super) fn call(&self, lease: i64) -> String {
         format!("{}{lease:x}", self.calls())
     }
@@ -168,9 +168,9 @@ impl Names {
 
 pub(super) const WRITE: &str = "write/";
 pub(super) const READ: &str = "read/";
-/// Among the writers, since that is where readers of other libraries look for contenders to wait for.
+/// Among the writers, where readers of other libraries look for contenders to wait for.
 pub(super) const PERMIT: &str = "write/permit-";
-/// The last part of [`Names::left`]; holds have sixteen digits.
+/// The last part of [`Names::left`]; nested holds have sixteen digits.
 pub(super) const LEFT: &str = "left";
 const OPEN: &str = "%open/";
 const LAST: &str = "%last/";
@@ -178,7 +178,7 @@ const FINE: &str = "%fine/";
 const BAD: &str = "%bad/";
 const SKIPS: &str = "%skips/";
 
-/// What all names of locks begin with.
+/// Returns the beginning of all contenders' names.
 pub(super) fn prefix(namespace: &Namespace) -> String {
     match namespace.as_str() {
         "" => String::new(),
@@ -186,32 +186,32 @@ pub(super) fn prefix(namespace: &Namespace) -> String {
     }
 }
 
-/// What the names of all else begin with.
+/// Returns the beginning of all other names.
 pub(super) fn side(namespace: &Namespace) -> String {
     match namespace.as_str() {
-        // A key of this name would be encoded.
+        // A key with this name would be encoded.
         "" => "%.meta/".into(),
         namespace => format!("{namespace}.meta/"),
     }
 }
 
-/// The folders of records that stay when a lock is unused.
+/// Returns the folders of records that stay when a lock is unused.
 pub(super) fn records(namespace: &Namespace) -> [String; 2] {
     [OPEN, LAST].map(|folder| side(namespace) + folder)
 }
 
-/// The folders of what is remembered of locks.
+/// Returns the folders of the locks' histories.
 pub(super) fn memories(namespace: &Namespace) -> [String; 3] {
     [FINE, BAD, SKIPS].map(|folder| side(namespace) + folder)
 }
 
-/// The key whose lock the key `name` belongs to, and the rest of the name; `None` if it is no lock's.
+/// Returns the key of the lock that the key `name` belongs to, and the rest of the name; `None` if it belongs to no lock.
 pub(super) fn key_of<'a>(namespace: &Namespace, name: &'a str) -> Option<(Key, &'a str)> {
     let (key, rest) = name.strip_prefix(&*prefix(namespace))?.split_once('/')?;
     Some((ENCODING.decode(key)?, rest))
 }
 
-/// The end of the range of all names that begin with `start`; in etcd's words a zero byte is "to the last one".
+/// Returns the end of the range of all names that begin with `start`. To etcd, a zero byte means "to the last key".
 pub(super) fn range_end(start: &str) -> Vec<u8> {
     let mut end = start.as_bytes().to_vec();
     match end.last_mut() {
@@ -243,7 +243,7 @@ mod tests {
                 first.open_of(1), first.nested_hold(1, "00"), first.left(1), first.last(), first.skips(), run, first.least(), first.number(0)
             ];
             for side in &sides {
-                // Not by its folder, and not as a contender of it.
+                // Neither the folder nor a contender's name collides.
                 prop_assert!(!second.folder.starts_with(side.as_str()));
                 let inside = side.strip_prefix(&second.folder);
                 prop_assert!(inside.is_none_or(|rest| super::super::queue::mode_of(rest).is_none()), "{side} in {}", second.folder);

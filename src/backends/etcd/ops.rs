@@ -1,4 +1,4 @@
-//! The parts that transactions are put together from, and taken apart into.
+//! Builds the parts of transactions, and takes their answers apart.
 
 use super::{
     failure,
@@ -13,22 +13,22 @@ use crate::lock::{Mode, Result};
 
 /// How many of the first contenders are read with their values, where only the holders are needed.
 pub(super) const SOME: i64 = 20;
-/// All of them.
+/// The limit for all contenders.
 pub(super) const ALL: i64 = 0;
 
-/// How many operations a server lets a transaction have is 128, unless it is told otherwise.
+/// The most operations that dlock puts into a transaction. A server allows 128 unless configured otherwise.
 pub(super) const MOST_OPS: usize = 100;
 
 fn op(request: Request) -> RequestOp {
     RequestOp { request: Some(request) }
 }
 
-/// One of two, by what holds before the whole transaction.
+/// Returns one of two lists of operations, by conditions that are judged before the whole transaction.
 pub(super) fn when(compare: Vec<Compare>, success: Vec<RequestOp>, failure: Vec<RequestOp>) -> RequestOp {
     op(Request::Txn(TxnRequest { compare, success, failure }))
 }
 
-/// `then`, if no contender came before `created` that one of `mode` has to wait for. The own key was, and is there.
+/// Does `then` if no contender before `created` blocks one of `mode`. Requires that the own key is still there.
 pub(super) fn when_first(names: &Names, mode: Mode, created: i64, then: RequestOp) -> RequestOp {
     let is_among_them = names.alike(mode).is_none();
     blocking(names, mode).into_iter().fold(then, |then, (start, end)| {
@@ -36,7 +36,7 @@ pub(super) fn when_first(names: &Names, mode: Mode, created: i64, then: RequestO
         if is_among_them {
             return when(newer, vec![then], Vec::new());
         }
-        // Of an empty range etcd holds that it was created at 0.
+        // For an empty range, etcd compares the create revision as 0.
         let empty = vec![compare(&start, end, Is::Equal, 0)];
         when(empty, vec![then.clone()], vec![when(newer, vec![then], Vec::new())])
     })
@@ -46,24 +46,24 @@ pub(super) fn get(name: &str) -> RequestOp {
     op(Request::Range(RangeRequest { key: name.into(), ..RangeRequest::default() }))
 }
 
-/// Whether a key is there, without its value.
+/// Reads whether a key is there, without its value.
 pub(super) fn peek(name: &str) -> RequestOp {
     op(Request::Range(RangeRequest { key: name.into(), keys_only: true, ..RangeRequest::default() }))
 }
 
-/// All that begins with `start`.
+/// Reads all keys that begin with `start`.
 pub(super) fn under(start: &str, keys_only: bool) -> RequestOp {
-    // An empty start is everything, which etcd writes as from a zero byte on.
+    // An empty start means every key, which etcd writes as a range from a zero byte on.
     let key = if start.is_empty() { vec![0] } else { start.into() };
     op(Request::Range(RangeRequest { key, range_end: names::range_end(start), keys_only, ..RangeRequest::default() }))
 }
 
-/// How many keys begin with `start`.
+/// Counts the keys that begin with `start`.
 pub(super) fn count(start: &str) -> RequestOp {
     op(Request::Range(RangeRequest { key: start.into(), range_end: names::range_end(start), count_only: true, ..RangeRequest::default() }))
 }
 
-/// The names of the first `limit` by name of what begins with `start`.
+/// Reads the first `limit` names, in order of name, that begin with `start`.
 pub(super) fn first_names(start: &str, limit: i64) -> RequestOp {
     op(Request::Range(RangeRequest {
         key: start.into(),
@@ -75,13 +75,13 @@ pub(super) fn first_names(start: &str, limit: i64) -> RequestOp {
     }))
 }
 
-/// Deletes all from `start` to `last`.
+/// Deletes all keys from `start` to `last`.
 pub(super) fn delete_up_to(start: &str, last: Vec<u8>) -> RequestOp {
     let range_end = [last, vec![0]].concat();
     op(Request::DeleteRange(DeleteRangeRequest { key: start.into(), range_end, prev_kv: false }))
 }
 
-/// The first `limit` by creation of what begins with `start`.
+/// Reads the first `limit` keys, in order of creation, that begin with `start`.
 pub(super) fn first(start: &str, limit: i64) -> RequestOp {
     op(Request::Range(RangeRequest {
         key: start.into(),
@@ -101,7 +101,7 @@ pub(super) fn delete(name: &str) -> RequestOp {
     op(Request::DeleteRange(DeleteRangeRequest { key: name.into(), ..DeleteRangeRequest::default() }))
 }
 
-/// Deletes all that begins with `start`, and returns it.
+/// Deletes all keys that begin with `start`, and returns them.
 pub(super) fn delete_under(start: &str) -> RequestOp {
     op(Request::DeleteRange(DeleteRangeRequest { key: start.into(), range_end: names::range_end(start), prev_kv: true }))
 }
@@ -117,7 +117,7 @@ fn compare(name: &str, range_end: Vec<u8>, is: Is, revision: i64) -> Compare {
     }
 }
 
-/// The key was not written since it was read at this revision of its own.
+/// Requires that the key was not written since it was read at this modification revision.
 pub(super) fn unchanged(name: &str, revision: i64) -> Compare {
     Compare {
         result: Is::Equal.into(),
@@ -129,7 +129,7 @@ pub(super) fn unchanged(name: &str, revision: i64) -> Compare {
     }
 }
 
-/// The key is the one that was created at this revision; 0 if there is none.
+/// Requires that the key was created at this revision; 0 means that there is no such key.
 pub(super) fn created_at(name: &str, revision: i64) -> Compare {
     compare(name, Vec::new(), Is::Equal, revision)
 }
@@ -138,22 +138,22 @@ pub(super) fn absent(name: &str) -> Compare {
     created_at(name, 0)
 }
 
-/// Nothing begins with `start`.
+/// Requires that no key begins with `start`.
 pub(super) fn nothing_under(start: &str) -> Compare {
     compare(start, names::range_end(start), Is::Equal, 0)
 }
 
-/// The ranges of the folder with the contenders that one of `mode` has to wait for: the first key of each, and the end.
+/// Returns the ranges of the folder with the contenders that block one of `mode`: each range's first key and end.
 fn blocking(names: &Names, mode: Mode) -> Vec<(String, Vec<u8>)> {
     let folder = &names.folder;
     let end = names::range_end(folder);
     let Some(alike) = names.alike(mode) else { return vec![(folder.clone(), end)] };
-    // What comes before the contenders that go together with this one, and after them.
+    // The ranges before and after the contenders that are compatible with this one.
     let after = String::from_utf8(names::range_end(&alike)).unwrap_or_else(|_| folder.clone());
     vec![(folder.clone(), alike.into_bytes()), (after, end)]
 }
 
-/// Nothing is in the folder that keeps one of `mode` from having the lock. For a permit that is nothing at all.
+/// Requires that the folder has no key that keeps a contender of `mode` from the lock. A permit needs an empty folder.
 pub(super) fn free_for(names: &Names, mode: Mode) -> Vec<Compare> {
     if matches!(mode, Mode::Permits(_)) {
         return vec![nothing_under(&names.folder), nothing_under(&names.numbers())];
@@ -161,12 +161,12 @@ pub(super) fn free_for(names: &Names, mode: Mode) -> Vec<Compare> {
     blocking(names, mode).into_iter().map(|(start, end)| compare(&start, end, Is::Equal, 0)).collect()
 }
 
-/// Nothing that begins with `start` was created after `revision`.
+/// Requires that no key that begins with `start` was created after `revision`.
 pub(super) fn nothing_newer_under(start: &str, revision: i64) -> Compare {
     compare(start, names::range_end(start), Is::Less, revision.saturating_add(1))
 }
 
-/// What it takes to look at a lock; `values` is how many are read with what they say of themselves.
+/// Returns the reads for a look at a lock. `values` is how many contenders are read with their values.
 pub(super) fn look(names: &Names, values: i64) -> Vec<RequestOp> {
     vec![
         under(&names.folder, true),
@@ -177,8 +177,8 @@ pub(super) fn look(names: &Names, values: i64) -> Vec<RequestOp> {
     ]
 }
 
-/// What it takes to look at a lock as one that waits for it alone since `created` does: not at those behind, who may be many. The records
-/// of holders are as old as their place; only the own one may have been made anew, where somebody removed it.
+/// Returns the reads for a look by an exclusive waiter that joined at `created`. They skip the contenders behind, which may be many. A
+/// holder's record is as old as its key. Only the own record may be newer, if it was deleted and put anew.
 pub(super) fn look_ahead(names: &Names, lease: i64, created: i64) -> Vec<RequestOp> {
     let older = |start: &str| {
         let range_end = names::range_end(start);
@@ -202,7 +202,7 @@ impl Answers {
         Ok(Self { succeeded: response.succeeded, revision, rest: answers.ok_or_else(failure::unreadable)?.into_iter() })
     }
 
-    /// How many keys the last one of these counted.
+    /// Returns how many keys the last operation counted.
     pub(super) fn last_count(&mut self) -> usize {
         match self.rest.next_back() {
             Some(Response::Range(answer)) => usize::try_from(answer.count).unwrap_or_default(),
@@ -210,14 +210,14 @@ impl Answers {
         }
     }
 
-    /// What was put or deleted.
+    /// Skips the answers to puts or deletions.
     pub(super) fn skip(&mut self, ops: usize) {
         for _ in 0..ops {
             self.rest.next();
         }
     }
 
-    /// Whether what any of these was done for held, which were all done [`when`] something did.
+    /// Returns whether the conditions of any of the operations held. All of them must have been made by [`when`].
     pub(super) fn any_branch(&mut self) -> bool {
         self.rest.by_ref().any(|answer| matches!(answer, Response::Txn(TxnResponse { succeeded: true, .. })))
     }
@@ -240,14 +240,14 @@ impl Answers {
         }
     }
 
-    /// The answers to [`look`].
+    /// Returns the answers to [`look`].
     pub(super) fn look(&mut self, names: &Names) -> Result<Look> {
         let keys =
             Keys { contenders: self.keys()?, with_values: self.keys()?, open: self.keys()?, nested: self.keys()?, beside: self.keys()? };
         Look::new(names, self.revision, keys)
     }
 
-    /// The answers to [`look_ahead`].
+    /// Returns the answers to [`look_ahead`].
     pub(super) fn look_ahead(&mut self, names: &Names) -> Result<Look> {
         let (contenders, open) = (self.keys()?, [self.keys()?, self.keys()?].concat());
         let keys = Keys { with_values: contenders.clone(), contenders, open, nested: self.keys()?, beside: self.keys()? };

@@ -1,26 +1,26 @@
-//! Permits: which of them a contender has, and whose turn it is for one.
+//! Permits: which permit a contender has, and which contender gets one next.
 //!
-//! A contender for a permit stands in the queue from before the grant to the end of the hold: so contenders of other kinds and libraries wait
-//! for it as for an exclusive one. A held permit is also a key of its own, with its number, on the lease of the hold. These keys are counted.
+//! A contender for a permit is in the queue from before the grant to the end of the hold. So contenders of other kinds and libraries wait
+//! for it as for an exclusive one. A held permit is also a key, named by its number, on the lease of the hold. These keys are counted.
 //!
-//! The interleavings that this is written against:
-//! - *Two take the same number, or the last two of different numbers of permits:* the number is put in the transaction that
-//!   makes the record one of a hold, which compares that it isn't there, and that none was taken since all were counted.
-//! - *The answer to that is lost:* asked again, the number is there, on the own lease.
-//! - *The lease ends between joining the queue and taking the number:* nothing is put on a lease that is over, and the own key
-//!   is compared. After it the number goes in the same step as the key.
-//! - *A holder goes while the first waiter looks:* what it watches for begins at the revision of the look. A number that came
-//!   back after the look is the next one's; one too many was counted, never one too few.
-//! - *The one before dies, or is granted a permit:* the next one watches its key and its record, which the grant writes, and counts
-//!   for itself then.
-//! - *There are fewer permits than before, and more are held:* what is held stays, whatever its number, and no permit is granted
-//!   before there are less than are asked for now. There is a number below it free then, since each has another one.
-//! - *Two waiters ask for different numbers of permits:* each is granted one as there is room by its own number, for all before and itself.
-//!   One that asks for more than all before it watches what is held as the first one does.
-//! - *Many come at once, and all want the lowest number:* one is granted it, and of the others the first one asks again; the
-//!   others wait for the one before, which is about to be granted its own.
-//! - *The number is deleted from outside:* a renewal finds that out, as of the own key, and the hold is over.
-//! - *There is no space:* without a number nothing is granted.
+//! The code handles these interleavings:
+//! - *Two contenders take the same number, or the last two of different numbers of permits.* The transaction that makes the record a hold's
+//!   puts the number. It requires that the number is free, and that none was taken since the count.
+//! - *The answer to that is lost.* A repeated request finds the number, on the own lease.
+//! - *The lease ends between joining the queue and taking the number.* Nothing is put on an ended lease, and the transaction compares the
+//!   own key. Later, the number goes in the same step as the key.
+//! - *A holder goes while the first waiter looks.* The watches begin at the revision of the look. A number that is given back after the
+//!   look goes to the next waiter. The count may be one too high, never too low.
+//! - *The preceding waiter dies, or is granted a permit.* The next one watches its key and its record, which the grant rewrites, and then
+//!   counts.
+//! - *There are fewer permits than before, and more are held.* Holders stay, whatever their numbers. No permit is granted before fewer are
+//!   held than are asked for. A lower number is free then, since each holder has a different one.
+//! - *Two waiters ask for different numbers of permits.* Each is granted one if its own number leaves room for all before it and itself. A
+//!   waiter that asks for more than all before it watches the held permits, as the first one does.
+//! - *Many arrive at once, and all want the lowest number.* One is granted it. Of the others, the first tries again, and the rest wait for
+//!   the preceding one, which is about to be granted its own.
+//! - *The number is deleted from outside.* A renewal detects that, as for the own key, and the hold is over.
+//! - *There is no space.* Without a number nothing is granted.
 
 use super::{
     acquire::Taking,
@@ -33,28 +33,28 @@ use super::{
 };
 use crate::backends::queue::record::HoldRecord;
 
-/// How often the first waiter asks again for a number that was granted to another one.
+/// How many times the first waiter tries again after its number was granted to another contender.
 const TRIES: u32 = 16;
 
-/// That the lock is still as it was counted, as far as permits go.
+/// Requires that no permit was taken since the look, so that its count is still valid.
 pub(super) fn as_counted(names: &Names, look: &Look) -> Vec<Compare> {
     vec![ops::nothing_newer_under(&names.numbers(), look.revision), ops::absent(&names.number(look.queue.free_number()))]
 }
 
-/// Takes the number that is free by this look.
+/// Takes the number that is free according to this look.
 pub(super) fn take(names: &Names, look: &Look, lease: i64) -> RequestOp {
     ops::put(&names.number(look.queue.free_number()), "", lease)
 }
 
-/// Gives one back, if it is the one that was taken.
+/// Gives a permit back, if the key is still the one that was taken.
 pub(super) fn give_back(names: &Names, number: &Permit) -> RequestOp {
     let name = names.number(number.number);
     ops::when(vec![ops::created_at(&name, number.created)], vec![ops::delete(&name)], Vec::new())
 }
 
 impl Taking<'_> {
-    /// Takes a permit, if it is our turn. Returns the last look, and our place if there is one: whether we have a permit, or are kept from one
-    /// by nothing but the run policy.
+    /// Takes a permit, if this contender may have one. Returns the last look, and the own position if there is one. The flag tells whether
+    /// the contender has a permit, or only the run policy denies one.
     pub(super) async fn take_permit(&mut self, mut look: Look) -> Answer<(Look, Option<(usize, bool)>)> {
         let (names, request, lease) = (&self.session.names, self.request, self.session.lease);
         let mut conflicts = 0;

@@ -1,4 +1,4 @@
-//! A place in the queue: taking it, what it answers from one look to the next, and leaving it.
+//! A position in the queue: entering the queue, answering from one look to the next, and leaving.
 
 use super::{
     acquire::Taking,
@@ -17,13 +17,13 @@ use crate::{
     lock::{Attempt, Busy, Denial, Mode, Ttl},
 };
 
-/// How often a place in the queue is only checked before the whole queue is read again, to tell the holders.
+/// How many times a queue position is only checked before the whole queue is read again, for its holders.
 const CHECKS: u32 = 5;
-/// The first so many waiters are told when the lease of a holder ends. A thousand that ask for it keep the server busy for seconds.
+/// The number of first waiters that learn when a holder's lease ends. A thousand waiters that ask keep the server busy for seconds.
 const NEAR: u32 = 3;
 
 impl Taking<'_> {
-    /// It is not our turn: a waiter stays in the queue, on a lease that was granted now or is alive until then.
+    /// Keeps a waiter that is not yet first in the queue, on a lease that was granted now or is still alive.
     pub(super) async fn behind(mut self, look: &Look, at: usize) -> Answer<Attempt> {
         let mode = self.request.mode;
         let blocker = look.queue.blocker(mode, at).map(|other| &look.contenders[other]);
@@ -37,13 +37,13 @@ impl Taking<'_> {
         let place = look.queue.place(at);
         let busy = Busy { position: Some(place), ..self.told(look, place <= NEAR).await? };
         let permits = matches!(mode, Mode::Permits(_)).then_some(look.queue.permits());
-        // What a reader or a writer in front of a waiter for a permit does is seen by the first one behind it only.
+        // Only the first waiter behind sees what a reader or writer in front of a permit's waiter does.
         let checks = if permits.is_some() && blocker.is_some() { u32::MAX } else { 0 };
         let before = look.before(&self.session.names, mode, at);
         let lookout = Lookout::seen(look.looked_after);
         let mut queued = Queued { permits, checks, before, lookout, busy: busy.clone(), ..self.queued(look, at, self.granted) };
         if let (Standing::Queued(old), None) = (&self.session.stage, self.granted) {
-            // The same place as at the last look.
+            // The position is the same as at the last look.
             (queued.alive_until, queued.called, queued.unanswered, queued.lookout) =
                 (old.alive_until, old.called, old.unanswered, old.lookout);
         }
@@ -52,7 +52,7 @@ impl Taking<'_> {
         Ok(Attempt::Busy(busy))
     }
 
-    /// The own place, whose lease was `extended` now if so.
+    /// Returns the own position. `extended` is the lease's length if the lease was extended now.
     fn queued(&self, look: &Look, at: usize, extended: Option<Ttl>) -> Queued {
         Queued {
             own: self.own.clone(),
@@ -70,18 +70,18 @@ impl Taking<'_> {
         }
     }
 
-    /// The first contender is denied the lock by the run policy. A waiter stays first, and keeps its place alive by asking again.
+    /// Handles a first contender that the run policy denies the lock. A waiter stays first, and extends its lease by asking again.
     pub(super) async fn stay_first(self, look: &Look, at: usize, ttl: Ttl, denial: (Denial, i64)) -> Answer<Attempt> {
         let before = Before { key: Some(self.own.clone()), ..Before::default() };
         self.session.stage = Standing::Queued(Queued { before, ..self.queued(look, at, Some(ttl)) });
         self.refused(look, denial).await
     }
 
-    /// The lock is not ours, and we don't wait.
+    /// Answers a request that does not wait and does not have the lock.
     pub(super) async fn declined(mut self, look: &Look) -> Answer<Attempt> {
         let own = self.session.lease;
         let is_other = |at: usize| look.contenders[at].lease != own;
-        // The first waiter waits for what keeps every process from the lock.
+        // If another waiter is there, only an at-least is judged. It denies the lock to every process, the first waiter too.
         let run_policy = self.request.run_policy.as_ref().filter(|_| !look.queue.waiters().any(is_other));
         let denial = look.runs.judge(run_policy, &self.request.token);
         if let Some(denial) = denial.filter(|_| !look.queue.holders().any(is_other)) {
@@ -104,7 +104,7 @@ impl Taking<'_> {
         Ok(Attempt::Denied(denial))
     }
 
-    /// Another process has the lock, and we don't wait: nothing of ours stays.
+    /// Reports that another process has the lock to a request that does not wait. Leaves no key of this request.
     async fn busy(mut self, look: &Look) -> Answer<Attempt> {
         let (mode, end) = (self.request.mode, look.queue.len());
         let blocker = look.queue.blocker(mode, end).map(|other| &look.contenders[other]);
@@ -123,7 +123,7 @@ impl Taking<'_> {
         }
     }
 
-    /// Returns the holders of the lock, with `ends` also when their leases end, and whether this waiter is next.
+    /// Returns the holders of the lock, and whether this waiter is next. With `ends`, adds when the holders' leases end.
     async fn told(&mut self, look: &Look, ends: bool) -> Answer<Busy> {
         let own = |at: &usize| look.contenders[*at].lease == self.session.lease;
         let holders = look::tell(self.client, look, look.queue.holders().filter(|at| !own(at)), ends).await?;
@@ -138,7 +138,7 @@ impl Taking<'_> {
         }
     }
 
-    /// Leaves nothing of ours behind. Without the lease no key is put any more.
+    /// Removes everything of this request. Without the lease no further key is put.
     async fn go(&mut self, look: &Look) -> Answer<()> {
         if look.contenders.iter().any(|one| one.lease == self.session.lease) {
             hold::leave(self.client, self.session, self.request.mode).await
@@ -148,7 +148,7 @@ impl Taking<'_> {
     }
 }
 
-/// A waiter that has its turn no longer looks after the queue. Its command need not wait for that.
+/// Stops a granted waiter from being the queue monitor. Its command need not wait for that.
 pub(super) fn retire(client: &Client, session: &Session) {
     if let Standing::Queued(queued) = &session.stage
         && queued.lookout.is_own()
@@ -157,21 +157,21 @@ pub(super) fn retire(client: &Client, session: &Session) {
     }
 }
 
-/// What a place in the queue answers without reading all of it; `None` if something happened.
+/// Returns the answer for a queue position without reading the whole queue; `None` if something changed.
 pub(super) async fn still_queued(
     client: &mut Client,
     (names, lease): (&Names, i64),
     queued: &mut Queued,
     watched: bool,
 ) -> Answer<Option<Busy>> {
-    // The farther behind, the less is gained by knowing by how much.
+    // The farther behind a waiter is, the less its exact position matters.
     let checks = CHECKS.max(queued.busy.position.unwrap_or_default() / 8);
     if queued.checks >= checks || queued.busy.position == Some(1) {
         return Ok(None);
     }
     queued.checks += 1;
     if watched && !waiting::is_past(queued.alive_until) {
-        // The watch would have told, by a member that has answered not long ago.
+        // The watch would have reported a change, through a member that answered recently.
         return Ok(Some(queued.busy.clone()));
     }
     let Before { key, record, .. } = &queued.before;
@@ -181,7 +181,7 @@ pub(super) async fn still_queued(
     let mut answers = client.run(ops).await?;
     let mut unchanged = true;
     for _ in keys {
-        // None of them was put since, the record neither.
+        // None of these keys was put since the last look, and neither was the record.
         unchanged &= answers.one()?.is_some_and(|kv| kv.mod_revision <= queued.seen);
     }
     let (post, call) = (answers.one()?, answers.keys()?);

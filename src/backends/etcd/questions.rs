@@ -1,4 +1,4 @@
-//! The questions that a cluster is asked.
+//! The requests that dlock sends to a cluster.
 
 use tokio::sync::mpsc;
 use tokio_stream::wrappers::UnboundedReceiverStream;
@@ -21,28 +21,28 @@ pub(super) const TXN: &str = "/etcdserverpb.KV/Txn";
 const REVOKE: &str = "/etcdserverpb.Lease/LeaseRevoke";
 
 impl Client {
-    /// Does all of this in one step.
+    /// Does all operations in one step.
     pub(super) async fn run(&mut self, ops: Vec<RequestOp>) -> Answer<Answers> {
         self.run_if(Vec::new(), ops).await
     }
 
-    /// The same if all of `compare` holds, and nothing otherwise: see [`Answers::succeeded`].
+    /// Does all operations if `compare` holds, and none otherwise: see [`Answers::succeeded`].
     pub(super) async fn run_if(&mut self, compare: Vec<Compare>, ops: Vec<RequestOp>) -> Answer<Answers> {
         self.txn(compare, ops, Vec::new()).await
     }
 
-    /// Does one of two things in one step.
+    /// Does one of two lists of operations in one step.
     pub(super) async fn txn(&mut self, compare: Vec<Compare>, success: Vec<RequestOp>, failure: Vec<RequestOp>) -> Answer<Answers> {
         let answer: TxnResponse = self.ask(TXN, TxnRequest { compare, success, failure }, Style::Unary).await?;
         Ok(Answers::of(answer)?)
     }
 
-    /// Puts something if all of `compare` holds, and looks at the lock in the same step.
+    /// Does `puts` if all of `compare` holds, and looks at the lock in the same step.
     pub(super) async fn put_and_look(&mut self, names: &Names, compare: Vec<Compare>, puts: Vec<RequestOp>) -> Answer<Look> {
         self.put_and_look_since(names, compare, puts, None).await
     }
 
-    /// The same, for one with this lease that waits for the lock alone `since` this revision: at those before it only.
+    /// Does likewise. With `since` (lease and create revision) of an exclusive waiter, it looks only at the contenders before.
     pub(super) async fn put_and_look_since(
         &mut self,
         names: &Names,
@@ -59,26 +59,26 @@ impl Client {
         Ok(if since.is_some() { answers.look_ahead(names)? } else { answers.look(names)? })
     }
 
-    /// Grants a lease with an id of our choice; returns its length in seconds, which the server may have made longer.
+    /// Grants a lease with this id. Returns its length in seconds, which the server may have increased.
     pub(super) async fn grant(&mut self, id: i64, ttl: i64) -> Answer<i64> {
         let answer: LeaseGrantResponse = self.ask("/etcdserverpb.Lease/LeaseGrant", LeaseGrantRequest { ttl, id }, Style::Unary).await?;
         Ok(answer.ttl)
     }
 
-    /// Grants several, all at once; one that was there already is an error.
+    /// Grants several leases at once. A lease that exists already is an error.
     pub(super) async fn grant_all(&mut self, wanted: &[(i64, i64)]) -> Vec<Answer<i64>> {
         let questions = wanted.iter().map(|(id, ttl)| LeaseGrantRequest { ttl: *ttl, id: *id }).collect();
         let answers = self.ask_all("/etcdserverpb.Lease/LeaseGrant", questions).await;
         answers.into_iter().map(|answer| answer.map(|answer: LeaseGrantResponse| answer.ttl)).collect()
     }
 
-    /// Ends several, all at once, that would end by themselves too.
+    /// Revokes several leases at once, which would also expire by themselves.
     pub(super) async fn revoke_all(&mut self, ids: &[i64]) {
         let questions = ids.iter().map(|id| LeaseRequest { id: *id }).collect();
         let _: Vec<Answer<LeaseRevokeResponse>> = self.ask_all(REVOKE, questions).await;
     }
 
-    /// Ends a lease that would end by itself too, while others are asked.
+    /// Revokes a lease in the background, while other requests go on. The lease would also expire by itself.
     pub(super) fn revoke_meanwhile(&self, id: i64) {
         let Some(connection) = &self.connection else { return };
         let (mut grpc, request) = (connection.grpc.clone(), self.request(LeaseRequest { id }));
@@ -88,7 +88,7 @@ impl Client {
         });
     }
 
-    /// Ends a lease and removes its keys; that there is none is as good.
+    /// Revokes a lease and its keys. A missing lease is no error.
     pub(super) async fn revoke(&mut self, id: i64) -> Answer<()> {
         let answer: Answer<LeaseRevokeResponse> = self.ask(REVOKE, LeaseRequest { id }, Style::Unary).await;
         match answer {
@@ -97,9 +97,9 @@ impl Client {
         }
     }
 
-    /// Extends a lease by its own length in seconds, which it returns; `None` if there is no such lease.
+    /// Extends a lease by its own length in seconds, and returns that length; `None` if there is no such lease.
     ///
-    /// One message, one answer: a stream kept open would hang unnoticed when its member does.
+    /// Each stream has one message and one answer: a stream kept open would hang unnoticed when its member does.
     pub(super) async fn keep_alive(&mut self, id: i64) -> Answer<Option<i64>> {
         let answer: Answer<LeaseKeepAliveResponse> =
             self.ask("/etcdserverpb.Lease/LeaseKeepAlive", LeaseRequest { id }, Style::OneOfStream).await;
@@ -114,13 +114,13 @@ impl Client {
         self.ask("/etcdserverpb.Lease/LeaseTimeToLive", LeaseRequest { id }, Style::Unary).await
     }
 
-    /// Opens a stream of watches, of which `first` is one. It ends with the connection.
+    /// Opens a stream of watches, beginning with `first`. The stream ends with the connection.
     pub(super) async fn watch(&mut self, first: Vec<WatchRequest>) -> Answer<Watches> {
         self.open().await?;
         self.under_way = false;
         let (wanted, receiver) = mpsc::unbounded_channel();
         for request in first {
-            // The receiver is at hand.
+            // The receiver still exists.
             let _ = wanted.send(request);
         }
         let request = self.request(UnboundedReceiverStream::new(receiver));
@@ -145,6 +145,6 @@ impl Client {
 pub(super) struct Watches {
     pub wanted: mpsc::UnboundedSender<WatchRequest>,
     pub answers: Streaming<WatchResponse>,
-    /// What is waited for, which is among what is watched.
+    /// The keys that are waited for. They are among the watched keys.
     pub before: Before,
 }

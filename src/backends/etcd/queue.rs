@@ -1,4 +1,4 @@
-//! A lock's folder at one revision: its contenders with their records, and what else is stored of the lock.
+//! A lock's folder at one revision: the contenders with their records, and the other keys of the lock.
 
 use std::collections::{BTreeMap, HashMap, HashSet};
 
@@ -17,8 +17,8 @@ use crate::{
     lock::{Fence, Mode, Result},
 };
 
-/// How a key contends for the lock, by the rest of its name after the lock's folder; `None` if it is no contender. The number of permits
-/// is not part of the name.
+/// Returns the mode of a contender's key, by the rest of its name after the lock's folder; `None` if the key is no contender. The name does
+/// not contain the number of permits.
 pub(super) fn mode_of(rest: &str) -> Option<Mode> {
     let one = |id: &str| !id.is_empty() && !id.contains('/');
     for (class, mode) in [(names::PERMIT, Mode::Permits(1)), (names::WRITE, Mode::Exclusive), (names::READ, Mode::Shared)] {
@@ -26,12 +26,12 @@ pub(super) fn mode_of(rest: &str) -> Option<Mode> {
             return one(id).then_some(mode);
         }
     }
-    // In the layout of `etcdctl lock`.
+    // The layout of `etcdctl lock`.
     let lease = (1..=16).contains(&rest.len()) && rest.bytes().all(|b| b.is_ascii_digit() || (b'a'..=b'f').contains(&b));
     lease.then_some(Mode::Exclusive)
 }
 
-/// A revision as a fence.
+/// Returns the fence of a revision.
 pub(super) fn fence(revision: i64) -> Fence {
     Fence(u64::try_from(revision).unwrap_or_default())
 }
@@ -40,11 +40,11 @@ pub(super) fn fence(revision: i64) -> Fence {
 #[derive(Clone, Debug)]
 pub(super) struct ContenderKey {
     pub name: String,
-    /// The create revision: the place in the order, and the fence.
+    /// The create revision: it orders the queue, and is the fence.
     pub created: i64,
-    /// 0 if nothing ends the key.
+    /// 0 if the key never expires.
     pub lease: i64,
-    /// As far as it was read.
+    /// The value, if it was read.
     pub value: Option<Vec<u8>>,
 }
 
@@ -53,19 +53,19 @@ impl ContenderKey {
         fence(self.created)
     }
 
-    /// The last part of the name: the lease, if it is a key of dlock's.
+    /// Returns the last part of the name, which for a key of dlock's is the lease.
     pub(super) fn id(&self) -> &str {
         let last = self.name.rsplit('/').next().unwrap_or_default();
         last.strip_prefix("permit-").unwrap_or(last)
     }
 
-    /// What dlock wrote with the key; `None` for other libraries, or if it was not read.
+    /// Returns the data that dlock wrote with the key; `None` for other libraries, or if the value was not read.
     pub(super) fn said(&self) -> Result<Option<Said>> {
         self.value.as_deref().map_or(Ok(None), Said::read)
     }
 }
 
-/// What a look at a lock reads.
+/// The keys that a look at a lock reads.
 #[derive(Default)]
 pub(super) struct Keys {
     pub contenders: Vec<KeyValue>,
@@ -82,20 +82,20 @@ pub(super) struct Keys {
 #[derive(Clone, Debug)]
 pub(super) struct Look {
     pub revision: i64,
-    /// Only those who came before the one that looks, which waits for the lock alone: nobody behind it has the lock.
+    /// Whether the look has only the contenders before an exclusive waiter. No contender behind that waiter holds the lock.
     pub is_ahead: bool,
-    /// In order of arrival.
+    /// The contenders in order of arrival.
     pub contenders: Vec<ContenderKey>,
-    /// The same contenders, as the rules see them.
+    /// The same contenders, as input to the queue rules.
     pub queue: Contenders,
-    /// By the ids of their contenders.
+    /// The records, by the ids of their contenders.
     pub records: BTreeMap<String, StoredRecord>,
     pub nested: Vec<Inner>,
     pub numbers: Vec<Permit>,
     pub runs: Runs,
-    /// Whether a waiter looks after the queue.
+    /// Whether a waiter is the queue monitor.
     pub looked_after: bool,
-    /// The leases of the waiters that were called, and what each call says.
+    /// The leases of the probed waiters, and the state of each probe.
     pub calls: Vec<(i64, Call)>,
 }
 
@@ -103,31 +103,31 @@ pub(super) struct Look {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Permit {
     pub number: u32,
-    /// The revision that it was taken with.
+    /// The revision at which it was taken.
     pub created: i64,
-    /// Of its holder, with which it ends.
+    /// The holder's lease, with which the permit ends.
     pub lease: i64,
 }
 
-/// What a waiter waits for.
+/// The keys that a waiter waits for.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(super) struct Before {
-    /// This key, to go.
+    /// The waiter waits for this key to be deleted.
     pub key: Option<String>,
-    /// The record of that, to change: its contender waits for a permit too, and is granted it then.
+    /// The record of that key, to change: its contender waits for a permit too, and the grant rewrites the record.
     pub record: Option<String>,
-    /// The folder of the permits, for any of them to come back.
+    /// The folder of the permits. The waiter waits for any of them to be given back.
     pub numbers: Option<String>,
 }
 
 /// A hold nested in another, or the mark of an outer hold that was released.
 #[derive(Clone, Debug)]
 pub(super) struct Inner {
-    /// The lease of the outer hold, as it stands in names.
+    /// The lease of the outer hold, as names contain it.
     outer: String,
     pub name: String,
     pub created: i64,
-    /// Of its own, with which it ends.
+    /// Its own lease, with which it ends.
     pub lease: i64,
 }
 
@@ -180,44 +180,44 @@ impl Look {
         })
     }
 
-    /// The record next to a key.
+    /// Returns the record of a contender's key.
     pub(super) fn record_of(&self, one: &ContenderKey) -> Option<&StoredRecord> {
         self.records.get(one.id())
     }
 
-    /// The records of contenders that vanished: their lease ended or was revoked, or their key was deleted. What they ran may still be
-    /// stopping.
+    /// Returns the records of contenders that vanished: their lease ended or was revoked, or their key was deleted. The commands of such
+    /// contenders may still be stopping.
     pub(super) fn vanished(&self) -> impl Iterator<Item = &StoredRecord> {
         let present: HashSet<&str> = self.contenders.iter().map(ContenderKey::id).collect();
         let absent = self.records.iter().filter(move |(id, _)| !present.contains(id.as_str())).map(|(_, record)| record);
-        // A record of one that waits may be of one behind.
+        // The record of a waiter may belong to a contender behind.
         absent.filter(|record| !self.is_ahead || record.says.is_hold)
     }
 
-    /// The vanished contenders that one of `mode` has to leave time to stop.
+    /// Returns the vanished contenders to which a contender of `mode` has to leave time to stop.
     pub(super) fn dying(&self, mode: Mode) -> Vec<StoredRecord> {
         self.vanished().filter(|one| one.says.delays(mode)).cloned().collect()
     }
 
-    /// The vanished contenders that no successor has to wait for any more.
+    /// Returns the vanished contenders that no successor has to wait for any more.
     pub(super) fn outdated(&self) -> Vec<&StoredRecord> {
         let newest = history::outdated(self.vanished().map(|record| (&record.says, record.fence())));
         self.vanished().filter(|record| newest.is_some_and(|newest| record.fence() < newest)).collect()
     }
 
-    /// The permit of a contender.
+    /// Returns a contender's permit.
     pub(super) fn number_of(&self, at: usize) -> Option<&Permit> {
         let permits = matches!(self.queue.all()[at].mode, Mode::Permits(_));
         self.numbers.iter().find(|number| permits && number.lease == self.contenders[at].lease)
     }
 
-    /// What is nested in the hold with this lease, the mark that it was released included.
+    /// Returns the keys nested in the hold with this lease, including the mark that the hold was released.
     pub(super) fn nested_in(&self, lease: i64) -> impl Iterator<Item = &Inner> {
         let outer = format!("{lease:x}");
         self.nested.iter().filter(move |inner| inner.outer == outer)
     }
 
-    /// How many holds the owner with this lease has.
+    /// Returns how many holds the owner with this lease has.
     pub(super) fn holds_of(&self, lease: i64) -> u32 {
         let (mut holds, mut outer) = (0, 1);
         for inner in self.nested_in(lease) {
@@ -234,12 +234,12 @@ impl Look {
         self.contenders.iter().position(|one| one.name == name)
     }
 
-    /// The holder with this fence; a waiter is none.
+    /// Returns the holder with this fence. A waiter does not count.
     pub(super) fn holder(&self, fence: Fence) -> Option<usize> {
         self.contenders.iter().position(|one| one.fence() == fence).filter(|at| self.queue.holds(*at))
     }
 
-    /// What one of `mode` waits for at this position, where it can't have the lock yet.
+    /// Returns the keys that a contender of `mode` waits for at this position, while it can't have the lock yet.
     pub(super) fn before(&self, names: &Names, mode: Mode, at: usize) -> Before {
         let awaited = self.queue.awaited(mode, at);
         let contender = awaited.contender.map(|other| &self.contenders[other]);
@@ -252,7 +252,7 @@ impl Look {
         }
     }
 
-    /// A contender that waits by its record, as dlock's do.
+    /// Returns the contender at this position if its record says that it waits, as a record of dlock's does.
     pub(super) fn waiting(&self, at: usize) -> Option<Ahead> {
         let one = &self.contenders[at];
         let record = self.record_of(one).filter(|_| self.queue.waits(at) && one.lease != 0)?;
@@ -267,23 +267,23 @@ impl Look {
         })
     }
 
-    /// What the call of the waiter with this lease says.
+    /// Returns the state of the probe of the waiter with this lease.
     pub(super) fn call_of(&self, lease: i64) -> Option<Call> {
         self.calls.iter().find(|(called, _)| *called == lease).map(|(_, call)| *call)
     }
 
-    /// The first waiter with another lease.
+    /// Returns the first waiter with another lease.
     pub(super) fn first_waiting(&self, lease: i64) -> Option<Ahead> {
         self.queue.waiters().filter(|at| self.contenders[*at].lease != lease).find_map(|at| self.waiting(at))
     }
 }
 
-/// A contender as the rules see it, by its record and the number of its permit.
+/// Returns a contender as input to the queue rules, by its record and the number of its permit.
 fn as_contender(mode: Mode, record: Option<&StoredRecord>, number: Option<u32>) -> Contender {
     let says: Option<&HoldRecord> = record.map(|record| &record.says);
     let (mode, number) = match mode {
         Mode::Permits(_) => {
-            // Without its record no more is known than that there must be so many.
+            // Without its record, only the least number of permits is known.
             let least = Mode::Permits(number.map_or(1, |number| number.saturating_add(1)));
             (says.map(|says| says.mode).filter(|mode| matches!(mode, Mode::Permits(_))).unwrap_or(least), number)
         }

@@ -10,34 +10,34 @@ use crate::{
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct StoredRecord {
     pub name: String,
-    /// Of its last change.
+    /// The modification revision.
     pub revision: i64,
     pub says: HoldRecord,
 }
 
 impl StoredRecord {
     pub(super) fn read(kv: KeyValue) -> Option<Self> {
-        // What can't be read is not known to be of a hold, nor of a reader.
+        // An unreadable record counts neither as a hold's nor as a reader's.
         let says = HoldRecord::read(&kv.value).unwrap_or_else(|| HoldRecord::waiting(Mode::Exclusive));
         Some(Self { name: String::from_utf8(kv.key).ok()?, revision: kv.mod_revision, says })
     }
 
-    /// The revision that its key came with, as far as is known.
+    /// Returns the create revision of the contender's key, as far as it is known.
     pub(super) fn fence(&self) -> Fence {
         self.says.fence.unwrap_or(self.own())
     }
 
-    /// What it says, with its fence.
+    /// Returns the record's content, with its fence.
     pub(super) fn named(&self) -> HoldRecord {
         self.says.clone().named(self.own())
     }
 
-    /// The history entry of the hold, which was never released.
+    /// Returns the history entry of the hold, which was never released.
     pub(super) fn past(&self) -> Option<HistoryEntry> {
         self.says.past(self.own())
     }
 
-    /// The revision of the step that wrote it.
+    /// Returns the revision of the step that wrote the record.
     fn own(&self) -> Fence {
         fence(self.revision)
     }

@@ -1,6 +1,6 @@
-//! What is remembered of a hold, or of the way to one, between the questions about it.
+//! The state that a process keeps of a hold, or of a request for one, between requests.
 //!
-//! Only a shortcut: another process that has the token finds out the same by looking ([`super::hold`]).
+//! The state is only a shortcut: another process with the token can read the same from the store ([`super::hold`]).
 
 use std::time::Duration;
 
@@ -24,60 +24,60 @@ pub(super) struct Session {
     pub key: Key,
     pub token: Token,
     pub names: Names,
-    /// Of the owner; a key with this lease is the owner's.
+    /// The owner's lease; each key with this lease is the owner's.
     pub lease: i64,
     pub stage: Standing,
-    /// The hold within another that the token is for. The owner's key and lease are not this session's to end then.
+    /// The nested hold that the token is for. This session must not end the owner's key and lease then.
     pub inner: Option<Inner>,
-    /// Whether this process asked for the hold, so that something of it may still be on its way to the store.
+    /// Whether this process asked for the hold, so that a late request may still reach the store.
     pub taking: bool,
-    /// Deletions of the own key, and of the key that is waited for.
+    /// Watches for deletions of the own key and of the preceding key.
     pub watches: Option<Watches>,
 }
 
-/// A nested hold that was asked for.
+/// A nested hold that was requested.
 pub(super) struct Inner {
     pub name: String,
     pub lease: i64,
 }
 
-/// How far the hold has come.
+/// The stage that the hold has reached.
 pub(super) enum Standing {
-    /// The lease may have been granted, the key may have been put: the answer will tell.
+    /// The lease may exist, and the key may have been put: the answer will tell.
     Asked {
         /// Whether the lease is known to have been granted.
         leased: bool,
     },
-    /// The key stands in the queue.
+    /// The key is in the queue.
     Queued(Queued),
     /// The lock is held.
     Held(Hold),
-    /// It was given back; its lease may still be there.
+    /// The hold was given back; its lease may still exist.
     GivenBack,
 }
 
-/// A place in the queue.
+/// A position in the queue.
 pub(super) struct Queued {
     pub own: String,
-    /// The revision that it came with.
+    /// The create revision of the own key.
     pub created: i64,
-    /// What is waited for.
+    /// The keys that are waited for.
     pub before: Before,
-    /// How many permits were held; `None` if it waits for none.
+    /// How many permits were held; `None` if the waiter wants no permit.
     pub permits: Option<usize>,
-    /// The revision that this was seen at.
+    /// The revision of the look.
     pub seen: i64,
-    /// What was found then.
+    /// The result of that look.
     pub busy: Busy,
-    /// How often the place was only checked since then.
+    /// How many times the position was only checked since that look.
     pub checks: u32,
     /// The length of the lease.
     pub ttl: Ttl,
-    /// Until when it need not be kept alive, by the runtime's clock.
+    /// When the lease must be extended next, by the runtime's clock.
     pub alive_until: Instant,
-    /// Whether it was told to prove often that it lives.
+    /// Whether the waiter was probed, and so must prove often that it lives.
     pub called: bool,
-    /// Whether it has not answered that yet.
+    /// Whether the probe is still unanswered.
     pub unanswered: bool,
     pub lookout: Lookout,
 }
@@ -88,27 +88,27 @@ impl Queued {
     }
 }
 
-/// A hold, as far as its owner has to know it.
+/// The state of a hold that its owner needs.
 #[derive(Clone, Debug)]
 pub(super) struct Hold {
     pub own: String,
     /// The create revision of the owner's key.
     pub created: i64,
-    /// Up to when it is known not to be deleted.
+    /// The revision at which the key was last seen.
     pub seen: i64,
     /// `None` for the hold that the lock was taken with.
     pub nested: Option<Nested>,
-    /// Since when, by its host's clock.
+    /// When the hold began, by its host's clock.
     pub since_ms: Option<u64>,
-    /// Whose it is.
+    /// The holder's metadata.
     pub metadata: Option<Metadata>,
-    /// The run records, its own among them.
+    /// The run records, including the hold's own.
     pub runs: Runs,
-    /// The permit that it is.
+    /// The permit of the hold.
     pub number: Option<Permit>,
     /// Records of contenders that vanished before this hold began.
     pub dying: Vec<StoredRecord>,
-    /// When they have had the time to die, by the runtime's clock.
+    /// When those contenders have had their time to stop, by the runtime's clock.
     pub settled_at: Instant,
 }
 
@@ -117,14 +117,14 @@ impl Hold {
         fence(self.created)
     }
 
-    /// The records that can go, since their contenders have stopped.
+    /// Returns the records that can be removed, since their contenders have stopped.
     pub(super) fn dead(&self) -> &[StoredRecord] {
         let many = if super::waiting::is_past(self.settled_at) { self.dying.len().min(MOST_OPS) } else { 0 };
         &self.dying[..many]
     }
 }
 
-/// A hold within that of another process.
+/// A hold nested in that of another process.
 #[derive(Clone, Debug)]
 pub(super) struct Nested {
     pub name: String,
@@ -133,7 +133,7 @@ pub(super) struct Nested {
 }
 
 impl Session {
-    /// For a token that nothing is known of.
+    /// Creates the session of a token without known state.
     pub(super) fn new(namespace: &Namespace, key: &Key, token: &Token) -> Self {
         let names = Names::new(namespace, key);
         let lease = lease_of(&names, token);
@@ -141,20 +141,20 @@ impl Session {
         Self { key: key.clone(), token: *token, names, lease, stage, inner: None, taking: false, watches: None }
     }
 
-    /// The lease of this waiter as the lookout.
+    /// Returns the lease for this waiter's queue monitor key.
     pub(super) fn lookout(&self) -> i64 {
         number(&[self.names.folder.as_bytes(), self.token.owner.as_bytes(), b"lookout"])
     }
 
-    /// The name and the lease of the token's nested hold.
+    /// Returns the name and the lease of the token's nested hold.
     pub(super) fn inner(&self) -> Inner {
         let lease = number(&[self.names.folder.as_bytes(), self.token.owner.as_bytes(), &self.token.hold.to_be_bytes()]);
         Inner { name: self.names.nested_hold(self.lease, &self.token.hold_text()), lease }
     }
 }
 
-/// The lease of an owner: an answer that was lost is found again by it, and so is a hold by another process that has
-/// the token. It is public in the key's name, and does not tell the owner.
+/// Returns the lease of an owner. It identifies a grant whose answer was lost, and lets another process with the token find the hold. The
+/// lease is public in the key's name, and does not reveal the owner.
 pub(super) fn lease_of(names: &Names, token: &Token) -> i64 {
     number(&[names.folder.as_bytes(), token.owner.as_bytes()])
 }
@@ -167,19 +167,19 @@ fn number(parts: &[&[u8]]) -> i64 {
     }
     let mut first = [0; 8];
     first.copy_from_slice(&hash.finalize()[..8]);
-    // Positive, since etcd's clients print it as a signed number, and not 0, which is "choose one".
+    // The id is positive, since etcd's clients print it as a signed number, and not 0, which means "choose one".
     (u64::from_be_bytes(first) >> 1).cast_signed().max(1)
 }
 
-/// A lease's length in etcd's whole seconds.
+/// Returns a TTL in etcd's whole seconds.
 pub(super) fn seconds(ttl: Ttl) -> i64 {
     i64::try_from(ttl.as_millis().div_ceil(1000)).unwrap_or(i64::MAX)
 }
 
-/// The other way round.
+/// Returns etcd's whole seconds as a TTL.
 pub(super) fn ttl(seconds: i64) -> Result<Ttl> {
     let seconds = u64::try_from(seconds).map_err(|_| failure::unreadable())?;
-    // A server may be set to leases that are longer than ours ever are: what is promised is no more than a year then.
+    // A server's minimum lease may exceed dlock's maximum. dlock then promises at most a year.
     Ttl::new(Duration::from_secs(seconds).min(Ttl::MAX)).map_err(|_| failure::unreadable())
 }
 

@@ -1,9 +1,9 @@
-//! Waiting for the key before ours to go, and listening for our own to.
+//! Waits for the preceding key to go, and listens for the loss of the own key.
 //!
-//! A waiter watches four keys, or five of permits, however many wait: one departure wakes one waiter. The watches begin at the revision of
-//! the last look, so that nothing that happened since is missed; if that was compacted away, the look is repeated.
-//! Left alone it asks the server for nothing but to extend its lease, once in a third of its length. One that was killed, or left while its
-//! member was frozen, is removed long before its lease ends: see [`super::lookout`].
+//! A waiter watches four keys (five for permits), whatever the length of the queue: one departure wakes one waiter. The watches begin at
+//! the revision of the last look, so that no event is missed. If that revision was compacted away, the look is repeated. Otherwise a waiter
+//! only extends its lease, once per third of its length. A waiter that was killed, or left while its member was frozen, is removed long
+//! before its lease ends: see [`super::lookout`].
 #![allow(clippy::disallowed_methods, reason = "to wait is this module's work: it keeps the queue's lease alive meanwhile")]
 
 use std::time::Duration;
@@ -39,16 +39,16 @@ pub(super) fn fresh_until(extended: Option<Ttl>, called: bool) -> Instant {
     after(extended.map_or(Duration::ZERO, |ttl| most.min(ttl.get() / 3)))
 }
 
-/// How long a member may take to extend a lease, if there is another one.
+/// How long a member may take to extend a lease, if there is another member.
 const ANSWER: Duration = Duration::from_secs(1);
-/// If there is none: to ask a server anew that is slow makes it slower.
+/// How long the only member may take. Asking a slow server again makes it slower.
 const ONLY_ANSWER: Duration = Duration::from_secs(5);
 
-/// What a stream of watches tells.
+/// An event of a stream of watches.
 enum Heard {
-    /// This key is gone, or was put.
+    /// This key was deleted or put.
     Changed { key: Vec<u8>, value: Vec<u8>, is_gone: bool },
-    /// The stream is over: something may have been missed.
+    /// The stream is over: events may have been missed.
     Over,
 }
 
@@ -58,14 +58,14 @@ impl Watches {
         self
     }
 
-    /// The next change. Cancel safe.
+    /// Returns the next change. Cancel safe.
     async fn next(&mut self) -> Heard {
         loop {
             let Ok(Some(answer)) = self.answers.message().await else { return Heard::Over };
             if answer.canceled {
                 return Heard::Over;
             }
-            // Of one key, or of the numbers of permits, of which any tells the same.
+            // The events are of one key, or of permit numbers, where any event means the same.
             if let Some(kv) = answer.events.into_iter().filter_map(|event| event.kv).next_back() {
                 return Heard::Changed { is_gone: kv.version == 0, key: kv.key, value: kv.value };
             }
@@ -81,7 +81,7 @@ fn deletions(key: &str, since: i64) -> WatchRequest {
     watching(key, Vec::new(), vec![NO_PUT], since)
 }
 
-/// What tells that it need not be waited for any more.
+/// Returns the watches that tell when the wait for `before` is over.
 fn changes(before: &Before, since: i64) -> Vec<WatchRequest> {
     let key = before.key.iter().map(|key| deletions(key, since));
     let record = before.record.iter().map(|record| watching(record, Vec::new(), Vec::new(), since));
@@ -89,7 +89,7 @@ fn changes(before: &Before, since: i64) -> Vec<WatchRequest> {
     key.chain(record).chain(numbers).collect()
 }
 
-/// Waits until the one before us is gone, or we are.
+/// Waits until the preceding contender is gone, or this waiter's key is.
 pub(super) async fn wait(client: &mut Client, session: &mut Session, at_most: Duration) -> Answer<Wake> {
     let until = after(at_most);
     let answer = if client.others() > 0 { ANSWER } else { ONLY_ANSWER };
@@ -105,7 +105,7 @@ pub(super) async fn wait(client: &mut Client, session: &mut Session, at_most: Du
         }
         if is_past(queued.alive_until) {
             if !stay_alive(client, (&session.names, session.lease), queued, &mut session.watches, answer).await? {
-                // Our place is lost.
+                // This waiter's position is lost.
                 queued.checks = u32::MAX;
                 return Ok(Wake::Changed);
             }
@@ -133,7 +133,7 @@ pub(super) async fn wait(client: &mut Client, session: &mut Session, at_most: Du
         if watches.before != queued.before {
             watches.before.clone_from(&queued.before);
             for change in changes(&queued.before, queued.seen) {
-                // If the stream is over, that is heard next.
+                // If the stream is over, the next event says so.
                 let _ = watches.wanted.send(change);
             }
         }
@@ -154,7 +154,7 @@ pub(super) async fn wait(client: &mut Client, session: &mut Session, at_most: Du
     }
 }
 
-/// Extends a waiter's lease, and answers its call. False if its place is lost.
+/// Extends a waiter's lease, and answers its probe. Returns false if its position is lost.
 async fn stay_alive(
     client: &mut Client,
     (names, lease): (&Names, i64),
@@ -162,7 +162,7 @@ async fn stay_alive(
     watches: &mut Option<Watches>,
     answer: Duration,
 ) -> Answer<bool> {
-    // Without an answer the next question goes to another member.
+    // Without an answer, the next request goes to another member.
     let Ok(kept) = timeout(answer, client.keep_alive(lease)).await else {
         *watches = None;
         return Ok(true);
@@ -171,7 +171,7 @@ async fn stay_alive(
     queued.ttl = super::session::ttl(length)?;
     queued.alive_until = fresh_until(Some(queued.ttl), queued.called);
     if queued.unanswered {
-        // Late, it is refused with the lease, or says what is so. Without an answer it is said again with the next extension.
+        // A late answer is refused with the lease, or is still true. An answer that fails is repeated with the next extension.
         match timeout(answer, lookout::answer(client, names, lease)).await {
             Ok(()) => queued.unanswered = false,
             Err(_) => *watches = None,
@@ -181,13 +181,13 @@ async fn stay_alive(
 }
 
 impl Queued {
-    /// Takes note of a change of the lookout's post or of the own call; false if it is another one.
+    /// Notes a change of the queue monitor's key or of the own probe. Returns false for any other change.
     fn notes(&mut self, heard: &Heard, post: &str, call: &str) -> bool {
         match heard {
             Heard::Changed { key, is_gone, .. } if key == post.as_bytes() => {
                 self.lookout = self.lookout.heard(*is_gone, self.busy.position);
             }
-            // Its own answer is told as well.
+            // The watch reports the waiter's own answer too.
             Heard::Changed { key, value, .. } if key == call.as_bytes() && value == HERE.as_bytes() => {}
             Heard::Changed { key, .. } if key == call.as_bytes() => self.is_called(),
             _ => return false,
@@ -195,12 +195,12 @@ impl Queued {
         true
     }
 
-    /// It extends its lease at once and answers.
+    /// Notes a probe. The waiter extends its lease at once and answers.
     fn is_called(&mut self) {
         (self.called, self.unanswered, self.alive_until) = (true, true, after(Duration::ZERO));
     }
 
-    /// Takes note of what was found where a watch might have told of it, had it been open: watches begin after what was seen.
+    /// Notes events that came before the watches began: watches begin after the last look.
     pub(super) fn catch_up(&mut self, is_looked_after: bool, call: Option<Call>) {
         if !is_looked_after && matches!(self.lookout, Lookout::Another) {
             self.lookout = self.lookout.heard(true, self.busy.position);
@@ -211,7 +211,7 @@ impl Queued {
     }
 }
 
-/// Ready when the own key is gone, or may be.
+/// Returns when the own key is gone, or may be.
 pub(super) async fn listen(client: &mut Client, session: &mut Session) {
     let Standing::Held(hold) = &session.stage else { return std::future::pending().await };
     let number = hold.number.as_ref().map(|number| session.names.number(number.number));
@@ -225,7 +225,7 @@ pub(super) async fn listen(client: &mut Client, session: &mut Session) {
             Some(watches) => watches,
             none => match client.watch(names.iter().map(|name| deletions(name, hold.seen)).collect()).await {
                 Ok(opened) => none.insert(opened),
-                // The next renewal is what finds out.
+                // The next renewal finds out.
                 Err(_) => return std::future::pending().await,
             },
         };

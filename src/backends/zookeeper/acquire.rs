@@ -1,4 +1,4 @@
-//! Joining the queue, being granted the lock at its head, and waiting for the one before.
+//! Joins the queue, takes the lock at its head, and waits for the preceding contender.
 
 use std::time::Duration;
 
@@ -20,7 +20,7 @@ use crate::{
     lock::{Attempt, Denial, Entry, Error, Grant, Kind, Mode, Request, Result, Ttl},
 };
 
-/// How often what has changed meanwhile is looked at again within one question.
+/// How many times one request looks again after changes by other processes.
 pub(super) const LOOKS: usize = 16;
 
 impl ZooKeeper {
@@ -34,7 +34,7 @@ impl ZooKeeper {
         let keep = match &outcome {
             Ok(Attempt::Granted(_)) => true,
             Ok(_) => request.waiting && fresh,
-            // What may have been done is looked for by the next attempt, or undone by a release.
+            // The next attempt looks for what this one may have done, or a release undoes it.
             Err(error) => error.is_transient(),
         };
         if !keep {
@@ -71,7 +71,7 @@ impl ZooKeeper {
                     return Ok(busy);
                 }
                 Ok(Standing::Kept(denial)) => {
-                    // It stays first, and waits for the time alone. If this fails, the next question tells.
+                    // The waiter stays first, and waits only for time to pass. If this write fails, the next request reports the failure.
                     let _ = if request.waiting { hold.prove_life(None).await } else { Ok(false) };
                     return Ok(Attempt::Denied(denial));
                 }
@@ -83,7 +83,7 @@ impl ZooKeeper {
     }
 }
 
-/// A session of the lease that is asked for, or of the nearest one if the request leaves that open.
+/// Opens a session with the requested lease, or with the nearest one if the request allows that.
 pub(super) async fn negotiate(ensemble: &Ensemble, request: &Request) -> Result<Session> {
     let wanted = request.ttl.get();
     let purpose = if request.detached { Purpose::HandedOver } else { Purpose::Hold };
@@ -93,7 +93,7 @@ pub(super) async fn negotiate(ensemble: &Ensemble, request: &Request) -> Result<
         return Ok(session);
     }
     session.close();
-    // The other end of the range is found out by asking for what lies beyond it.
+    // A request beyond the other end of the range reveals that end.
     let other = Session::open(ensemble, if given < wanted { Duration::from_millis(500) } else { LONGEST }, Purpose::Visit).await?;
     let (min, max) = (given.min(other.timeout), given.max(other.timeout));
     let text = humantime::format_duration;
@@ -104,42 +104,42 @@ pub(super) async fn negotiate(ensemble: &Ensemble, request: &Request) -> Result<
     .hint("minSessionTimeout and maxSessionTimeout in its configuration set the range"))
 }
 
-/// Where a contender stands in the queue.
+/// A contender's state in the queue.
 pub(super) enum Standing {
     /// First; the grant is marked and confirmed.
     First,
-    /// It has to wait for another one.
+    /// The contender has to wait for another one.
     Behind(Box<Seen>),
-    /// The run policy denies the lock, which no contender keeps from it.
+    /// The run policy denies the lock, which no contender blocks.
     Kept(Box<Denial>),
 }
 
-/// What is known from one look to the next within one question.
+/// The state that one request keeps from one look to the next.
 #[derive(Default)]
 pub(super) struct Turn {
-    /// The lock's directories have to be made.
+    /// Whether the lock's directories have to be created.
     make_ways: bool,
-    /// How often another contender was granted the lock, or the permit, after all.
+    /// How many times another contender was granted the lock, or the permit, after all.
     pub(super) conflicts: u32,
 }
 
-/// What comes of a contender without a place.
+/// The outcome for a contender without a position.
 enum Came {
-    /// It joined; the queue after that.
+    /// The contender joined. The value is the queue after that.
     Seen(Box<Seen>),
     Answer(Standing),
-    /// The queue has to be looked at again.
+    /// The queue has to be read again.
     Again,
 }
 
 impl Hold {
-    /// Takes a place in the queue if there is none yet, and the lock if it is first.
+    /// Joins the queue if the contender has no position, and takes the lock if it is first.
     async fn stand(&mut self, request: &Request) -> Asked<Standing> {
         if self.granted {
             if self.confirm().await? {
                 return Ok(Standing::First);
             }
-            // Deleted from outside: a new place at the end of the queue.
+            // The node was deleted from outside: the contender joins again, at the end of the queue.
             (self.granted, self.place, self.maybe_placed) = (false, None, true);
         }
         let mut turn = Turn::default();
@@ -151,7 +151,7 @@ impl Hold {
         Err(failure::unsettled().into())
     }
 
-    /// Looks at the queue and takes the next step. `None` if it must look again.
+    /// Reads the queue and takes the next step. Returns `None` if the queue must be read again.
     async fn look_and_step(&mut self, request: &Request, turn: &mut Turn) -> Asked<Option<Standing>> {
         let mut seen = self.read_all(request).await?;
         if self.place.is_none() && self.maybe_placed {
@@ -166,7 +166,7 @@ impl Hold {
         }
         let Some(place) = self.place.clone() else { return Ok(None) };
         let Some(at) = seen.find(&place.contender.name) else {
-            // Deleted, or this server hasn't heard of it yet: only another look tells.
+            // The node was deleted, or this server doesn't know it yet: only another look tells which.
             self.place = self.stat(&place.path).await?.map(|_| place);
             return Ok(None);
         };
@@ -194,21 +194,21 @@ impl Hold {
                 Ok(Some(Standing::Behind(Box::new(seen))))
             }
             Some(_) => {
-                // Another contender came first between the look and the joining, and this is a try.
+                // Another contender joined between the look and the joining, and this request does not wait.
                 self.leave(&place).await?;
                 Ok(Some(Standing::Behind(Box::new(seen.without(at)))))
             }
         }
     }
 
-    /// Joins the queue, unless this is a try of a lock that isn't free.
+    /// Joins the queue, unless the request does not wait and the lock isn't free.
     async fn come(&mut self, request: &Request, mut seen: Seen, turn: &mut Turn) -> Asked<Came> {
         let mut basis = seen.basis.take().unwrap_or_default();
         let free = seen.queue.may_hold(request.mode, seen.queue.len());
         let denial = if free {
             self.judge(request.run_policy.as_ref(), &mut basis).await?
         } else if !request.waiting && seen.queue.holders().next().is_none() {
-            // The first waiter waits for what keeps every process from the lock.
+            // The first waiter may be waiting for an at-least, which denies the lock to every process, and to this request too.
             self.judge(None, &mut basis).await?
         } else {
             None
@@ -222,7 +222,7 @@ impl Hold {
             return Ok(if removed { Came::Again } else { Came::Answer(Standing::Behind(Box::new(seen))) });
         }
         let ways = if seen.missing || turn.make_ways { self.ways() } else { Vec::new() };
-        // A waiter that is refused joins the queue all the same. And a run record must be true: so that is left until we are known to be
+        // A denied waiter joins the queue all the same. A run record must be true, so it is written only once the contender is known to be
         // first.
         let at_once = free && !refused && !records(request) && (turn.conflicts == 0 || !request.waiting);
         let at_once = at_once.then(|| (basis.version, seen.queue.free_number()));
@@ -239,12 +239,12 @@ impl Hold {
         })
     }
 
-    /// Takes the lock as the first contender, unless the run policy denies that. `None` if the queue has to be looked at again.
+    /// Takes the lock as the first contender, unless the run policy denies it. Returns `None` if the queue must be read again.
     async fn lead(&mut self, request: &Request, place: &Place, mut seen: Seen) -> Asked<Option<Standing>> {
-        // Marked together with its making, it is confirmed, unless the answer to that was lost.
+        // A mark that was made together with the node is confirmed, unless the answer to that was lost.
         let marked = seen.joined && seen.is_marked(&guid(&self.token));
         if !marked {
-            // What it is judged by was to be read when it was first already. Then only it may change that.
+            // The run records must be read after the contender became first. Only the contender itself may change them then.
             let Some(basis) = &mut seen.basis else { return Ok(None) };
             if let Some(denial) = self.judge(request.run_policy.as_ref(), basis).await? {
                 if !request.waiting {
@@ -256,7 +256,7 @@ impl Hold {
         Ok(self.take(request, place, &seen, marked).await?.then_some(Standing::First))
     }
 
-    /// Takes the lock. False if the queue has to be looked at again.
+    /// Takes the lock. Returns false if the queue must be read again.
     pub(super) async fn take(&mut self, request: &Request, place: &Place, seen: &Seen, marked: bool) -> Asked<bool> {
         let stale = seen.stale();
         // A reader may have come or gone between the two looks.
@@ -269,14 +269,14 @@ impl Hold {
         Ok(true)
     }
 
-    /// Finds the node that a create made whose answer was lost.
+    /// Finds the node of a create whose answer was lost.
     pub(super) async fn find_place(&mut self, line: &[ContenderNode]) -> Asked<()> {
         let own = guid(&self.token);
         let session = self.session.as_ref().map(|session| session.id);
         for contender in line.iter().filter(|contender| contender.guid() == Some(&*own) && !contender.is_twin()) {
             let path = self.names.contender(&contender.name);
             let Some(stat) = self.stat(&path).await? else { continue };
-            // Of an older session that is just ending, it is only in the way.
+            // A node of an older session, which is just ending, is only in the way.
             if let (true, Some(fence)) = (Some(stat.ephemeral_owner) == session, fence(&stat)) {
                 self.place = Some(Place { contender: contender.clone(), path, fence });
                 return Ok(());
@@ -286,21 +286,21 @@ impl Hold {
         Ok(())
     }
 
-    /// Removes a second node of our own that a late request made before the one that we know. One of another session
-    /// of ours is gone soon.
+    /// Removes a second node of ours, which a late request made before the node in use. A node of another session of ours will be gone
+    /// soon.
     async fn drop_double(&mut self, double: &ContenderNode) -> Asked<()> {
         let paths: Vec<_> = [&double.name].into_iter().chain(&double.twin).map(|name| self.names.contender(name)).collect();
         self.remove(&paths.iter().map(String::as_str).collect::<Vec<_>>()).await
     }
 
-    /// Leaves a place in the queue.
+    /// Removes the contender from the queue.
     pub(super) async fn leave(&mut self, place: &Place) -> Asked<()> {
         self.drop_double(&place.contender).await?;
         self.place = None;
         Ok(())
     }
 
-    /// Takes back a mark that proved too early.
+    /// Removes a mark that was made too early.
     pub(super) async fn unmark(&mut self) -> Asked<()> {
         let (mark, beat, number) = (self.names.mark(&guid(&self.token)), self.beat(), self.number());
         let paths: Vec<_> = [&mark, &beat].into_iter().chain(&number).map(String::as_str).collect();
@@ -309,7 +309,7 @@ impl Hold {
         Ok(())
     }
 
-    /// Removes nodes, if they are there.
+    /// Removes nodes, if they exist.
     pub(super) async fn remove(&mut self, paths: &[&str]) -> Asked<()> {
         let requests: Vec<_> = paths.iter().map(|path| Ask::Delete(path)).collect();
         for answer in self.ask(&requests).await? {
@@ -320,7 +320,7 @@ impl Hold {
         Ok(())
     }
 
-    /// Marks the grant, if our node is still there. False if the queue has to be looked at again.
+    /// Marks the grant, if our node still exists. Returns false if the queue must be read again.
     async fn mark_grant(&mut self, request: &Request, place: &Place, seen: &Seen) -> Asked<bool> {
         let (names, beat, mark) = (self.names.clone(), self.beat(), self.names.mark(&guid(&self.token)));
         let (last, ttl, own) = (write_last(Some(place.fence)), self.ttl(), guid(&self.token));
@@ -340,7 +340,7 @@ impl Hold {
         ];
         if let Some(path) = &numbered {
             steps.push(Ask::Create(path, own.as_bytes(), Node::Ephemeral));
-            // Which tells the one behind.
+            // This write notifies the waiter behind.
             steps.push(Ask::Write(&place.path, &data));
         }
         steps.extend(run.iter().map(Change::step));
@@ -360,7 +360,7 @@ impl Hold {
                 self.ask(&requests).await?;
                 Ok(false)
             }
-            // It was marked before, and the answer lost; or an earlier session of ours left its mark.
+            // The grant was marked before and the answer was lost, or an earlier session of ours left its mark.
             Some(Ok(Reply::RolledBack { at: 1..=2, code: Code::NodeExists })) => {
                 let held = self.confirm().await?;
                 if !held {

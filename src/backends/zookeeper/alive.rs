@@ -1,14 +1,14 @@
-//! Proofs that a waiter lives, and the removal of one that gives none.
+//! Writes proofs that a waiter lives, and removes a waiter that writes none.
 //!
-//! A session lasts as long as the lease that its holder wants, so that the node of a waiter that was killed would keep the others waiting
-//! for all of that. So each waiter writes a node of its own every few seconds, and looks at that of the waiter before it in the same go.
-//! The leader's clock tells how long ago that was written: by the time of the own write.
+//! A session lasts as long as the lease that its holder wants, so the node of a killed waiter would block the others for that long. So each
+//! waiter writes a node every few seconds, and reads the preceding waiter's node in the same batch. The leader's clock tells how long ago
+//! that one was written, compared with the own write.
 //!
 //! The worst interleavings:
-//! - **The waiter is granted the lock meanwhile:** its removal makes the mark of a grant and drops it again, in one transaction, which
-//!   fails where the mark is. The grant checks the contender's node, which is gone after a removal.
-//! - **The waiter lives after all** (it was stopped, or cut off): it is told that its node is gone, and joins the line anew.
-//! - **Another leader's clock is ahead:** a waiter that lives may be removed, and joins the line anew.
+//! - **The waiter is granted the lock meanwhile:** its removal makes a grant's mark and drops the mark again, in one transaction, which
+//!   fails if a mark exists. The grant checks the contender's node, which is gone after a removal.
+//! - **The waiter lives after all** (it was stopped, or cut off): it learns that its node is gone, and joins the queue anew.
+//! - **Another leader's clock is ahead:** a waiter that lives may be removed, and joins the queue anew.
 //! - **The waiter is another library's:** its node is not dlock's, and stays.
 #![allow(clippy::disallowed_methods, reason = "a waiter keeps the time of its own proofs")]
 
@@ -32,25 +32,25 @@ use crate::{
 
 /// How often a waiter proves that it lives.
 const BEAT: Duration = Duration::from_millis(1500);
-/// How long a server may take to confirm that before another one is asked.
+/// How long a server may take to confirm a proof before another server is asked.
 const ANSWER: Duration = Duration::from_secs(1);
-/// A waiter is gone that gave no proof for so long, in ms of the leader's clock.
+/// The time without a proof after which a waiter is dead, in ms of the leader's clock.
 const GONE_MS: i64 = 4000;
-/// So many times a place in the line is only checked before all of the line is read again.
+/// How many times a queue position is only checked before the whole queue is read again.
 const CHECKS: u32 = 5;
 
-/// What one that waits knows of its waiting.
+/// The state of a waiter's wait.
 #[derive(Default)]
 pub(super) struct Waits {
-    /// Its own node was made.
+    /// Whether its own proof node was made.
     made: bool,
     /// When the next proof is due.
     due: Option<Instant>,
-    /// The waiter before it.
+    /// The preceding waiter.
     ahead: Option<ContenderNode>,
-    /// What it was told last.
+    /// The last answer that it was given.
     busy: Option<Busy>,
-    /// How often its place was only checked since then.
+    /// How many times its position was only checked since that answer.
     checks: u32,
 }
 
@@ -59,7 +59,7 @@ impl ZooKeeper {
         let until = Instant::now() + at_most;
         let hold = self.holds.iter_mut().find(|hold| hold.is(&request.key, &request.token));
         let Some(hold) = hold.filter(|hold| hold.blocker.is_some()) else {
-            // No watch tells when a lock that is busy only in passing is free.
+            // No watch tells when a lock that is busy only in passing becomes free.
             self.prove_if_due(request).await;
             sleep_until(until.min(Instant::now() + Duration::from_millis(10))).await;
             return Ok(Wake::TimedOut);
@@ -76,12 +76,12 @@ impl ZooKeeper {
                 () = sleep_until(until) => return Ok(Wake::TimedOut),
                 () = sleep_until(due) => {}
             }
-            // One that is late itself, on a busy host, does not judge others. Without an answer, another server is asked at once.
+            // A waiter that is late itself, on a busy host, does not judge others. Without an answer, another server is asked at once.
             let on_time = due + ANSWER > Instant::now();
             match timeout(ANSWER, hold.prove_life(on_time.then_some(request))).await {
                 Ok(Ok(false)) => hold.waits.due = Some(Instant::now() + BEAT),
                 Err(_) => {}
-                // The next question tells what became of the session, or of the line.
+                // The next request reports the state of the session, or of the queue.
                 Ok(Ok(true) | Err(Fault::Expired)) => {
                     (hold.blocker, hold.waits.busy) = (None, None);
                     return Ok(Wake::Changed);
@@ -93,11 +93,11 @@ impl ZooKeeper {
 }
 
 impl ZooKeeper {
-    /// Has one that was woken, and has not asked since, prove that it lives.
+    /// Makes a waiter prove that it lives, if it was woken and has not asked since.
     async fn prove_if_due(&mut self, request: &Request) {
         let hold = self.holds.iter_mut().find(|hold| hold.is(&request.key, &request.token) && !hold.granted);
         if let Some(hold) = hold.filter(|hold| hold.waits.due.is_some_and(|due| due <= Instant::now())) {
-            // What becomes of that, the next question tells.
+            // The next request reports the outcome.
             let _ = timeout(ANSWER, hold.prove_life(None)).await;
             hold.waits.due = Some(Instant::now() + BEAT);
         }
@@ -105,23 +105,23 @@ impl ZooKeeper {
 }
 
 impl Hold {
-    /// Notes what one that waits is told, and the waiter before it, by what was seen.
+    /// Notes a waiter's answer, and the preceding waiter, as of this look.
     pub(super) fn note_waiting(&mut self, seen: &Seen, attempt: &Attempt) {
         if let Attempt::Busy(busy) = attempt {
             let before = self.blocker.as_ref().map(|(path, _)| path.as_str());
             let ahead = seen.line.iter().position(|one| Some(self.names.contender(&one.name).as_str()) == before);
             let ahead = ahead.filter(|at| seen.queue.waits(*at)).map(|at| seen.line[at].clone());
-            // One that has come to stand behind a waiter looks at it at once.
+            // A contender that has just moved behind a waiter checks that waiter at once.
             let new = ahead.is_some() && self.waits.ahead.as_ref().map(|one| &one.name) != ahead.as_ref().map(|one| &one.name);
             let due = if new { Instant::now() } else { self.waits.due.unwrap_or_else(|| Instant::now() + BEAT) };
             self.waits = Waits { made: self.waits.made, due: Some(due), ahead, busy: Some(busy.clone()), checks: 0 };
         }
     }
 
-    /// What a place in the line answers without reading all of it; `None` if something may have happened.
+    /// Returns the answer for a queue position without reading the whole queue; `None` if something may have changed.
     pub(super) async fn still_waits(&mut self) -> Asked<Option<Busy>> {
         let (Some((before, _)), Some(Place { path, contender, .. })) = (&self.blocker, &self.place) else { return Ok(None) };
-        // Whose turn it is for a permit does not follow from the contenders alone.
+        // The order of the permits does not follow from the contenders alone.
         if matches!(contender.mode, Mode::Permits(_)) {
             return Ok(None);
         }
@@ -134,8 +134,8 @@ impl Hold {
         Ok(answers.iter().all(|answer| matches!(answer, Ok(Reply::Stat(_)))).then_some(busy))
     }
 
-    /// Writes the node that says that this waiter lives. One that is on time judges the waiter before it, which is removed if it is gone
-    /// and may be in the way; whether it was.
+    /// Writes the node that proves that this waiter lives. A waiter that is on time also judges the preceding waiter, and removes a dead
+    /// one that may be in the way. Returns whether it did.
     pub(super) async fn prove_life(&mut self, judging: Option<&Request>) -> Asked<bool> {
         let own = self.names.wait(&guid(&self.token));
         let prove = if self.waits.made { Ask::Write(&own, &[]) } else { Ask::Create(&own, &[], Node::Ephemeral) };
@@ -148,7 +148,7 @@ impl Hold {
                 self.waits.made = true;
                 stat.mtime
             }
-            // Its answer was lost, or it is another session's.
+            // The create's answer was lost, or the node is another session's.
             Some(Err(code)) => {
                 self.waits.made = code == Code::NodeExists;
                 return Ok(false);
@@ -162,7 +162,7 @@ impl Hold {
         self.remove_waiter(&ahead, &paths).await
     }
 
-    /// Removes the first waiter in the line if it is gone, for one that does not wait itself; whether it was.
+    /// Removes the first waiter in the queue if it is dead, for a request that does not wait. Returns whether it did.
     pub(super) async fn remove_gone(&mut self, seen: &Seen) -> Asked<bool> {
         let first = seen.queue.waiters().find(|at| seen.queue.waits(*at)).map(|at| &seen.line[at]);
         let Some(first) = first else { return Ok(false) };
@@ -186,10 +186,10 @@ impl Hold {
         let mut steps = vec![Ask::Create(&paths.mark, &[], Node::Persistent), Ask::Delete(&paths.mark), Ask::Delete(&paths.node)];
         steps.extend(twin.iter().map(|path| Ask::Delete(path)));
         let answer = self.ask(&[Ask::All(steps)]).await?.pop();
-        // Done, or it has gone by itself.
+        // The removal was done, or the waiter left by itself.
         let gone = matches!(answer, Some(Ok(Reply::AllDone { .. } | Reply::RolledBack { code: Code::NoNode, .. })));
         if !gone {
-            // It was granted the lock, or is not this user's to remove.
+            // The waiter was granted the lock, or this user may not remove it.
             self.waits.ahead = None;
         }
         Ok(gone)
@@ -204,18 +204,18 @@ struct Paths {
 }
 
 impl Paths {
-    /// What tells whether it is gone.
+    /// Returns the reads that tell whether the waiter is dead.
     fn asks(&self) -> [Ask<'_>; 2] {
         [Ask::Read(&self.node), Ask::Exists(&self.wait)]
     }
 }
 
-/// Whether a waiter gave no proof for long, by its node and that of its proofs.
+/// Returns whether a waiter gave no proof for too long, by its node and its proof node.
 fn is_gone(node: Option<Answer>, proof: Option<&Answer>, now: i64) -> bool {
     let Some(Ok(Reply::Data { data, stat })) = node else { return false };
     let last = match proof {
         Some(Ok(Reply::Stat(proof))) => proof.mtime.max(stat.ctime),
-        // It has not waited for long.
+        // The waiter has not waited for long.
         Some(Err(Code::NoNode)) => stat.ctime,
         _ => return false,
     };

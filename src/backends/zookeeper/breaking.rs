@@ -1,16 +1,15 @@
 //! Changes to a hold by another process: the mark of a break, a warning, and the eviction.
 //!
-//! A break stands in the mark of the grant, which a renewal reads after its write in the same go, over the same session: what
-//! it reads is at least as new as what a majority confirmed to it. The session lasts on by itself as long as its process
-//! does, so that a break waits for a whole lease before the eviction.
+//! A break mark stands in the mark of the grant. A renewal reads that after its write, in the same batch and session, so it sees at least
+//! what a majority confirmed to the session. The session itself lives as long as its process, so a break waits for a whole lease before the
+//! eviction.
 //!
 //! The worst interleavings:
-//! - **The hold ends, or another begins, during a change or an eviction:** both check the contender's node, whose name with its
-//!   number is never given again, and which was found by the number of the change that made it.
-//! - **Holds enter or leave, or the session is handed down, meanwhile:** they write the mark too, each of them only in the version that was
-//!   read.
-//! - **The evicted holder lives on:** it hears that its node is gone and stops, which takes a moment. Its mark stays,
-//!   for the next holder to settle for, but is no hold's any more: the history has that already.
+//! - **The hold ends, or another begins, during a change or an eviction:** both check the contender's node. Its numbered name is never
+//!   reused, and it was found by the number of the change that created it.
+//! - **Holds enter or leave, or the session is handed down, meanwhile:** they write the mark too, each only in the version that was read.
+//! - **The evicted holder lives on:** it learns that its node is gone, and takes a moment to stop. Its mark stays, so that the next holder
+//!   waits for that, but is no longer a hold's: the history has the hold already.
 
 use super::{
     ZooKeeper,
@@ -33,7 +32,7 @@ use crate::{
 struct Target {
     /// The contender's node.
     path: String,
-    /// The mark of its grant, and what that says.
+    /// The mark of its grant, and the mark's content.
     mark: String,
     granted: Granted,
     stat: Stat,
@@ -42,7 +41,7 @@ struct Target {
 }
 
 impl ZooKeeper {
-    /// Changes the mark of the hold with this fence; false if there is no such hold, or `change` changes nothing.
+    /// Changes the mark of the hold with this fence. Returns false if there is no such hold, or `change` changes nothing.
     pub(super) async fn ask_amend(&mut self, key: &Key, fence: Fence, change: impl Fn(HoldRecord) -> Option<HoldRecord>) -> Result<bool> {
         let (mut session, names) = self.visit_lock(key).await?;
         Ok(amend(&mut session, &names, fence, change).await?)
@@ -54,7 +53,7 @@ impl ZooKeeper {
     }
 }
 
-/// The holder with this fence, if there is one. Holders of other libraries have none.
+/// Returns the holder with this fence, if there is one. Holders of other libraries have none.
 async fn find(session: &mut Session, names: &Names, fence: Fence) -> Asked<Option<Target>> {
     let asked = [Ask::Sync(&names.lock), Ask::Children(&names.lock), Ask::Children(&names.meta)];
     let seen = Seen::read(session.ask(&asked).await?)?;
@@ -114,10 +113,10 @@ async fn evict(session: &mut Session, names: &Names, fence: Fence, mark: &Break)
         steps.extend(run.map(|(path, data)| Ask::Create(path, data, Node::Persistent)));
         match session.ask(&[Ask::All(steps)]).await?.pop() {
             Some(Ok(Reply::AllDone { .. })) => return Ok(true),
-            // Removed from outside.
+            // The node was removed from outside.
             Some(Ok(Reply::RolledBack { at, code: Code::NoNode })) if of_besides.contains(&at) => numbered = false,
             Some(Ok(Reply::RolledBack { at, code })) if run.is_some() && at == at_run => {
-                // The first bad end of this lock; or one that can't be written, or was told by the holder already.
+                // The folder for bad ends is missing, or the entry can't be written, or the holder wrote it already.
                 let bad = way_to(&names.memory(Memory::Bad));
                 let made = session.ask(&make(&bad)).await?;
                 remember = code == Code::NoNode && matches!(made.last(), Some(Ok(_) | Err(Code::NodeExists)));
@@ -130,7 +129,7 @@ async fn evict(session: &mut Session, names: &Names, fence: Fence, mark: &Break)
 }
 
 impl Hold {
-    /// Notes in the mark, as it was read, that the holder has seen that it is being broken. Nothing depends on it.
+    /// Notes in the mark, as it was read, that the holder saw the break mark. Nothing depends on the note.
     pub(super) async fn note_seen(&mut self, granted: &Granted, stat: &Stat) {
         let Some(says) = granted.seen() else { return };
         let path = self.names.mark(&guid(&self.token));

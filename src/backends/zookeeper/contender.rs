@@ -1,16 +1,16 @@
 //! The nodes of a lock's directory: its holders and waiters, of every library.
 //!
-//! All nodes have their place in one queue by the number at their end, which the server gave them. Recognised:
+//! The number at a node's end, which the server assigns, is its position in the one queue. Recognised names:
 //!
 //! | name | contender |
 //! |---|---|
-//! | `…-read-lock-N` | dlock, shared. To Curator's mutex it is one of its own, so that the two exclude each other |
+//! | `…-read-lock-N` | dlock, shared. Curator's mutex takes it for a mutex, so that the two exclude each other |
 //! | `…-__READ__N` of the same id | made together with that, so that no node is between the two: what writers of Curator's read-write lock wait for. It is the same contender |
-//! | `…-permit-M-lock-N` | dlock, for one of M permits. To all others it wants the lock alone |
+//! | `…-permit-M-lock-N` | dlock, for one of M permits. To all others the contender is exclusive |
 //! | `…-excl-__WRIT__N` of the same id | made together with an exclusive contender's or a permit's, as above: what readers and writers of Curator's read-write lock wait for |
 //! | `…lock-N` | dlock, exclusive; Curator's mutex, go-zookeeper, the Rust client |
 //! | `…__WRIT__N`, `…__READ__N` | Curator's read-write lock: waited for. It waits for dlock's second nodes, but not for Curator's mutex |
-//! | `…__lock__N`, `…__rlock__N` | kazoo, which waits for dlock if told so (`extra_lock_patterns=["-lock-"]`) |
+//! | `…__lock__N`, `…__rlock__N` | kazoo, which waits for dlock only if configured so (`extra_lock_patterns=["-lock-"]`) |
 
 use std::collections::HashMap;
 
@@ -21,24 +21,24 @@ use crate::lock::Mode;
 pub(super) struct ContenderNode {
     /// The node's name in the directory.
     pub(super) name: String,
-    /// Its place. The server counts on from 2^31-1 with -2^31, so that only differences mean something.
+    /// Its position. The server continues after 2^31-1 with -2^31, so only differences are meaningful.
     sequence: i32,
-    /// How it wants the lock.
+    /// The requested mode.
     pub(super) mode: Mode,
-    /// The node that it also has, for libraries that see no other.
+    /// The contender's second node, for libraries that recognise only that one.
     pub(super) twin: Option<String>,
 }
 
-/// Beginnings of dlock's names, before the public id.
+/// The beginning of dlock's names, before the public id.
 const PREFIX: &str = "_c_";
 
-/// What stands before the number in the second node: of a reader, and of all others. The latter is a name that Curator itself does not
-/// give, so that one whose first node is gone is known for what it is.
+/// The infixes before the number in the second node: for a reader, and for all others. Curator itself never uses the latter. So a second
+/// node without its first is still recognised.
 const TWINS: [&str; 2] = ["-__READ__", "-excl-__WRIT__"];
-/// What stands before the number of permits that one asks for.
+/// The infix before the number of permits that a contender asks for.
 const PERMIT: &str = "-permit-";
 
-/// What stands between a name's beginning and its number; longer ones first.
+/// The infixes between a name's beginning and its number, longer ones first.
 const FAMILIES: [(&str, Mode); 6] = [
     ("-read-lock-", Mode::Shared),
     ("lock-", Mode::Exclusive),
@@ -48,7 +48,7 @@ const FAMILIES: [(&str, Mode); 6] = [
     ("__lock__", Mode::Exclusive),
 ];
 
-/// The name of a contender of dlock's, without the number that the server adds.
+/// Returns the name of a dlock contender, without the number that the server appends.
 pub(super) fn name(guid: &str, mode: Mode) -> String {
     match mode {
         Mode::Shared => format!("{PREFIX}{guid}-read-lock-"),
@@ -57,18 +57,18 @@ pub(super) fn name(guid: &str, mode: Mode) -> String {
     }
 }
 
-/// The name of the second node of one of dlock's, without the number.
+/// Returns the name of a dlock contender's second node, without the number.
 pub(super) fn twin(guid: &str, mode: Mode) -> String {
     let [reader, alone] = TWINS;
     format!("{PREFIX}{guid}{}", if mode == Mode::Shared { reader } else { alone })
 }
 
 impl ContenderNode {
-    /// Reads a node's name; `None` if it is no contender's.
+    /// Parses a node's name; returns `None` if it is no contender's.
     pub(super) fn parse(name: &str) -> Option<Self> {
         FAMILIES.into_iter().find_map(|(family, mode)| {
             let (start, number) = name.rsplit_once(family)?;
-            // Ten places, filled with zeros; a sign takes one of them, or is an eleventh.
+            // Ten digits, padded with zeros. A sign takes the place of a digit, or is an eleventh character.
             let digits = number.strip_prefix('-').unwrap_or(number);
             let plain = (9..=10).contains(&digits.len()) && digits.bytes().all(|b| b.is_ascii_digit());
             let most = || start.strip_suffix('-')?.rsplit_once(PERMIT)?.1.parse().ok();
@@ -77,41 +77,41 @@ impl ContenderNode {
         })
     }
 
-    /// With its second node.
+    /// Returns the contender with its second node.
     pub(super) fn with(self, twin: Option<String>) -> Self {
         Self { twin, ..self }
     }
 
-    /// Whether its name is that of a second node, of dlock's or of Curator's own.
+    /// Returns whether its name is a second node's, of dlock's or of Curator's own.
     pub(super) fn is_twin(&self) -> bool {
         self.after_guid().is_some_and(|rest| TWINS.iter().any(|twin| rest.starts_with(twin)))
     }
 
-    /// Whether it is a second node that only dlock makes.
+    /// Returns whether it is a second node that only dlock makes.
     fn is_ours_alone(&self) -> bool {
         self.after_guid().is_some_and(|rest| rest.starts_with(TWINS[1]))
     }
 
-    /// What follows the public id of its owner.
+    /// Returns the part after its owner's public id.
     fn after_guid(&self) -> Option<&str> {
         self.guid().and_then(|guid| self.name.get(PREFIX.len() + guid.len()..))
     }
 
-    /// The public id of its owner, if the name is one of dlock's or Curator's.
+    /// Returns the public id of its owner, if the name is one of dlock's or Curator's.
     pub(super) fn guid(&self) -> Option<&str> {
         let rest = self.name.strip_prefix(PREFIX)?;
         rest.get(..36).filter(|_| rest.as_bytes().get(36) == Some(&b'-'))
     }
 }
 
-/// All contenders of a directory, first come first; or the name of a child that is none.
+/// Returns all contenders of a directory in order of arrival, or the name of a child that is no contender.
 pub(super) fn line(children: &[String]) -> Result<Vec<ContenderNode>, String> {
     let mut line = Vec::with_capacity(children.len());
     for child in children {
         line.push(ContenderNode::parse(child).ok_or_else(|| child.clone())?);
     }
     let mut line = paired(line);
-    // Not a comparison by number: around the overflow the smallest numbers came last.
+    // A comparison by number would fail: around the overflow, the newest nodes have the smallest numbers.
     let newest = line.iter().fold(None::<i32>, |newest, c| match newest {
         Some(newest) if newest.wrapping_sub(c.sequence) > 0 => Some(newest),
         _ => Some(c.sequence),
@@ -122,7 +122,7 @@ pub(super) fn line(children: &[String]) -> Result<Vec<ContenderNode>, String> {
     Ok(line)
 }
 
-/// Takes second nodes out, for those that they belong to.
+/// Assigns the second nodes to their contenders.
 fn paired(all: Vec<ContenderNode>) -> Vec<ContenderNode> {
     let (twins, mut line): (Vec<_>, Vec<_>) = all.into_iter().partition(ContenderNode::is_twin);
     if twins.is_empty() {
@@ -137,7 +137,7 @@ fn paired(all: Vec<ContenderNode>) -> Vec<ContenderNode> {
         let id = twin.guid().map(|guid| (guid.to_owned(), twin.sequence, reads(&twin)));
         match id.and_then(|id| firsts.remove(&id)) {
             Some(of) => *of = Some(twin.name),
-            // Its first node was deleted from outside, and it ends with its session.
+            // The first node was deleted from outside. The second node ends with its session.
             None if twin.is_ours_alone() => {}
             // Curator's own.
             None => others.push(twin),
@@ -187,7 +187,7 @@ mod tests {
             "_c_0b0e0d52-9f1f-4a43-9c80-0d3a6a3a0001-__READ__0000000003",
             "_c_8743c9c0-0795-4907-87fd-6c719a6b4586-__READ__0000000001",
             "_c_8743c9c0-0795-4907-87fd-6c719a6b4586-__WRIT__0000000004",
-            // What is left of one whose first node was removed.
+            // The remaining second node of a contender whose first node was removed.
             "_c_0b0e0d52-9f1f-4a43-9c80-0d3a6a3a0001-__READ__0000000009",
         ]);
         assert_eq!(names(&line), ["001", "002", "004", "009"]);
@@ -208,7 +208,7 @@ mod tests {
             "_c_8743c9c0-0795-4907-87fd-6c719a6b4586-excl-__WRIT__0000000005",
             // Curator's own.
             "_c_11111111-0795-4907-87fd-6c719a6b4586-__WRIT__0000000006",
-            // What is left of one whose first node was removed: it keeps no dlock from the lock.
+            // A remaining second node, which blocks no dlock contender.
             "_c_22222222-0795-4907-87fd-6c719a6b4586-excl-__WRIT__0000000007",
         ]);
         assert_eq!(names(&line), ["002", "004", "006"]);

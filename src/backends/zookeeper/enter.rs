@@ -1,10 +1,10 @@
-//! Entering a hold that an ancestor has: a nested hold, with a session and a lease of its own.
+//! Enters a hold that an ancestor has: a nested hold, with a session and a lease of its own.
 //!
-//! It lies next to the lock, not in its queue. When the hold that the lock was taken with is released first, it hands its
-//! session down, sealed so that only holds of the same owner can open it, and those keep the session alive from then on.
+//! The nested hold's node is next to the lock, not in its queue. If the outer hold is released first, that hands its session down, sealed
+//! so that only holds of the same owner can open it. Those holds then keep the session alive.
 //!
-//! A hold that enters or leaves writes the mark of the grant, in the version that it read before it counted the holds: so no hold is entered
-//! while the last of the others frees the lock, and of two that leave together one frees it.
+//! A hold that enters or leaves writes the grant's mark, in the version that it read before it counted the holds. So no hold enters while
+//! the last of the others frees the lock, and of two that leave together one frees it.
 
 use std::time::Duration;
 
@@ -37,16 +37,16 @@ impl ZooKeeper {
     }
 }
 
-/// What keeps a lock that is held.
+/// The nodes that keep a held lock.
 pub(super) struct Kept {
-    /// The mark; without it no hold enters any more.
+    /// The mark; without the mark no hold can enter any more.
     mark: Marked,
     /// The nodes of all holds of the owner.
     pub(super) holds: Vec<String>,
 }
 
 impl Kept {
-    /// Writes the mark, if no hold entered or left since: what it says already, or this.
+    /// Writes the mark, with its old content or with `data`, if no hold entered or left since.
     pub(super) fn remark<'a>(&'a self, path: &'a str, data: Option<&'a [u8]>) -> Option<Ask<'a>> {
         self.mark.as_ref().map(|(says, stat)| Ask::WriteSince(path, data.unwrap_or(says), stat.version))
     }
@@ -56,12 +56,12 @@ impl Kept {
         self.mark.as_ref().map(|(_, stat)| Ask::DeleteSince(path, stat.version))
     }
 
-    /// The session that was handed down to the holds that are left.
+    /// Returns the session that was handed down to the remaining holds.
     pub(super) fn heirloom(&self) -> Option<Heirloom> {
         self.granted().and_then(|(granted, _)| granted.heirloom)
     }
 
-    /// What the mark says of the hold.
+    /// Returns the mark's content.
     pub(super) fn granted(&self) -> Option<(Granted, &Stat)> {
         self.mark.as_ref().and_then(|(says, stat)| Some((Granted::read(says)?, stat)))
     }
@@ -75,7 +75,7 @@ impl Heirloom {
 }
 
 impl Hold {
-    /// Notes this hold next to the lock, if its owner has the lock.
+    /// Creates this hold's node next to the lock, if its owner has the lock.
     async fn note(&mut self, mode: Mode) -> Asked<Attempt> {
         let (beat, mark) = (self.beat(), self.names.mark(&guid(&self.token)));
         let ttl = self.session.as_ref().map(|session| session.timeout.as_millis().to_string()).unwrap_or_default();
@@ -87,7 +87,7 @@ impl Hold {
             let granted = kept.granted().map(|(granted, _)| granted);
             let Some(granted) = granted else { return Ok(Attempt::NotHeld) };
             granted.hold.mode.check_nested(mode)?;
-            // Asked again, it is there already.
+            // On a repeated request, the node exists already.
             let step = if kept.holds.contains(&beat) {
                 Ask::Write(&beat, ttl.as_bytes())
             } else {
@@ -108,8 +108,8 @@ impl Hold {
         Err(failure::unsettled().into())
     }
 
-    /// How long the shortest session of the owner's holds lasts: the one that has the lock may be handed down at any time, and then
-    /// has to be kept alive at its own pace.
+    /// Returns the timeout of the shortest session among the owner's holds. The session that has the lock may be handed down at any time,
+    /// and then needs renewals at its own pace.
     async fn shortest(&mut self, kept: &Kept) -> Asked<Duration> {
         let reads: Vec<_> = kept.holds.iter().map(|path| Ask::Read(path)).collect();
         let answers = if reads.is_empty() { Vec::new() } else { self.ask(&reads).await? };
@@ -136,12 +136,12 @@ impl Hold {
         Ok(Attempt::Granted(grant))
     }
 
-    /// The mark of this owner's grant and the holds that it has.
+    /// Returns the mark of this owner's grant, and the owner's holds.
     pub(super) async fn kept(&mut self, sync: bool) -> Asked<Kept> {
         let Names { meta, .. } = self.names.clone();
         let guid = guid(&self.token);
         let (mark, start) = (self.names.mark(&guid), holds_of(&guid));
-        // What is counted is at least as new as the version.
+        // The count is at least as new as the version.
         let mut requests = vec![Ask::Read(&mark), Ask::Children(&meta)];
         if sync {
             requests.insert(0, Ask::Sync(&meta));
@@ -151,8 +151,8 @@ impl Hold {
         Ok(Kept { mark: marked(answers.pop())?, holds: holds.collect() })
     }
 
-    /// Whether another process with this token released the hold while others were nested in it, which have its session now. A session that
-    /// can't be asked about is left to end by itself.
+    /// Returns whether another process with this token released the hold and handed its session down to the nested holds. A session whose
+    /// state can't be read is left to end by itself.
     pub(super) async fn is_handed_down(&mut self) -> bool {
         let own = self.session.as_ref().map(|session| session.id);
         if !self.root || !self.granted || own.is_none() {
@@ -164,7 +164,7 @@ impl Hold {
         }
     }
 
-    /// What the mark is to say from now on, with the session of the place.
+    /// Returns the mark's content from now on, with the session of the contender's node.
     pub(super) fn legacy(&self, kept: &Kept) -> Option<Vec<u8>> {
         let heirloom = self.session.as_ref().and_then(|session| {
             let lock::Session { id, password } = session.password()?;
@@ -174,8 +174,8 @@ impl Hold {
         kept.granted().map(|(granted, _)| Granted { heirloom, ..granted }.write())
     }
 
-    /// Keeps the session of the place alive, if it was handed down to this nested hold by the mark that was just read. What
-    /// that lasts, or `None` if it is over; the longest there is if it is still its owner's own affair.
+    /// Keeps the contender's session alive, if the mark that was just read hands it down to this nested hold. Returns its timeout, the
+    /// longest possible if its owner still keeps it, or `None` if it is over.
     pub(super) async fn keep_heirloom(&mut self, mut mark: Marked, intent: Intent) -> Asked<Option<Duration>> {
         let Some(place) = self.place.clone() else { return Ok(None) };
         let path = self.names.mark(&guid(&self.token));
@@ -185,7 +185,7 @@ impl Hold {
             let Some(heirloom) = granted.as_ref().and_then(|granted| granted.heirloom.as_ref()) else { return Ok(Some(Duration::MAX)) };
             let mut session = heirloom.session(&self.ensemble, &self.token);
             let seen = granted.as_ref().filter(|_| intent == Intent::Drain).and_then(Granted::seen);
-            // A write of that session, with its node checked: what a majority confirmed. It says what it said.
+            // A majority confirms this write of that session, which checks its node. The content stays the same.
             let says = seen.as_ref().unwrap_or(&data);
             let steps = vec![Ask::Check(&place.path), Ask::WriteSince(&path, says, stat.version)];
             match session.ask(&[Ask::All(steps)]).await {

@@ -1,4 +1,4 @@
-//! What an ensemble's settings make of its locks, and the rights that they take.
+//! Examines the settings of an ensemble and the user's rights, as far as locks need them.
 
 use std::time::Duration;
 
@@ -20,7 +20,7 @@ use crate::{
     lock::{self, Admin, Check, Error, Finding, Grants, PASSWORD, Result, Role, ServerTime, Ttl, check},
 };
 
-/// What is looked at.
+/// The checks.
 pub const CHECKS: &[Check] = &[
     check("version", "the server's version, by the four letters srvr"),
     check("timeouts", "the shortest and the longest session, which are the shortest and the longest lease"),
@@ -28,13 +28,13 @@ pub const CHECKS: &[Check] = &[
     transport::CHECK,
 ];
 
-/// A longest lease below this leaves less than two seconds between renewals.
+/// A maximum lease below this leaves less than two seconds between renewals.
 const SHORT: Duration = Duration::from_secs(12);
 
 impl ZooKeeper {
     async fn look_at_ensemble(&mut self) -> Result<Vec<Finding>> {
         self.options().check()?;
-        // The range is what comes of asking for the least and the most that there is.
+        // Requests for the minimum and the maximum reveal the range.
         let shortest = Session::open(&self.ensemble, Ttl::MIN, Purpose::Visit).await?;
         let mut longest = Session::open(&self.ensemble, LONGEST, Purpose::Visit).await?;
         let mut found = vec![timeouts(shortest.timeout, longest.timeout)];
@@ -58,7 +58,7 @@ impl ZooKeeper {
         Ok(found)
     }
 
-    /// What the first server that is there says of itself.
+    /// Returns the `srvr` report of the first server that answers.
     async fn srvr(&self) -> Result<String> {
         let options = self.options();
         let mut failed = None;
@@ -71,7 +71,7 @@ impl ZooKeeper {
         Err(failed.unwrap_or_else(|| Error::new(crate::lock::Kind::Config, "the URL names no server")))
     }
 
-    /// The time as a node has it that is made for this; `None` where there is no place for one yet.
+    /// Returns the time of a node that is made for this; `None` if its parent does not exist yet.
     async fn read_clock(&mut self) -> Result<Option<ServerTime>> {
         let now = format!("{}/%now-", meta_folder(&self.options().chroot, &self.options().namespace));
         if self.visiting.is_none() {
@@ -102,14 +102,14 @@ async fn four_letters(mut stream: impl AsyncRead + AsyncWrite + Unpin) -> Result
     stream.write_all(b"srvr").await.map_err(failed)?;
     stream.flush().await.map_err(failed)?;
     let mut said = Vec::new();
-    // Some lines; the server closes behind them.
+    // The answer is a few lines, after which the server closes the connection.
     stream.take(64 << 10).read_to_end(&mut said).await.map_err(failed)?;
     Ok(String::from_utf8_lossy(&said).into_owned())
 }
 
 impl Hold {
-    /// Says of a server that ended the connection that it is too old, if it is: one of 3.4 does so at requests that it does not know, and
-    /// lacks what is there on all newer ones.
+    /// Explains why a server ended the connection, if it is too old. Servers of 3.4 do so at requests that they do not know, and lack what
+    /// all newer ones have.
     pub(super) async fn explain(&mut self, error: lock::Error) -> lock::Error {
         let ended = self.place.is_none() && error.is_transient() && error.effect == lock::Effect::Unknown;
         let old = ended && matches!(self.stat("/zookeeper/config").await, Ok(None));
@@ -143,7 +143,7 @@ fn timeouts(shortest: Duration, longest: Duration) -> Finding {
     Finding::ok(ID, text)
 }
 
-/// From the ensemble's configuration, one line for each server; a server alone has none.
+/// Judges the ensemble's configuration, one line for each server. A standalone server has none.
 fn ensemble(config: &str) -> Finding {
     const ID: &str = "ensemble";
     let servers = config.lines().filter(|line| line.starts_with("server.") && !line.contains(":observer")).count().max(1);

@@ -1,12 +1,12 @@
-//! From what ZooKeeper, the network and TLS say to the one error type.
+//! Converts errors of ZooKeeper, the network and TLS to the one error type.
 
 use super::wire::Code;
 use crate::lock::{Effect, Error, Kind};
 
-/// Why something could not be asked, told apart where it matters.
+/// Why a request failed, with the cases that callers distinguish.
 #[derive(Debug)]
 pub(super) enum Fault {
-    /// The session is over, and with it all that was ephemeral of it.
+    /// The session is over, and its ephemeral nodes are gone.
     Expired,
     Error(Error),
 }
@@ -17,7 +17,7 @@ impl From<Error> for Fault {
     }
 }
 
-/// Where the end of a session means nothing in particular.
+/// For callers to which the end of a session means nothing in particular.
 impl From<Fault> for Error {
     fn from(fault: Fault) -> Self {
         match fault {
@@ -27,13 +27,13 @@ impl From<Fault> for Error {
     }
 }
 
-/// The oldest servers that have all that dlock needs.
+/// The oldest servers that have every feature that dlock needs.
 pub(super) const OLDEST: &str = "ZooKeeper 3.5 at least";
 
-/// The result of asking over a session.
+/// The result of a request over a session.
 pub(super) type Asked<T> = Result<T, Fault>;
 
-/// A denial that no caller had a meaning for. Of a refused request nothing was applied.
+/// Returns the error for a denial that no caller handles. Nothing of a refused request was applied.
 pub(super) fn refused(code: &Code) -> Error {
     let unavailable = |message: &str| Error::new(Kind::Unavailable, message);
     match code {
@@ -54,40 +54,40 @@ pub(super) fn refused(code: &Code) -> Error {
     }
 }
 
-/// The server is older than what locks are made of.
+/// Returns the error for a server that lacks features that locks need.
 pub(super) fn too_old() -> Error {
     Error::new(Kind::Config, "the server is ZooKeeper 3.4 or older, which has no containers for locks to lie in").hint(OLDEST)
 }
 
-/// The server wants another login than it was given.
+/// Returns the error for a server that requires another login.
 pub(super) fn login_refused() -> Error {
     Error::new(Kind::Denied, "the server refused the login")
         .hint("?auth=digest is the scheme that dlock knows; the user is in the URL, the password in DLOCK_PASSWORD or --password-file")
 }
 
-/// No server let us in: nothing was applied.
+/// Returns the error for an ensemble without a reachable server: nothing was applied.
 pub(super) fn unreachable(error: zookeeper_client::Error) -> Error {
     Error::new(Kind::Unavailable, "none of the servers lets dlock in")
         .hint("are they running, has the ensemble a majority, and does it allow so many connections (maxClientCnxns)?")
         .source(error)
 }
 
-/// The connection broke while a request was on its way: it may have been applied.
+/// Returns the error for a connection that broke during a request, which may have been applied.
 pub(super) fn broken(error: zookeeper_client::Error) -> Error {
     Error::new(Kind::Unavailable, "the connection to the server broke").effect(Effect::Unknown).source(error)
 }
 
-/// An answer that no version of the server gives.
+/// Returns the error for an answer that no version of the server gives.
 pub(super) fn unreadable() -> Error {
     Error::new(Kind::Data, "the server's answer can't be understood").effect(Effect::Unknown).hint("is it a ZooKeeper server?")
 }
 
-/// Nodes come and go faster than they can be looked at; asking again helps.
+/// Returns the error for nodes that change faster than they can be read. A repeated request helps.
 pub(super) fn unsettled() -> Error {
     Error::new(Kind::Unavailable, "the lock's nodes change faster than they can be looked at").effect(Effect::Unknown)
 }
 
-/// Something that is no lock is stored under the name.
+/// Returns the error for a node under the lock's name that belongs to no lock.
 pub(super) fn no_lock(child: &str) -> Error {
     let child: String = child.chars().map(|c| if c.is_control() { ' ' } else { c }).take(60).collect();
     Error::new(Kind::Data, format!("the node of this name holds {child:?}, which belongs to no lock"))

@@ -1,16 +1,16 @@
-//! What is remembered of a lock's holds that are over, and of hosts that skipped.
+//! The history of a lock: its ended holds, and the hosts that skipped.
 //!
-//! A run is a node named after its fence, made in the transaction that frees the lock; when that was, the node says itself.
-//! A hold that was never released is told by its mark, which is there until its successor releases the lock; then the
-//! mark becomes a run, in one step. A host that skipped has a node whose version counts how often.
+//! A history entry is a node named after its fence, made in the transaction that frees the lock. The node itself tells when that was. A
+//! hold that was never released is known by its mark, which stays until the successor releases the lock. One step then turns the mark into
+//! an entry. A host that skipped has a node whose version is the count.
 //!
 //! The worst interleavings:
-//! - **The answer to a release is lost:** a run has the name of its fence, and the transaction checks the contender's node.
-//! - **The loser's note and the successor's step meet:** the successor makes a run only where there is none.
-//! - **A waiter vanishes:** nothing but a grant makes a mark.
-//! - **A look takes place during a grant or a release:** the marks are listed before the contenders, so that one that comes between is
-//!   among them, and the mark of one that goes can't be read any more.
-//! - **The folder isn't there, is full, or not for this user to write:** it is made; otherwise a release does without.
+//! - **The answer to a release is lost:** an entry is named after its fence, and the transaction checks the contender's node.
+//! - **The loser's note and the successor's step meet:** the successor makes an entry only if there is none.
+//! - **A waiter vanishes:** only a grant makes a mark.
+//! - **A look takes place during a grant or a release:** the marks are listed before the contenders. So a new holder is among the
+//!   contenders, and the mark of a leaving one can't be read any more.
+//! - **The folder is missing, is full, or this user may not write it:** dlock makes it; otherwise a release does without.
 
 use serde::{Deserialize, Serialize};
 
@@ -32,22 +32,22 @@ use crate::{
     lock::{End, History, HistoryEntry, Key, Note, ReleaseInfo, Result, SKIPPING_HOSTS, SkipCount},
 };
 
-/// A hold that is over, as its node says it.
+/// An ended hold, as its node contains it.
 #[derive(Deserialize, Serialize)]
 pub(super) struct Run {
     #[serde(flatten)]
     past: HistoryEntry,
-    /// It ended when this was written.
+    /// The hold ended when this was written.
     #[serde(default, rename = "now")]
     ended_now: bool,
-    /// How long it had been held, by its host's clock, where the time of its beginning was not known.
+    /// How long it had been held, by its host's clock, if its beginning was not known.
     #[serde(default, rename = "h", skip_serializing_if = "Option::is_none")]
     held_ms: Option<u64>,
 }
 
 impl Run {
     fn read(data: &[u8], stat: &Stat) -> Option<HistoryEntry> {
-        // What a newer version wrote in another way is not known.
+        // Entries that a newer version wrote in another format are left out.
         let Self { mut past, ended_now, held_ms } = serde_json::from_slice(data).ok()?;
         if ended_now {
             past.ended_ms = u64::try_from(stat.ctime).ok();
@@ -57,7 +57,7 @@ impl Run {
     }
 }
 
-/// The path and the data of a node to be made.
+/// The path and the data of a node to create.
 pub(super) type Made = (String, Vec<u8>);
 
 impl From<HistoryEntry> for Run {
@@ -71,44 +71,44 @@ impl Run {
         Self { ended_now: true, ..past.into() }
     }
 
-    /// As a node; `None` if it has no name.
+    /// Returns the entry's node; `None` if it has no name.
     pub(super) fn node(&self, names: &Names) -> Option<Made> {
-        // Strings and numbers can be written.
+        // Serializing strings and numbers can't fail.
         Some((names.run(self.past.end.is_bad(), self.past.fence?), serde_json::to_vec(self).unwrap_or_default()))
     }
 }
 
-/// What kind of folder a run is in.
+/// Returns the kind of folder that an entry is in.
 pub(super) fn memory_of(end: &End) -> Memory {
     if end.is_bad() { Memory::Bad } else { Memory::Fine }
 }
 
-/// Makes folders, if they are not there.
+/// Makes folders that are missing.
 pub(super) fn make(folders: &[String]) -> Vec<Ask<'_>> {
     folders.iter().map(|path| Ask::Create(path, &[], Node::Persistent)).collect()
 }
 
-/// What removes marks and remembers what they say, in these folders.
+/// Returns the operations that remove marks and put their history entries into these folders.
 fn burial<'a>(folders: &'a [String], stale: &'a [(&String, Option<Made>)]) -> Vec<Ask<'a>> {
     let mut asks = if stale.iter().any(|(_, run)| run.is_some()) { make(folders) } else { Vec::new() };
     for (mark, run) in stale {
         if let Some((path, data)) = run {
             asks.push(Ask::All(vec![Ask::Delete(mark), Ask::Create(path, data, Node::Persistent)]));
         }
-        // If it was remembered before, or can't be.
+        // The entry exists already, or can't be made.
         asks.push(Ask::Delete(mark));
     }
     asks
 }
 
-/// The marks with the runs that remember them.
+/// Returns the marks with their history entries.
 fn with_runs<'a>(names: &Names, stale: &'a [Stale]) -> Vec<(&'a String, Option<Made>)> {
     let run = |says: &HoldRecord| Run::from(says.past(says.fence?)?).node(names);
     stale.iter().map(|stale| (&stale.path, stale.says.as_ref().and_then(run))).collect()
 }
 
 impl Hold {
-    /// How this hold, which is given back now, is remembered; `None` if nothing was done under it.
+    /// Returns the history entry of this hold, which is given back now; `None` if nothing was done under it.
     pub(super) fn run(&self, info: &ReleaseInfo, kept: Option<(Granted, &Stat)>) -> Option<Run> {
         let place = self.place.as_ref()?;
         let (granted, since) = match kept {
@@ -122,7 +122,7 @@ impl Hold {
         Some(Run { held_ms, ..Run::ending_now(past) })
     }
 
-    /// Looks again at marks that seemed to be of holders that vanished: which still do, and what they say.
+    /// Reads marks again that seemed to be of vanished holders. Returns those that still are, with their content.
     pub(super) async fn still_stale(&mut self, marks: Vec<String>) -> Asked<Vec<Stale>> {
         let Names { lock, meta, .. } = self.names.clone();
         let paths: Vec<_> = marks.iter().map(|name| format!("{meta}/{name}")).collect();
@@ -140,8 +140,8 @@ impl Hold {
         Ok(stale)
     }
 
-    /// Removes the marks of holds that vanished, and remembers what they say. The answer is not waited for: what is left
-    /// is left to the next.
+    /// Removes the marks of vanished holds, and writes their history entries. It does not wait for the answer: the next holder does the
+    /// rest.
     pub(super) fn bury(&self) {
         let folders = way_to(&self.names.memory(Memory::Bad));
         if let Some(session) = &self.session {
@@ -149,7 +149,7 @@ impl Hold {
         }
     }
 
-    /// The same with those that no successor has to wait for any more, if there are many.
+    /// Does likewise with those that no successor has to wait for any more, if there are many.
     pub(super) async fn bury_old(&mut self) {
         let fence = |stale: &Stale| stale.says.as_ref().and_then(|says| says.fence);
         let Some(newest) = outdated(self.stale.iter().filter_map(|stale| Some((stale.says.as_ref()?, fence(stale)?)))) else { return };
@@ -157,11 +157,11 @@ impl Hold {
             std::mem::take(&mut self.stale).into_iter().partition(|stale| fence(stale).is_some_and(|fence| fence < newest));
         self.stale = rest;
         let folders = way_to(&self.names.memory(Memory::Bad));
-        // Awaited, since a session that is given away is not kept.
+        // It waits for the answer, since a session that is given away is not kept.
         let _ = self.ask(&burial(&folders, &with_runs(&self.names, &old))).await;
     }
 
-    /// The own mark, as that of a hold which was found to be gone.
+    /// Returns the own mark, as that of a hold that was found to be gone.
     pub(super) fn own_mark(&self) -> Stale {
         let says = self.grant.clone().zip(self.place.as_ref()).map(|(granted, place)| {
             let since_ms = self.since.and_then(|since| u64::try_from(since).ok());
@@ -170,9 +170,9 @@ impl Hold {
         Stale { path: self.names.mark(&guid(&self.token)), says }
     }
 
-    /// Removes the oldest runs, if there are too many by the answer to whether their folder is there.
+    /// Removes the oldest history entries, if the folder's state shows too many.
     ///
-    /// What is too much today is so tomorrow: no failure here is worth a word.
+    /// A failure is not reported: a later release does the rest.
     pub(super) async fn trim(&mut self, what: Memory, folder: &Answer) {
         if too_many(many_in(folder)).is_some()
             && let Some(session) = &mut self.session
@@ -182,13 +182,13 @@ impl Hold {
     }
 }
 
-/// What the mark of a hold that vanished says, with its fence and the time of its grant.
+/// Returns the content of a vanished hold's mark, with its fence and the time of its grant.
 fn vanished(data: &[u8], stat: &Stat) -> Option<HoldRecord> {
     let hold = Granted::read(data)?.hold.named(numbered(stat.czxid)?);
     Some(HoldRecord { since_ms: u64::try_from(stat.ctime).ok(), ..hold })
 }
 
-/// How many there are in a folder, by the answer to whether it is there.
+/// Returns how many nodes a folder has, by the answer to whether it exists.
 fn many_in(folder: &Answer) -> usize {
     match folder {
         Ok(Reply::Stat(stat)) => usize::try_from(stat.num_children).unwrap_or_default(),
@@ -233,7 +233,7 @@ async fn history(session: &mut Session, names: &Names) -> Asked<History> {
     let mut answers = session.ask(&asked).await?.into_iter().skip(1);
     let record = Runs::read(answers.next())?.record;
     let beside = listed(answers.next())?;
-    // With something else than contenders in it, the directory does not tell which ones are gone.
+    // A directory with other nodes than contenders does not tell which contenders are gone.
     let line = line_of(answers.next());
     let stale = line.map(|line| Seen::of(line, beside).stale()).unwrap_or_default();
     let mut paths: Vec<String> = stale.iter().map(|mark| format!("{}/{mark}", names.meta)).collect();
@@ -268,7 +268,7 @@ async fn history(session: &mut Session, names: &Names) -> Asked<History> {
     Ok(History { record, ..History::new(found, skips) })
 }
 
-/// Remembers a loss, whatever was thought of that hold before.
+/// Writes a lost hold to the history, in place of any other entry of that hold.
 async fn lost(session: &mut Session, names: &Names, past: &HistoryEntry) -> Asked<()> {
     let (Some(fence), Some((path, data))) = (past.fence, Run::from(past.clone()).node(names)) else { return Ok(()) };
     let what = memory_of(&past.end);
@@ -284,7 +284,7 @@ async fn lost(session: &mut Session, names: &Names, past: &HistoryEntry) -> Aske
 /// Counts a host that skipped: each time its node is written once more.
 async fn skipped(session: &mut Session, names: &Names, skip: &SkipRecord) -> Asked<()> {
     let path = names.skips_of(&skip.host);
-    // Strings can be written.
+    // Serializing strings can't fail.
     let data = serde_json::to_vec(skip).unwrap_or_default();
     let asks = [Ask::Create(&path, &[], Node::Persistent), Ask::Write(&path, &data)];
     let Written { new, many } = write(session, &names.memory(Memory::SkipCount), &asks).await?;
@@ -296,13 +296,13 @@ async fn skipped(session: &mut Session, names: &Names, skip: &SkipRecord) -> Ask
 
 /// A node that was written.
 struct Written {
-    /// It was not there before.
+    /// Whether the node did not exist before.
     new: bool,
-    /// How many there are in its folder.
+    /// How many nodes its folder has.
     many: usize,
 }
 
-/// Makes a node, writes it, and does what else is asked; makes its folder before if that is not there.
+/// Creates a node, writes it, and does the other requests. Creates its folder before if that is missing.
 async fn write(session: &mut Session, folder: &str, asks: &[Ask<'_>]) -> Asked<Written> {
     let folders = way_to(folder);
     let mut asked = [asks, &[Ask::Exists(folder)]].concat();

@@ -1,4 +1,4 @@
-//! What one request came to: its session, its node in the line, and the steps that several questions share.
+//! The state of one request: its session, its node in the queue, and the steps that several requests share.
 
 use std::{collections::HashSet, time::Duration};
 
@@ -31,13 +31,13 @@ pub(super) struct Place {
 }
 
 impl Place {
-    /// The path of its second node, in the same directory.
+    /// Returns the path of its second node, in the same directory.
     pub(super) fn twin(&self, names: &Names) -> Option<String> {
         self.contender.twin.as_ref().map(|twin| names.contender(twin))
     }
 }
 
-/// One hold that was asked for.
+/// A hold that was requested.
 #[allow(clippy::struct_excessive_bools)] // what may have happened, each by itself
 pub(super) struct Hold {
     pub(super) ensemble: Ensemble,
@@ -45,32 +45,32 @@ pub(super) struct Hold {
     pub(super) token: Token,
     pub(super) names: Names,
     pub(super) session: Option<Session>,
-    /// Where it stands in the queue.
+    /// Its position in the queue.
     pub(super) place: Option<Place>,
-    /// A node may have been made that we don't know of.
+    /// Whether a node may exist that this process doesn't know of.
     pub(super) maybe_placed: bool,
-    /// The grant is marked. For a nested hold: it is noted.
+    /// Whether the grant is marked, or for a nested hold, whether its node exists.
     pub(super) granted: bool,
-    /// The place is its own and ends with its session; otherwise it is nested.
+    /// Whether the contender's node is its own and ends with its session. Otherwise the hold is nested.
     pub(super) root: bool,
-    /// How long the sessions of those last that it is nested in.
+    /// The timeout of the outer holds' sessions.
     pub(super) outer: Duration,
-    /// It was asked for by a waiter, which leaves the queue by itself.
+    /// Whether a waiter asked for it, which leaves the queue by a request of its own.
     pub(super) waiting: bool,
-    /// The marks to remove with the release: those of holders that vanished without one.
+    /// The marks of vanished holders, which the release removes.
     pub(super) stale: Vec<Stale>,
     /// The session that was handed down to it and that its release freed.
     pub(super) heirloom: Option<Heirloom>,
-    /// What the mark of the grant says, as far as is known, and when it was made.
+    /// The content of the grant's mark, as far as it is known, and the mark's creation time.
     pub(super) grant: Option<Granted>,
     pub(super) since: Option<i64>,
-    /// The run records as its grant left them, as far as is known.
+    /// The run records as its grant left them, as far as they are known.
     pub(super) runs: Option<Runs>,
-    /// The node that is waited for, and what tells that it is gone.
+    /// The node that is waited for, and the watch for its removal.
     pub(super) blocker: Option<(String, Watch)>,
-    /// While it waits: how it proves that it lives, and what it last found.
+    /// The state of its wait: the proofs of life, and the last answer.
     pub(super) waits: Waits,
-    /// What tells that the place of a granted hold is gone.
+    /// The watch for the loss of a granted hold's node.
     pub(super) trouble: Option<Watch>,
 }
 
@@ -103,12 +103,12 @@ impl Hold {
         self.key == *key && self.token.owner == token.owner && self.token.hold == token.hold
     }
 
-    /// Its session is over, and all of it is gone.
+    /// Drops its session, which is over, and all state of it.
     pub(super) fn forget(&mut self) {
         *self = Self::new(&self.ensemble, &self.key, &self.token, self.root);
     }
 
-    /// The node that its renewals write.
+    /// Returns the node that its renewals write.
     pub(super) fn beat(&self) -> String {
         self.names.hold(&self.token)
     }
@@ -120,7 +120,7 @@ impl Hold {
         }
     }
 
-    /// The contenders, and what lies next to the lock. The server is brought up to date before if asked for.
+    /// Reads the contenders, and the nodes next to the lock. With `sync`, the server is brought up to date before.
     pub(super) async fn read_line(&mut self, sync: bool) -> Asked<Seen> {
         let Names { lock, meta, .. } = self.names.clone();
         let mut requests = vec![Ask::Children(&lock), Ask::Children(&meta)];
@@ -130,17 +130,17 @@ impl Hold {
         Seen::read(self.ask(&requests).await?).map_err(Fault::Error)
     }
 
-    /// Writes the node that says that this hold lasts, if its place is still there: what a majority confirmed of a
-    /// living session. False if it isn't.
+    /// Writes the hold's renewal node, if its contender's node still exists: a majority confirms that for a living session. Returns false
+    /// if it doesn't exist.
     pub(super) async fn confirm(&mut self) -> Asked<bool> {
         Ok(self.confirm_and_read().await?.is_some())
     }
 
-    /// The same, with the mark of the grant as it was after that, if it is there. `None` if the place isn't.
+    /// Does likewise, and returns the grant's mark as of then, if it exists; `None` if the contender's node doesn't.
     pub(super) async fn confirm_and_read(&mut self) -> Asked<Option<Marked>> {
         let (Some(place), Some(session)) = (self.place.clone(), &self.session) else { return Ok(None) };
         let (beat, ttl, mark) = (self.beat(), session.timeout.as_millis().to_string(), self.names.mark(&guid(&self.token)));
-        // Without its number others count one permit less than there are.
+        // Without this permit's node, other contenders count one permit too few.
         let number = self.number();
         let mut steps = vec![Ask::Check(&place.path), Ask::Write(&beat, ttl.as_bytes())];
         steps.extend(number.iter().map(|path| Ask::Check(path)));
@@ -157,19 +157,19 @@ impl Hold {
         Ok(Some(marked))
     }
 
-    /// The node of the permit that it has, as far as is known.
+    /// Returns the node of its permit, as far as it is known.
     pub(super) fn number(&self) -> Option<String> {
         self.grant.as_ref().and_then(|granted| granted.hold.number).map(|number| self.names.permit(number))
     }
 
-    /// Keeps what the mark of the grant says.
+    /// Keeps the content of the grant's mark.
     fn note_mark(&mut self, data: &[u8], stat: &Stat) {
         if let Some(granted) = Granted::read(data) {
             (self.grant, self.since) = (Some(granted), Some(stat.ctime));
         }
     }
 
-    /// What `path` is, if it is there.
+    /// Returns the state of the node at `path`, if it exists.
     pub(super) async fn stat(&mut self, path: &str) -> Asked<Option<Stat>> {
         match self.ask(&[Ask::Exists(path)]).await?.pop() {
             Some(Ok(Reply::Stat(stat))) => Ok(Some(stat)),
@@ -178,10 +178,9 @@ impl Hold {
         }
     }
 
-    /// Looks for this hold in a session that another process handed over. False if it isn't there.
+    /// Looks for this hold in a session that another process handed over. Returns false if it isn't there.
     ///
-    /// The server uses the timeout that a session was last taken up with. So what this one's is gets read first, by
-    /// a session of no consequence.
+    /// The server uses the timeout of the last client that resumed a session. So a visiting session reads this session's timeout first.
     async fn adopt(&mut self, handed: lock::Session) -> Asked<bool> {
         let beat = self.beat();
         self.session = Some(Session::open(&self.ensemble, VISIT, Purpose::Visit).await?);
@@ -216,7 +215,7 @@ impl Hold {
         Ok(true)
     }
 
-    /// The place of this hold's owner, if its grant is marked.
+    /// Returns the place of this hold's owner, if its grant is marked.
     pub(super) async fn owners_place(&mut self, seen: &Seen) -> Asked<Option<Place>> {
         let guid = guid(&self.token);
         if !seen.is_marked(&guid) {
@@ -228,9 +227,9 @@ impl Hold {
         Ok(stat.and_then(|stat| fence(&stat)).map(|fence| Place { contender: contender.clone(), path, fence }))
     }
 
-    /// The nodes on the way to this lock's and to what lies next to it: containers for the contenders, lasting ones for the rest.
+    /// Returns the parent nodes of this lock and of the nodes next to it: containers for the contenders, persistent ones for the rest.
     pub(super) fn ways(&self) -> Vec<Way> {
-        // With no namespace, the directory's parent is not dlock's.
+        // Without a namespace, the directory's parent is not dlock's.
         let own = if self.ensemble.options.namespace.as_str().is_empty() { 1 } else { 2 };
         let (line, beside) = (way_to(&self.names.lock), way_to(&self.names.meta));
         let (to_line, to_beside) = (line.len() - own, beside.len() - 1);
@@ -244,17 +243,17 @@ impl Hold {
     }
 }
 
-/// A node of a hold that is over: the mark of one that was never released, which is remembered, or that of a nested one.
+/// A leftover node: the mark of a hold that was never released, which goes to the history, or that of a nested hold.
 pub(super) struct Stale {
     pub(super) path: String,
-    /// `None` if it tells nothing to remember. Named, and with the time of its grant.
+    /// The hold with its fence and the time of its grant; `None` if nothing goes to the history.
     pub(super) says: Option<HoldRecord>,
 }
 
-/// The mark of a grant: what it says, and its node. `None` if it was removed.
+/// The mark of a grant: its content, and its node's state. `None` if it was removed.
 pub(super) type Marked = Option<(Vec<u8>, Stat)>;
 
-/// Reads that.
+/// Reads a mark from an answer.
 pub(super) fn marked(answer: Option<Answer>) -> Result<Marked> {
     match answer {
         Some(Ok(Reply::Data { data, stat })) => Ok(Some((data, stat))),
@@ -263,26 +262,26 @@ pub(super) fn marked(answer: Option<Answer>) -> Result<Marked> {
     }
 }
 
-/// A node on the way to others: its path, its kind and its data.
+/// A parent node: its path, its kind and its data.
 pub(super) type Way = (String, Node, Vec<u8>);
 
-/// A lock as it stood at one moment.
+/// A lock at one moment.
 pub(super) struct Seen {
     pub(super) line: Vec<ContenderNode>,
-    /// The same contenders, as the rules see them.
+    /// The same contenders, as input to the queue rules.
     pub(super) queue: Contenders,
-    /// The names of the nodes next to it.
+    /// The names of the nodes next to the lock.
     pub(super) beside: Vec<String>,
-    /// The directories of one of the two are not there.
+    /// Whether the directory of either is missing.
     pub(super) missing: bool,
-    /// Just after having joined the queue and marked the grant.
+    /// Whether the look came just after joining the queue and marking the grant.
     pub(super) joined: bool,
-    /// What a contender is judged by, if that was looked at.
+    /// The data that a contender is judged by, if it was read.
     pub(super) basis: Option<Basis>,
 }
 
 impl Seen {
-    /// From the answers to looking at both directories, the last two of these: that of the contenders first.
+    /// Reads the last two answers, which are those of both directories: the contenders' first.
     pub(super) fn read(mut answers: Vec<Answer>) -> Result<Self> {
         let (beside, line) = (answers.pop(), answers.pop());
         let missing = [&beside, &line].into_iter().any(|answer| *answer == Some(Err(Code::NoNode)));
@@ -297,7 +296,7 @@ impl Seen {
         let marked: HashSet<&str> = beside.iter().filter_map(|name| name.strip_prefix(MARK)).collect();
         let state = |one: &ContenderNode| match one.guid() {
             Some(guid) if marked.contains(guid) => State::Granted,
-            // Curator's own have public ids too, but no second node.
+            // Curator's own nodes have public ids too, but no second node.
             Some(_) if one.twin.is_some() => State::Waits,
             _ => State::Unknown,
         };
@@ -306,30 +305,30 @@ impl Seen {
         Self { queue: Contenders::new(all, permits), line, beside, missing: false, joined: false, basis: None }
     }
 
-    /// The same without the contender at this position.
+    /// Returns the lock without the contender at this position.
     pub(super) fn without(mut self, at: usize) -> Self {
         self.line.remove(at);
         Self { missing: self.missing, joined: self.joined, basis: self.basis, ..Self::of(self.line, self.beside) }
     }
 
-    /// The position of a contender.
+    /// Returns the position of a contender.
     pub(super) fn find(&self, name: &str) -> Option<usize> {
         self.line.iter().position(|one| one.name == name)
     }
 
-    /// Whether a grant to the owner of this public id is marked.
+    /// Returns whether a grant to the owner of this public id is marked.
     pub(super) fn is_marked(&self, guid: &str) -> bool {
         self.beside.iter().any(|name| name.strip_prefix(MARK) == Some(guid))
     }
 
-    /// Marks of owners that are no contenders: of holders that vanished.
+    /// Returns the marks of owners that are no contenders: of vanished holders.
     pub(super) fn stale(&self) -> Vec<String> {
         let present: HashSet<&str> = self.line.iter().filter_map(ContenderNode::guid).collect();
         self.beside.iter().filter(|name| name.strip_prefix(MARK).is_some_and(|guid| !present.contains(guid))).cloned().collect()
     }
 }
 
-/// What a request was answered with that has no meaning there.
+/// Returns the error for an answer that has no meaning for its request.
 pub(super) fn unexpected(answer: Option<Answer>) -> crate::lock::Error {
     match answer {
         Some(Err(code) | Ok(Reply::RolledBack { code, .. })) => failure::refused(&code),
@@ -337,7 +336,7 @@ pub(super) fn unexpected(answer: Option<Answer>) -> crate::lock::Error {
     }
 }
 
-/// The names that a directory was answered to have; none if it isn't there.
+/// Returns the names in a directory; none if the directory doesn't exist.
 pub(super) fn listed(answer: Option<Answer>) -> Result<Vec<String>> {
     match answer {
         Some(Err(Code::NoNode)) => Ok(Vec::new()),
@@ -346,7 +345,7 @@ pub(super) fn listed(answer: Option<Answer>) -> Result<Vec<String>> {
     }
 }
 
-/// The line in a lock's directory.
+/// Returns the queue in a lock's directory.
 pub(super) fn line_of(answer: Option<Answer>) -> Result<Vec<ContenderNode>> {
     contender::line(&listed(answer)?).map_err(|child| failure::no_lock(&child))
 }
@@ -356,7 +355,7 @@ impl ZooKeeper {
         self.holds.iter().position(|hold| hold.is(key, token))
     }
 
-    /// The hold of a request: as [`ZooKeeper::hold_of`], or a new one.
+    /// Returns the hold of a request, as [`ZooKeeper::hold_of`] does, or a new one.
     pub(super) async fn hold_or_new(&mut self, request: &Request, root: bool) -> Result<usize> {
         if let Some(at) = self.hold_of(&request.key, &request.token).await? {
             return Ok(at);
@@ -365,7 +364,7 @@ impl ZooKeeper {
         Ok(self.holds.len() - 1)
     }
 
-    /// The hold of this token: ours, or one whose session the token hands over. `None` if there is none.
+    /// Returns the hold of this token: ours, or one whose session the token hands over. `None` if there is none.
     pub(super) async fn hold_of(&mut self, key: &Key, token: &Token) -> Result<Option<usize>> {
         if let Some(at) = self.position(key, token) {
             return Ok(Some(at));

@@ -1,4 +1,4 @@
-//! Joining the queue, and being granted the lock in the same step where the queue is empty.
+//! Joins the queue, and takes the lock in the same step if the queue is empty.
 
 use super::{
     contender::{self, ContenderNode},
@@ -15,19 +15,19 @@ use crate::{
     lock::{Mode, Request},
 };
 
-/// What came of joining the queue.
+/// The outcome of joining the queue.
 pub(super) enum Joined {
     /// The queue after that.
     Seen(Box<Seen>),
-    /// A directory was not there.
+    /// A directory was missing.
     NoWay,
     /// Something has changed since the last look.
     Changed,
 }
 
-/// What the transaction that joins came to.
+/// The outcome of the joining transaction.
 enum Done {
-    /// It made these nodes; servers may tell nothing of the first one but its path.
+    /// It made these nodes; some servers return only the path of the first one.
     Made {
         path: String,
         stat: Option<Stat>,
@@ -36,7 +36,7 @@ enum Done {
     Not(Joined),
 }
 
-/// What joining and a grant write.
+/// The data that joining and a grant write.
 struct Written {
     path: String,
     twin: String,
@@ -51,7 +51,7 @@ struct Written {
 }
 
 impl Written {
-    /// The steps that join; with `version`, that of the lock's own node at the last look, those of a grant at once too.
+    /// Returns the steps that join. With `version`, that of the lock's own node at the last look, adds the steps of a grant at once.
     fn steps<'a>(&'a self, names: &'a Names, mode: Mode, version: Option<i32>) -> Vec<Ask<'a>> {
         let create = |path: &'a str, data: &'a [u8], node| Ask::Create(path, data, node);
         let mut steps = vec![create(&self.path, &self.data, Node::Contender)];
@@ -59,7 +59,7 @@ impl Written {
             steps.push(create(&self.mark, &self.says, Node::Persistent));
             steps.push(create(&self.beat, self.ttl.as_bytes(), Node::Ephemeral));
             steps.push(match mode {
-                // Readers come together.
+                // Readers may join at the same time.
                 Mode::Shared => Ask::Write(&names.meta, &self.last),
                 _ => Ask::WriteSince(&names.meta, &self.last, version),
             });
@@ -75,9 +75,9 @@ impl Written {
 impl Hold {
     /// Puts a node at the end of the queue.
     ///
-    /// If the queue seems to be empty, by what was looked at before, the grant is marked in the same transaction: it is confirmed by it if the
-    /// queue is, and taken back otherwise. What the first contender is judged by is read after that. `at_once` is the version that the lock's
-    /// own node had before that look, and the number that a permit would have.
+    /// If the queue seemed empty at the last look, the same transaction marks the grant. It is confirmed if the queue really is empty, and
+    /// taken back otherwise. The data that the first contender is judged by is read after that. `at_once` is the version that the lock's
+    /// own node had before that look, and the number for a permit.
     pub(super) async fn join(&mut self, request: &Request, at_once: Option<(i32, u32)>, ways: &[Way]) -> Asked<Joined> {
         let (names, own) = (self.names.clone(), guid(&self.token));
         let number = at_once.map(|(_, number)| number).unwrap_or_default();
@@ -120,7 +120,7 @@ impl Hold {
         }
     }
 
-    /// What the answers to making the way and to joining say.
+    /// Interprets the answers to creating the parents and to joining.
     async fn joined(&mut self, mut answers: Vec<Answer>) -> Asked<Done> {
         let joined = match answers.pop() {
             Some(Ok(Reply::AllDone { made: Some((path, stat)), last })) => return Ok(Done::Made { path, stat, twin: last }),
@@ -137,7 +137,7 @@ impl Hold {
                 self.remove(&[&mark]).await?;
                 Joined::Changed
             }
-            // Another contender was granted the lock since we looked.
+            // Another contender was granted the lock since the look.
             Some(Ok(Reply::RolledBack { code: Code::BadVersion | Code::NodeExists, .. })) => Joined::Changed,
             answer => return Err(unexpected(answer).into()),
         };
@@ -145,18 +145,18 @@ impl Hold {
         Ok(Done::Not(joined))
     }
 
-    /// The queue as it was read just after joining, with the node that was made.
+    /// Returns the queue as it was read just after joining, with the node that was made.
     async fn seen_joined(&mut self, mode: Mode, granted: bool, (mut seen, own): (Vec<Answer>, &Stat)) -> Asked<Joined> {
         self.since = granted.then_some(own.ctime);
         self.runs = granted.then(Runs::default);
         let mut basis = Basis { runs: Runs::read(seen.pop())?, version: 0, now: u64::try_from(own.ctime).ok() };
         let mut seen = Seen { joined: granted, ..Seen::read(seen)? };
-        // Another process may have come and gone since the run records were read.
+        // Another process may have taken and freed the lock since the run records were read.
         if granted && mode == Mode::Shared && self.judge(None, &mut basis).await?.is_some() {
             self.unmark().await?;
             seen.joined = false;
         }
-        // A permit depends on what was read before it was counted: read it now.
+        // A permit depends on data that was read before the permits were counted: read it now.
         seen.basis = Some(basis).filter(|_| granted || !matches!(mode, Mode::Permits(_)));
         Ok(Joined::Seen(Box::new(seen)))
     }

@@ -1,4 +1,4 @@
-//! Keeping a hold: renewals, and hearing of its end before its lease is over.
+//! Keeps a hold: renews it, and detects its end before its lease is over.
 
 use super::{
     CAPABILITIES, ZooKeeper,
@@ -11,7 +11,7 @@ use crate::lock::{Intent, Key, Renewal, Result, Token, Ttl};
 impl ZooKeeper {
     pub(super) async fn ask_renew(&mut self, key: &Key, token: &Token, intent: Intent) -> Result<Renewal> {
         let taken_with = self.position(key, token).and_then(|at| self.holds[at].session.as_ref()).map(|session| session.timeout);
-        // A session's timeout can't be changed.
+        // A session's timeout can't change.
         if let Some(ttl) = intent.ttl().filter(|ttl| taken_with != Some(ttl.get())) {
             CAPABILITIES.check_new_ttl(ttl)?;
         }
@@ -20,7 +20,7 @@ impl ZooKeeper {
         let outcome = if hold.granted { hold.renew(intent).await } else { Ok(Renewal::NotHeld) };
         match outcome {
             Ok(Renewal::NotHeld) => {
-                // What another process handed over for it is of no use any more, but perhaps to those nested in it.
+                // The session that another process handed over is of no more use to this hold, but perhaps to its nested holds.
                 let handed_down = hold.is_handed_down().await;
                 if let Some(session) = hold.session.take_if(|session| session.is_given_away()).filter(|_| !handed_down) {
                     session.close();
@@ -36,7 +36,7 @@ impl ZooKeeper {
         }
     }
 
-    /// Ready when the hold's node, or the connection that would tell, is gone.
+    /// Completes when the hold's node, or the connection that would report its loss, is gone.
     pub(super) async fn await_trouble(&mut self, key: &Key, token: &Token) {
         let hold = self.holds.iter_mut().find(|hold| hold.is(key, token));
         let Some((hold, place)) = hold.and_then(|hold| hold.place.clone().map(|place| (hold, place))) else {
@@ -72,7 +72,7 @@ impl Hold {
                 None => return Ok(Renewal::NotHeld),
             }
         }
-        // A hold that keeps the session that was handed down has written it by now.
+        // A hold that keeps the session that was handed down has already written the note.
         if let (Some((granted @ Granted { heirloom: None, .. }, stat)), Intent::Drain) = (&granted, intent) {
             self.note_seen(granted, stat).await;
         }

@@ -1,8 +1,7 @@
-//! One lock as it is: its queue read into the vocabulary.
+//! Reads one lock's queue into the shared data types.
 //!
-//! Times are the leader's clock's. A client that has just made a node knows the time from it. A look makes a node for
-//! that, outside of the lock's directory, and where it may not, lengths of time are counted to the last thing that is
-//! known to have happened.
+//! Times are those of the leader's clock. A client that has just made a node knows the time from that node. A look makes a node for that,
+//! outside of the lock's directory. Where it may not, durations are counted to the last known event.
 
 use std::time::Duration;
 
@@ -23,12 +22,12 @@ use crate::{
     lock::{Attempt, Busy, Fence, Holder, Request, Result, Waiter},
 };
 
-/// The server notifies a waiter when its turn comes; an expiry in a busy answer must not make the waiter poll.
+/// The server notifies a waiter that becomes first; an expiry in a busy answer must not make the waiter poll.
 const SOONEST: Duration = Duration::from_millis(250);
-/// So many contenders are read; of a longer queue only the length is reported.
+/// The number of contenders that are read. Of a longer queue only the length is reported.
 const MOST: usize = 1000;
 
-/// A lock as it was.
+/// A lock at the time of a look.
 #[derive(Debug, Default)]
 pub(super) struct Look {
     pub(super) holders: Vec<Holder>,
@@ -36,14 +35,14 @@ pub(super) struct Look {
     pub(super) last_fence: Option<Fence>,
 }
 
-/// A contender, and what its node says.
+/// A contender, and its node's content.
 struct Entry<'a> {
     contender: &'a ContenderNode,
     said: Option<Said>,
     stat: Stat,
 }
 
-/// Reads what the holders said, or with `whole` all contenders; makes a node to learn the time if `timed`.
+/// Reads the holders' data, or with `whole` that of all contenders. With `timed`, makes a node to learn the time.
 pub(super) async fn look(session: &mut Session, names: &Names, seen: &Seen, whole: bool, timed: bool) -> Asked<Look> {
     let shown: Vec<usize> = (0..seen.line.len()).filter(|at| whole || seen.queue.holds(*at)).take(MOST).collect();
     let paths: Vec<String> = shown.iter().map(|at| names.contender(&seen.line[*at].name)).collect();
@@ -60,7 +59,7 @@ pub(super) async fn look(session: &mut Session, names: &Names, seen: &Seen, whol
     for at in shown {
         let Some((data, stat)) = data(answers.next()) else { continue };
         let holds = seen.queue.holds(at);
-        // A waiter may be of any version.
+        // A waiter may run any version.
         let said = if holds { Said::read(&data)? } else { Said::read(&data).unwrap_or_default() };
         newest = newest.max(stat.mtime);
         if holds { &mut granted } else { &mut waiting }.push(Entry { contender: &seen.line[at], said, stat });
@@ -84,16 +83,16 @@ pub(super) async fn look(session: &mut Session, names: &Names, seen: &Seen, whol
 }
 
 impl Hold {
-    /// The holders, for a waiter or a try.
+    /// Returns the holders, for a waiter or a request that does not wait.
     pub(super) async fn busy(&mut self, request: &Request, seen: &Seen) -> Result<Attempt> {
         let Some(session) = &mut self.session else { return Err(failure::unsettled()) };
-        // What the others do tells a waiter the time: one write less for each look.
+        // A waiter learns the time from the other contenders' nodes: that saves a write for each look.
         let Look { holders, .. } = look(session, &self.names, seen, false, self.place.is_none()).await?;
         let at = self.place.as_ref().filter(|_| request.waiting).and_then(|place| seen.find(&place.contender.name));
         let position = at.map(|at| seen.queue.place(at));
         let next = position.is_none_or(|position| position == 1);
         let soonest = if request.waiting { SOONEST } else { Duration::ZERO };
-        // Without a holder, the server tells a waiter of its turn.
+        // Without a holder, the server notifies a waiter that becomes first.
         let unheld = (holders.is_empty() && next).then_some(soonest);
         let busy = queue::busy(request.mode, holders, position, next);
         Ok(Attempt::Busy(Busy { expires_in: unheld.or(busy.expires_in).map(|left| left.max(soonest)), ..busy }))
@@ -119,7 +118,7 @@ async fn holder(session: &mut Session, names: &Names, entry: &Entry<'_>, beside:
         .map(|(data, stat)| (stat.mtime, std::str::from_utf8(&data).ok().and_then(|text| text.parse().ok()).unwrap_or_default()))
         .collect();
     let renewed = holds.iter().map(|(renewed, _)| *renewed).max();
-    // Handed down, the session of the contender's node is what its heirs keep alive by writing the mark.
+    // After a handover, the heirs keep the session of the contender's node alive by writing the mark.
     let handed_down = mark.zip(heirloom).map(|((_, mark), heirloom)| (mark.mtime, heirloom.timeout_ms));
     let heirs_wrote = handed_down.map(|(written, _)| written);
     *newest = [renewed, granted, heirs_wrote].into_iter().flatten().fold(*newest, i64::max);
@@ -129,14 +128,14 @@ async fn holder(session: &mut Session, names: &Names, entry: &Entry<'_>, beside:
         fence: fence(&entry.stat),
         held_for: granted.map(|then| between(then, now)),
         renewed_ago: renewed.map(|then| between(then, now)),
-        // Without a hold, its session has ended: servers remove the nodes of one in no order, and this one last.
+        // Without a hold's node, the session has ended: servers remove its nodes in no order, and this one last.
         expires_in: Some(handed_down.as_ref().or(holds.iter().max_by_key(|hold| left(hold))).map_or(Duration::ZERO, left)),
         holds: u32::try_from(holds.len()).unwrap_or(u32::MAX).max(1),
         ..Said::holder(Some(said), record.as_ref(), mode)
     })
 }
 
-/// The fence of a contender: the number of the change that made its node.
+/// Returns the fence of a contender: the number of the change that created its node.
 pub(super) fn fence(stat: &Stat) -> Option<Fence> {
     u64::try_from(stat.czxid).ok().filter(|czxid| (1..1 << 53).contains(czxid)).map(Fence)
 }
@@ -145,7 +144,7 @@ fn between(then: i64, now: i64) -> Duration {
     Duration::from_millis(u64::try_from(now - then).unwrap_or_default())
 }
 
-/// The children of a node; none if it isn't there.
+/// Returns the children of a node; none if it doesn't exist.
 pub(super) fn children(answer: Option<Answer>) -> Vec<String> {
     match answer {
         Some(Ok(Reply::Children(names))) => names,

@@ -1,28 +1,25 @@
 //! A ZooKeeper ensemble.
 //!
-//! A lock is a directory of ephemeral nodes that the servers number, as Curator's mutex has it: the node with the smallest
-//! number holds the lock, and each other one watches the one before. Each hold has a session of its own, whose timeout is
-//! the hold's lease; so the lease is what the server negotiated.
+//! A lock is a directory of ephemeral nodes that the server numbers, as in Curator's mutex. The node with the smallest number holds the
+//! lock, and each other one watches the preceding node. Each hold has a session of its own, whose timeout is the hold's lease. So the
+//! server negotiates the lease.
 //!
-//! The worst interleavings, and what is done about them:
-//! - **The answer to a create is lost.** The node may stand in the queue, or get there later. Its name has an id that only
-//!   we know the origin of: the session is taken up again, the server brought up to date, and the node looked for by that id
-//!   and by its session. A server that gets the request late refuses it, since the session has moved on.
-//! - **A grant or its confirmation is lost.** Marking the grant is one transaction with a check of our node, and can be asked
-//!   for again.
-//! - **The session ends while we wait.** The node went with it. The next attempt learns of that from the server and joins
-//!   the queue anew, at its end.
-//! - **A follower that is cut off answers reads and pings** long after the rest has given the lock to another holder. So no
-//!   read and no ping counts as a renewal: that is a write which a majority confirmed, in one transaction with a check of our
-//!   node. Becoming the first contender is known from a read, and is confirmed by such a write too.
-//! - **A node is deleted, or a session ended, from outside** while its holder is well: the holder watches its node and stops
-//!   the command, which takes a moment. Each grant leaves a mark next to the lock that only a clean release removes; the successor
-//!   of a holder that left its mark behind waits half a second before it starts anything. Foreign holders leave
-//!   none, and would not stop their work either.
-//! - **The directory is a container** and may be removed between two steps: it is made again.
-//! - **The sequence numbers start anew** with a directory, and overflow: so the fence is the number of the ensemble's change
-//!   that made our node. An ensemble that lost all its data counts from the start.
-//! - **A server's clock steps:** sessions use ticks, and only what is shown uses its clock.
+//! The worst interleavings, and how dlock handles them:
+//! - **The answer to a create is lost.** The node may be in the queue, or get there later. Its name has an id whose origin only this
+//!   process knows. dlock resumes the session, brings the server up to date, and looks for the node by that id and by its session. A server
+//!   that gets the request late refuses it, since the session has moved on.
+//! - **A grant or its confirmation is lost.** Marking the grant is one transaction with a check of our node, and may be repeated.
+//! - **The session ends during the wait.** Its node is gone too. The server tells the next attempt, which joins the queue at its end.
+//! - **A follower that is cut off answers reads and pings** long after the rest has given the lock to another holder. So no read and no
+//!   ping counts as a renewal. A renewal is a write that a majority confirmed, in one transaction with a check of our node. A contender
+//!   reads that it is first, and such a write confirms that too.
+//! - **A node is deleted, or a session ended, from outside** while its holder is well. The holder watches its node and stops the command,
+//!   which takes a moment. Each grant leaves a mark next to the lock that only a clean release removes. The successor of a holder whose
+//!   mark remains waits half a second before it starts anything. Foreign holders leave no mark, and would not stop either.
+//! - **The directory is a container** and may be removed between two steps. dlock makes it again.
+//! - **The sequence numbers restart** with a directory, and overflow. So the fence is the number of the ensemble's change that created our
+//!   node. An ensemble that lost all its data counts from the start.
+//! - **A server's clock steps.** Sessions use ticks, and only displayed times use its clock.
 
 mod acquire;
 mod alive;
@@ -67,7 +64,7 @@ use crate::lock::{
 pub(super) const CAPABILITIES: Capabilities = Capabilities {
     shared: true,
     permits: true,
-    // A waiter has a place in order of arrival, and no other one passes it.
+    // A waiter's position follows from its arrival, and no other waiter passes it.
     fair: true,
     always_fair: true,
     history: true,
@@ -75,8 +72,7 @@ pub(super) const CAPABILITIES: Capabilities = Capabilities {
     breakable: true,
     ttl_max: LONGEST,
     adjustable_ttl: false,
-    // A follower reports what it has heard of a session to the leader, whose clock counts, only every half tick; and a
-    // session may last as little as two ticks.
+    // A follower reports its sessions to the leader, whose clock counts, only every half tick. A session may last as little as two ticks.
     pace: Pace { start: 40, term: 50, kill: 66 },
     ..Capabilities::usual("zookeeper")
 };
@@ -84,14 +80,14 @@ pub(super) const CAPABILITIES: Capabilities = Capabilities {
 /// Locks in one ZooKeeper ensemble.
 pub struct ZooKeeper {
     ensemble: Ensemble,
-    /// What was asked for and not given back yet, each with its session. Noted before anything is sent.
+    /// The requested holds that were not given back yet, each with its session. They are noted before anything is sent.
     holds: Vec<Hold>,
-    /// For asking the time again and again.
+    /// The session for repeated reads of the time.
     visiting: Option<Session>,
 }
 
 impl ZooKeeper {
-    /// A backend for `options`. Without I/O.
+    /// Creates a backend for `options`, without I/O.
     pub fn new(options: Options) -> Self {
         Self { ensemble: Ensemble::new(options), holds: Vec::new(), visiting: None }
     }
@@ -100,13 +96,13 @@ impl ZooKeeper {
         &self.ensemble.options
     }
 
-    /// A session that only looks.
+    /// Opens a session for reading only.
     async fn visit(&self) -> Result<Session> {
         self.options().check()?;
         Session::open(&self.ensemble, VISIT, Purpose::Visit).await
     }
 
-    /// The same, for one lock.
+    /// Opens a session for reading one lock.
     async fn visit_lock(&self, key: &Key) -> Result<(Session, Names)> {
         Ok((self.visit().await?, self.ensemble.names(key)))
     }

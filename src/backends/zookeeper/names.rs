@@ -1,4 +1,4 @@
-//! Where a lock's nodes are.
+//! The paths of a lock's nodes.
 //!
 //! ```text
 //! <chroot>/<namespace>/<key>/_c_<guid>-lock-NNNNNNNNNN        a holder or a waiter; a directory of nothing else
@@ -8,13 +8,13 @@
 //!                                 /hold-<guid>-<hold>         one for each hold of an owner; what renewals write
 //!                                 /permit-<number>            a permit that is held, as long as its holder's session
 //!                                 /runs                       the run records: see [`super::runs`]
-//! <chroot>/<namespace>.meta/%now-…                            made and dropped to learn the time
-//! <chroot>/<namespace>.meta/%wait-<guid>-…                    what a waiter writes every few seconds, as long as its session
-//! <chroot>/<namespace>.meta/%fine/<key>/<fence>               a hold that is over: see [`super::history`]
-//! <chroot>/<namespace>.meta/%bad/<key>/<fence>                one that ended badly
+//! <chroot>/<namespace>.meta/%now-…                            made and removed to learn the time
+//! <chroot>/<namespace>.meta/%wait-<guid>-…                    a waiter's proof that it lives, of its session
+//! <chroot>/<namespace>.meta/%fine/<key>/<fence>               a history entry: see [`super::history`]
+//! <chroot>/<namespace>.meta/%bad/<key>/<fence>                a bad history entry
 //! <chroot>/<namespace>.meta/%skips/<key>/…                    a host that skipped
 //! ```
-//! Without a namespace locks lie in the chroot itself, where other libraries look for them, and the rest in `.meta`.
+//! Without a namespace, locks are in the chroot itself, where other libraries look for them, and all other nodes in `.meta`.
 
 use std::fmt::Write as _;
 
@@ -22,14 +22,14 @@ use uuid::Uuid;
 
 use crate::lock::{Fence, Key, Namespace, Token};
 
-/// The names of everything that belongs to one lock.
+/// The names of all nodes of one lock.
 #[derive(Clone, Debug)]
 pub(super) struct Names {
     /// The directory of its contenders.
     pub(super) lock: String,
     /// Its own node in the side folder, with the last fence.
     pub(super) meta: String,
-    /// What all else of the namespace lies in.
+    /// The folder of all other nodes of the namespace.
     folder: String,
     name: String,
 }
@@ -41,20 +41,20 @@ impl Names {
         Self { lock: format!("{}/{name}", folder(chroot, namespace)), meta: format!("{beside}/{name}"), folder: beside, name }
     }
 
-    /// The folder of what is remembered of the lock in one way.
+    /// Returns the folder of one kind of the lock's history.
     pub(super) fn memory(&self, what: Memory) -> String {
         format!("{}/{}", memory_folder(&self.folder, what), self.name)
     }
 
-    /// A host that did without, whatever it is called.
+    /// Returns the node of a host that skipped. The host's name may be anything.
     pub(super) fn skips_of(&self, host: &str) -> String {
         format!("{}/{}", self.memory(Memory::SkipCount), hash(Uuid::nil(), host.as_bytes()).simple())
     }
 
-    /// A hold that is over.
+    /// Returns the node of a history entry.
     pub(super) fn run(&self, bad: bool, fence: Fence) -> String {
         let folder = self.memory(if bad { Memory::Bad } else { Memory::Fine });
-        // By name in the order of the grants.
+        // The order by name is the order of the grants.
         format!("{folder}/{:016x}", fence.0)
     }
 
@@ -62,49 +62,49 @@ impl Names {
         format!("{}/{name}", self.lock)
     }
 
-    /// The folder of all that is not a contender, of any lock.
+    /// Returns the folder of all nodes that are not contenders, of any lock.
     pub(super) fn folder(&self) -> &str {
         &self.folder
     }
 
-    /// The run records.
+    /// Returns the node of the run records.
     pub(super) fn runs(&self) -> String {
         runs_of(&self.meta)
     }
 
-    /// The mark of the owner with this public id having been granted the lock and not having given it back.
+    /// Returns the grant's mark of the owner with this public id. It exists until the owner gives the lock back.
     pub(super) fn mark(&self, guid: &str) -> String {
         format!("{}/{MARK}{guid}", self.meta)
     }
 
-    /// The node by which the owner with this public id proves, while it waits, that it lives.
+    /// Returns the node by which the owner with this public id proves, while it waits, that it lives.
     pub(super) fn wait(&self, guid: &str) -> String {
         format!("{}/%wait-{guid}-{}", self.folder, hash(Uuid::nil(), self.name.as_bytes()).simple())
     }
 
-    /// The permit with this number.
+    /// Returns the node of the permit with this number.
     pub(super) fn permit(&self, number: u32) -> String {
         format!("{}/{PERMIT}{number}", self.meta)
     }
 
-    /// The node that renewals of this hold write.
+    /// Returns the node that renewals of this hold write.
     pub(super) fn hold(&self, token: &Token) -> String {
         format!("{}/{}{}", self.meta, holds_of(&guid(token)), hold_id(token))
     }
 }
 
-/// What is remembered of a lock.
+/// The kinds of a lock's history.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Memory {
-    /// Holds that are over.
+    /// History entries.
     Fine,
-    /// Those of them that ended badly.
+    /// Bad history entries.
     Bad,
     /// A skipped run.
     SkipCount,
 }
 
-/// The folder of what is remembered in one way, in that of all that is not a contender. No key is encoded to such a name.
+/// Returns the folder of one kind of history, in the folder of the nodes that are no contenders. No key is encoded to such a name.
 pub(super) fn memory_folder(meta: &str, what: Memory) -> String {
     let name = match what {
         Memory::Fine => "%fine",
@@ -114,7 +114,7 @@ pub(super) fn memory_folder(meta: &str, what: Memory) -> String {
     format!("{meta}/{name}")
 }
 
-/// The run records of the lock with this node, which outlive its holds.
+/// Returns the run records of the lock with this node. They outlive its holds.
 pub(super) fn runs_of(meta: &str) -> String {
     format!("{meta}/runs")
 }
@@ -122,17 +122,17 @@ pub(super) fn runs_of(meta: &str) -> String {
 /// The run records of an older layout.
 pub(super) const OLD: [&str; 2] = ["paced", "once"];
 
-/// What the names of marks begin with.
+/// The beginning of marks' names.
 pub(super) const MARK: &str = "held-";
-/// What those of permits begin with.
+/// The beginning of permits' names.
 pub(super) const PERMIT: &str = "permit-";
 
-/// All nodes on the way to one, and itself.
+/// Returns all parents of a node, and the node itself.
 pub(super) fn way_to(path: &str) -> Vec<String> {
     path.match_indices('/').map(|(at, _)| at).skip(1).chain([path.len()]).map(|end| path[..end].to_owned()).collect()
 }
 
-/// The folder of all locks of a namespace; empty for the root itself.
+/// Returns the folder of all locks of a namespace; empty for the root itself.
 pub(super) fn folder(chroot: &str, namespace: &Namespace) -> String {
     match namespace.as_str() {
         "" => chroot.to_owned(),
@@ -140,47 +140,47 @@ pub(super) fn folder(chroot: &str, namespace: &Namespace) -> String {
     }
 }
 
-/// The folder of all that is not a contender.
+/// Returns the folder of all nodes that are not contenders.
 pub(super) fn meta_folder(chroot: &str, namespace: &Namespace) -> String {
     format!("{chroot}/{}.meta", namespace.as_str())
 }
 
-/// What the names of the holds of the owner with this public id begin with.
+/// Returns the beginning of the names of the holds of the owner with this public id.
 pub(super) fn holds_of(guid: &str) -> String {
     format!("hold-{guid}-")
 }
 
-/// Hashes what is secret, so that it can be told apart in public: SHA-1 as version 5 of UUIDs has it.
+/// Hashes a secret, so that it can be recognised in public: SHA-1, as in UUIDs of version 5.
 fn hash(owner: Uuid, what: &[u8]) -> Uuid {
     const SPACE: Uuid = Uuid::from_u128(0x6c0a_1d5e_95b8_4f43_8e0a_646c_6f63_6b31);
     Uuid::new_v5(&SPACE, &[owner.as_bytes(), what].concat())
 }
 
-/// The owner's public id, in the form of Curator's.
+/// Returns the owner's public id, in Curator's form.
 pub(super) fn guid(token: &Token) -> String {
     hash(token.owner, b"").hyphenated().to_string()
 }
 
-/// The public id of a hold among those of its owner.
+/// Returns the public id of a hold among those of its owner.
 fn hold_id(token: &Token) -> String {
     hash(token.owner, token.hold_text().as_bytes()).simple().to_string()[..16].to_owned()
 }
 
-/// What a session's password is sealed with for the holds nested in its own: they know the owner, and no other process does.
+/// Seals a session's password for the nested holds: only they know the owner.
 pub(super) fn seal(token: &Token, password: [u8; 16]) -> [u8; 16] {
     let pad = hash(token.owner, b"session").into_bytes();
     std::array::from_fn(|at| password[at] ^ pad[at])
 }
 
-/// Characters that ZooKeeper takes in no name. Java counts those beyond 16 bits as two of the forbidden surrogates.
+/// Returns whether ZooKeeper allows the character in no name. Java stores those beyond 16 bits as two of the forbidden surrogates.
 pub(super) fn is_forbidden(c: char) -> bool {
     c.is_control() || matches!(c, '\u{e000}'..='\u{f8ff}' | '\u{fff0}'..='\u{ffff}') || c > '\u{ffff}'
 }
 
-/// Names with a meaning of their own, of which the first byte is encoded.
+/// Names with a special meaning, whose first byte is encoded.
 const RESERVED: [&str; 4] = [".", "..", ".meta", "zookeeper"];
 
-/// The key as the name of one node: percent-encoded where ZooKeeper has no such name.
+/// Returns the key as a node's name: percent-encoded where ZooKeeper allows no such name.
 pub(super) fn encode(key: &str) -> String {
     let mut out = String::with_capacity(key.len() + 8);
     for (at, c) in key.char_indices() {
@@ -196,7 +196,7 @@ pub(super) fn encode(key: &str) -> String {
     out
 }
 
-/// The key that `name` is the encoding of; `None` if it is no key's.
+/// Returns the key that `name` encodes; `None` if it encodes none.
 pub(super) fn decode(name: &str) -> Option<Key> {
     let bytes = percent_encoding::percent_decode_str(name).decode_utf8().ok()?;
     let key = Key::new(bytes.into_owned()).ok()?;

@@ -1,35 +1,35 @@
-//! What a connection needs to know, decoded already: no URL is parsed and nothing is opened here.
+//! The options of a connection, already decoded: nothing here parses a URL or opens a connection.
 
 use crate::{
     backends::{Secret, Tls},
     lock::{Error, Kind, Namespace, Result},
 };
 
-/// Where a ZooKeeper ensemble is and how to speak with it.
+/// The servers of a ZooKeeper ensemble, and how to connect to them.
 #[derive(Clone, Debug)]
 pub struct Options {
     /// Its servers: names or addresses (IPv6 without brackets) and ports. Any of them serves.
     pub hosts: Vec<(String, u16)>,
-    /// The node that stands for the root: empty, or like `/apps/one`.
+    /// The node that serves as the root: empty, or like `/apps/one`.
     pub chroot: String,
-    /// TLS. Without it everything, the password too, crosses the network in clear.
+    /// TLS. Without TLS all data, including the password, crosses the network unencrypted.
     pub tls: Option<Tls>,
     /// The user and password of the `digest` scheme. Nodes are then made for that user alone.
     pub login: Option<(String, Secret)>,
-    /// What every key is put under.
+    /// The namespace that every key's path begins with.
     pub namespace: Namespace,
 }
 
 impl Options {
-    /// The port of servers that name none.
+    /// The port of servers without one in the URL.
     pub const PORT: u16 = 2181;
 
-    /// An ensemble in clear, without a login, in the namespace `dlock`.
+    /// Returns options for an ensemble, unencrypted, without a login, in the namespace `dlock`.
     pub fn new(hosts: Vec<(String, u16)>) -> Self {
         Self { hosts, chroot: String::new(), tls: None, login: None, namespace: Namespace::default() }
     }
 
-    /// The URL without user and password.
+    /// Returns the URL without user and password.
     pub fn redacted_url(&self) -> String {
         let host = |(host, port): &(String, u16)| match (host.contains(':'), *port) {
             (true, port) => format!("[{host}]:{port}"),

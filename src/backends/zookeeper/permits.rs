@@ -1,29 +1,29 @@
-//! Permits: which of them a contender has, and whose turn it is for one.
+//! Permits: which permit a contender has, and which contender gets one next.
 //!
-//! A contender for a permit stands in the queue from before the grant to the end of the hold: so contenders of other kinds and libraries wait
-//! for it as for an exclusive one. A held permit is also a node of its own next to the lock, with its number, of the session of the hold.
-//! These nodes are counted.
+//! A contender for a permit is in the queue from before the grant to the end of the hold. So contenders of other kinds and libraries wait
+//! for it as for an exclusive one. A held permit is also a node next to the lock, named by its number, of the hold's session. These nodes
+//! are counted.
 //!
-//! The worst interleavings, and what is done about them:
-//! - **Two take the same number, or the last two of different numbers of permits:** the node is made in the transaction that marks
-//!   the grant. Each grant writes the lock's own node, and this one only in the version that was read before all were
-//!   counted: so none was granted since.
-//! - **The answer to that is lost:** the mark of the grant was made in the same transaction, and says the number.
-//! - **The session ends between joining the queue and taking the number:** the transaction checks the contender's node. After it,
-//!   all three nodes go with the session.
-//! - **A holder goes while the first waiter looks:** a waiter that watches what is held reads the numbers again as it begins to watch, and
-//!   looks anew if they are others.
-//! - **The one before dies, or is granted a permit:** the grant writes its node in the queue, so that one watch tells the next one of both.
-//!   Whether it was granted before that watch began is asked after that.
-//! - **There are fewer permits than before, and more are held:** what is held stays, whatever its number, and no permit is granted
-//!   before there are less than are asked for now. There is a number below it free then, since each has another one.
-//! - **Two waiters ask for different numbers of permits:** each is granted one as there is room by its own number, for all before and itself.
-//!   One that asks for more than all before it watches what is held as the first one does.
-//! - **Many come at once, and all want the lowest number:** one is granted it, and of the others the first one asks again; the
-//!   others wait for the one before, which is about to be granted its own.
-//! - **A contender joins the queue between a look and a grant at once:** if it finds too many before it after that, it takes its grant back,
-//!   its number too.
-//! - **The node of the number is deleted from outside:** a renewal checks it, as it checks the contender's, and the hold is over.
+//! The worst interleavings, and how dlock handles them:
+//! - **Two contenders take the same number, or the last two of different numbers of permits:** the transaction that marks the grant makes
+//!   the node. Each grant writes the lock's own node, and a permit's grant only in the version that was read before the count. So no permit
+//!   was granted since.
+//! - **The answer to that is lost:** the same transaction made the grant's mark, which contains the number.
+//! - **The session ends between joining the queue and taking the number:** the transaction checks the contender's node. After it, all three
+//!   nodes go with the session.
+//! - **A holder goes while the first waiter looks:** a waiter that watches the held permits reads the numbers again as the watch begins,
+//!   and looks anew if they changed.
+//! - **The preceding contender dies, or is granted a permit:** the grant writes its node in the queue, so one watch reports both to the
+//!   next one. The next one then asks whether the grant came before the watch.
+//! - **There are fewer permits than before, and more are held:** holders stay, whatever their numbers. No permit is granted before fewer
+//!   are held than are asked for. A lower number is free then, since each holder has a different one.
+//! - **Two waiters ask for different numbers of permits:** each is granted one if its own number leaves room for all before it and itself.
+//!   A waiter that asks for more than all before it watches the held permits, as the first one does.
+//! - **Many arrive at once, and all want the lowest number:** one is granted it. Of the others, the first tries again, and the rest wait
+//!   for the preceding one, which is about to be granted its own.
+//! - **A contender joins the queue between a look and a grant at once:** if it then finds too many before it, it takes its grant back, and
+//!   its number.
+//! - **The number's node is deleted from outside:** a renewal checks it, as it checks the contender's, and the hold is over.
 
 use std::collections::HashSet;
 
@@ -36,7 +36,7 @@ use super::{
 use crate::lock::{Mode, Request};
 
 impl Hold {
-    /// Takes a permit for the contender at this position, or waits for one. `None` if the queue has to be looked at again.
+    /// Takes a permit for the contender at this position, or waits for one. Returns `None` if the queue must be read again.
     pub(super) async fn ask_for_permit(
         &mut self,
         request: &Request,
@@ -73,7 +73,7 @@ impl Hold {
         Ok(watched.then(|| Standing::Behind(Box::new(seen))))
     }
 
-    /// Whether the grant that is marked is one of this session, of which the answer was lost. Otherwise an earlier one left it.
+    /// Returns whether the marked grant is one of this session, whose answer was lost. Otherwise an earlier session left it.
     async fn was_granted(&mut self) -> Asked<bool> {
         self.grant = None;
         if !self.confirm().await? {
@@ -83,13 +83,13 @@ impl Hold {
         let stat = self.stat(&number).await?;
         let ours = stat.is_some_and(|stat| self.session.as_ref().is_some_and(|session| session.id == stat.ephemeral_owner));
         if !ours {
-            // It may be another process's by now.
+            // The mark may be another process's by now.
             self.grant = None;
         }
         Ok(ours)
     }
 
-    /// Watches what has to happen before it is one's turn. False if the queue has to be looked at again.
+    /// Watches the nodes whose change may make this contender first. Returns false if the queue must be read again.
     async fn watch_for_permit(&mut self, (mode, at): (Mode, usize), seen: &Seen) -> Asked<bool> {
         let awaited = seen.queue.awaited(mode, at);
         let ahead = awaited.contender.map(|ahead| &seen.line[ahead]);
@@ -110,7 +110,7 @@ impl Hold {
         }
         let Some(watch) = session.watch(&path).await? else { return Ok(false) };
         self.blocker = Some((path, watch));
-        // Granted since the look, and before the watch?
+        // Checks for a grant between the look and the watch.
         let Some(guid) = ahead.filter(|ahead| matches!(ahead.mode, Mode::Permits(_))).and_then(|ahead| ahead.guid()) else {
             return Ok(true);
         };

@@ -1,4 +1,4 @@
-//! Looking at locks, and removing the records of those long unused. Each look is a session of its own, brought up to date.
+//! Reads locks, and removes the records of long unused ones. Each read uses a session of its own, brought up to date.
 
 use std::{collections::HashSet, time::Duration};
 
@@ -14,7 +14,7 @@ use super::{
 };
 use crate::lock::{Key, Kind, LockState, Renewal, Result, Token, Which};
 
-/// A path, where the empty one is the root.
+/// Returns the path, where an empty one means the root.
 fn or_root(path: &str) -> &str {
     if path.is_empty() { "/" } else { path }
 }
@@ -27,7 +27,7 @@ impl ZooKeeper {
         Ok(state(&mut session, key, &names, &seen).await?)
     }
 
-    /// Whether the token's hold is there, and how long its session lasts yet unless it is heard of.
+    /// Returns whether the token's hold is there, and how long its session lasts if no renewal comes.
     pub(super) async fn look_for(&mut self, key: &Key, token: &Token) -> Result<Renewal> {
         let mut hold = Hold::new(&self.ensemble, key, token, true);
         hold.session = Some(self.visit().await?);
@@ -43,7 +43,7 @@ impl ZooKeeper {
             Some(Err(Code::NoNode)) => return Ok(Renewal::NotHeld),
             answer => return Err(unexpected(answer)),
         };
-        // Where that may not be made, lengths of time are counted to the last thing that happened.
+        // Where dlock may not make that node, durations are counted to the last known event.
         let now = match answers.next() {
             Some(Ok(Reply::Made { stat, .. })) => stat.ctime,
             _ => renewed,
@@ -65,7 +65,7 @@ impl ZooKeeper {
         let answers = session.ask(&asked.collect::<Vec<_>>()).await?;
         let mut states = Vec::new();
         for ((key, names), both) in keys.iter().zip(&names).zip(answers.chunks(2)) {
-            // What holds something else is no lock.
+            // A directory with other nodes is no lock.
             let seen = match Seen::read(both.to_vec()) {
                 Err(error) if error.kind == Kind::Data => continue,
                 seen => seen?,
@@ -100,7 +100,7 @@ impl ZooKeeper {
         Ok(kept)
     }
 
-    /// Removes the records of locks that were last taken so long ago and have no contender. Fences don't depend on them.
+    /// Removes the records of locks without a contender that were last taken at least `unused_for` ago. Fences don't depend on them.
     pub(super) async fn remove_records(&mut self, unused_for: Duration) -> Result<u64> {
         let mut session = self.visit().await?;
         let folder = meta_folder(&self.options().chroot, &self.options().namespace);
@@ -110,7 +110,7 @@ impl ZooKeeper {
     }
 }
 
-/// Removes the records; returns the names of their locks.
+/// Removes the records. Returns the names of their locks.
 async fn remove(session: &mut Session, folder: &str, unused_for: Duration) -> Asked<HashSet<String>> {
     let name_of = |path: &str| path[folder.len() + 1..].to_owned();
     let now = format!("{folder}/%now-");
@@ -139,7 +139,7 @@ async fn remove(session: &mut Session, folder: &str, unused_for: Duration) -> As
                 removed.insert(name_of(path));
             }
         }
-        // One that is taken meanwhile gets a child, which keeps it.
+        // A lock that is taken meanwhile gets a child, which prevents the deletion.
         let deletes: Vec<_> = old(0).map(|path| Ask::Delete(path)).collect();
         for (path, answer) in old(0).zip(session.ask(&deletes).await?) {
             match answer {
@@ -152,14 +152,14 @@ async fn remove(session: &mut Session, folder: &str, unused_for: Duration) -> As
     Ok(removed)
 }
 
-/// Removes a lock's node with the run records below it, if those don't count any more; whether it did.
+/// Removes a lock's node with the run records below it, if those don't count any more. Returns whether it did.
 async fn remove_whole(session: &mut Session, path: &str, now: i64) -> Asked<bool> {
     let runs = runs_of(path);
     let mut answers = session.ask(&[Ask::Children(path), Ask::Read(&runs)]).await?.into_iter();
     let beside = listed(answers.next())?;
     let removal = Runs::read(answers.next())?.removal(&runs, u64::try_from(now).unwrap_or_default());
     let Some(removal) = removal.filter(|_| beside.len() == 1) else { return Ok(false) };
-    // One that was taken meanwhile has another child, or has changed one.
+    // A lock that was taken meanwhile has another child, or a changed one.
     let steps = vec![removal.step(), Ask::Delete(path)];
     match session.ask(&[Ask::All(steps)]).await?.pop() {
         Some(Ok(Reply::AllDone { .. })) => Ok(true),
@@ -168,7 +168,7 @@ async fn remove_whole(session: &mut Session, path: &str, now: i64) -> Asked<bool
     }
 }
 
-/// Removes what is remembered of locks that have no record any more; returns their names.
+/// Removes the history of locks that have no record any more. Returns their names.
 async fn forget(session: &mut Session, folder: &str) -> Asked<HashSet<String>> {
     let mut forgotten = HashSet::new();
     for what in [Memory::Fine, Memory::Bad, Memory::SkipCount] {

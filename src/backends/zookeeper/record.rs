@@ -1,6 +1,6 @@
-//! What dlock writes into the nodes next to a lock: JSON, whose short names are part of the layout. What a contender's own node says is
-//! [`Said`](crate::backends::queue::record::Said): Curator and go-zookeeper leave that unread in locks of others, kazoo shows it as text in
-//! `contenders()`.
+//! The data that dlock writes into the nodes next to a lock: JSON, whose short names are part of the layout. A contender's own node
+//! contains [`Said`](crate::backends::queue::record::Said). Curator and go-zookeeper don't read that data in others' locks; kazoo shows it
+//! as text in `contenders()`.
 
 use serde::{Deserialize, Serialize};
 
@@ -12,40 +12,40 @@ use crate::{
 /// The data of a lock's node in the side folder.
 #[derive(Deserialize, Serialize)]
 struct LastFence {
-    /// The last fence that was given out; 0 is the number of the change that wrote this.
+    /// The last fence. 0 means the number of the change that wrote this.
     last: u64,
 }
 
-/// Writes the last fence; `None` if it is the number of the change that does.
+/// Returns the data for the last fence; with `None`, the fence is the number of the change that writes the data.
 pub(super) fn write_last(fence: Option<Fence>) -> Vec<u8> {
     json(&LastFence { last: fence.map_or(0, |fence| fence.0) })
 }
 
-/// The last fence, by data that the change of this number wrote.
+/// Returns the last fence, from data that the change with this number wrote.
 pub(super) fn last_fence(data: &[u8], written: i64) -> Option<Fence> {
     let LastFence { last } = serde_json::from_slice(data).ok()?;
     if last > 0 { Some(Fence(last)) } else { numbered(written) }
 }
 
-/// A change's number as a fence.
+/// Returns a change's number as a fence.
 pub(super) fn numbered(change: i64) -> Option<Fence> {
     u64::try_from(change).ok().map(Fence)
 }
 
-/// What the mark of a grant says of the hold.
+/// The content of a grant's mark.
 #[derive(Clone, Debug, Deserialize, Serialize)]
 pub(super) struct Granted {
     #[serde(flatten)]
     pub(super) hold: HoldRecord,
-    /// For nested holds that outlive the one that the lock was taken with.
+    /// For nested holds that outlive the outer one.
     #[serde(flatten)]
     pub(super) heirloom: Option<Heirloom>,
 }
 
 impl Granted {
-    /// Of the hold that `request` asks for; `number` is that of its permit.
+    /// Returns the content for the hold that `request` asks for; `number` is that of its permit.
     pub(super) fn of(request: &Request, fence: Option<Fence>, number: Option<u32>) -> Self {
-        // The node itself tells since when.
+        // The node itself tells when the hold began.
         Self { hold: HoldRecord { number, since_ms: None, ..HoldRecord::of(request, fence) }, heirloom: None }
     }
 
@@ -57,24 +57,24 @@ impl Granted {
         serde_json::from_slice(data).ok()
     }
 
-    /// The mark once the holder has seen that it is being broken; `None` if it says so already, or nothing of that.
+    /// Returns the mark after the holder saw the break; `None` if the mark says so already, or contains no break.
     pub(super) fn seen(&self) -> Option<Vec<u8>> {
         Some(Self { hold: self.hold.seen()?, ..self.clone() }.write())
     }
 }
 
-/// What the mark holds once the hold that the lock was taken with was released, and nested ones keep it: the session of the contender's node,
-/// for them to keep alive.
+/// The part of a mark for nested holds that keep the lock after the outer hold was released: the session of the contender's node, for them
+/// to keep alive.
 #[derive(Clone, Debug, Deserialize, Serialize)]
 pub(super) struct Heirloom {
     pub(super) session: i64,
-    /// The session's password, sealed with what only holds of this owner know.
+    /// The session's password, sealed with a secret that only holds of this owner know.
     pub(super) sealed: [u8; 16],
-    /// What the session lasts, in ms.
+    /// The session's timeout, in ms.
     pub(super) timeout_ms: u64,
 }
 
-/// Nothing in these can't be written.
+/// Serializing these types can't fail.
 fn json(value: &impl Serialize) -> Vec<u8> {
     serde_json::to_vec(value).unwrap_or_default()
 }

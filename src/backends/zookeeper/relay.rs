@@ -1,17 +1,16 @@
 //! A relay between the client library and the servers, within this process.
 //!
-//! The library does all of the protocol but what it has no way for, and that is done here, between it and the network:
-//! - It neither tells a session's password nor takes a session up by one: the greeting is read here, or a session put into it.
-//! - It ends a session with the client, or leaves it, as was said when the client was made. Here a session ends when that is
-//!   asked for, and by nothing else.
-//! - A server that answers pings but no requests is kept until it stops that too: here the connection is cut, and the library
-//!   goes on with its session by way of another server.
-//! - Its TLS brings a second cryptographic library: here it is spoken with the one that there is.
+//! The library implements the protocol, except for some needs that the relay between it and the network meets:
+//! - It neither tells a session's password nor resumes a session by one. The relay reads the greeting, or puts a session into it.
+//! - It ends a session with the client, or keeps it, as chosen when the client was made. Here a session ends only on request.
+//! - It keeps a server that answers pings but no requests. The relay cuts the connection, and the library continues its session by way of
+//!   another server.
+//! - Its TLS brings a second cryptographic library. The relay uses the one that dlock has already.
 //!
-//! Everything else passes through as it is.
+//! The relay passes everything else through unchanged.
 //!
-//! It listens on the loopback address, and serves only a client that proves to be of this very process: by a random number that the
-//! client library is given as if it were a login, and that goes no further than this.
+//! The relay listens on the loopback address, and serves only a client of this very process. That client proves itself by a random number,
+//! which the client library takes for a login, and which goes no further than the relay.
 
 use std::{
     io,
@@ -36,7 +35,7 @@ use crate::{
     lock::{Error, Kind, Result, Session, random},
 };
 
-/// A relay that ends with this value.
+/// A relay, which ends when this value is dropped.
 pub(super) struct Relay {
     port: u16,
     shared: Arc<Shared>,
@@ -45,19 +44,19 @@ pub(super) struct Relay {
 
 struct Shared {
     options: Arc<Options>,
-    /// What a client proves itself by.
+    /// The proof that a client must give.
     secret: [u8; 16],
-    /// The session to be put into a greeting that asks for a new one.
+    /// The session for a greeting that asks for a new one.
     take_up: Option<Session>,
     /// The session that the servers granted.
     granted: Mutex<Option<Session>>,
-    /// Why no server could be reached, last.
+    /// The last reason why no server could be reached.
     failed: Mutex<Option<Error>>,
-    /// The connection there is has to be left.
+    /// Signals that the current connection must be left.
     cut: Notify,
-    /// Whether the session ends once the client has nothing more to say.
+    /// Whether the session ends once the client has sent everything.
     ending: AtomicBool,
-    /// The server was told, and has left.
+    /// The server was told of the end, and has closed the connection.
     ended: Notify,
 }
 
@@ -88,18 +87,18 @@ impl Relay {
         Ok(Self { port, shared, task })
     }
 
-    /// Where the client library is to connect to: as often as there are servers and once more, since it tries each address
-    /// once and gets another server each time. Of a single one, a greeting that is not answered may be lost.
+    /// Returns the addresses for the client library: one per server and one more, since it tries each address once and gets another server
+    /// each time. With a single server, an unanswered greeting may be lost.
     pub(super) fn addresses(&self) -> String {
         vec![format!("127.0.0.1:{}", self.port); self.shared.options.hosts.len() + 1].join(",")
     }
 
-    /// The scheme and the proof of the login that the client library is to begin with.
+    /// Returns the scheme and the proof of the login with which the client library begins.
     pub(super) fn login(&self) -> (&'static str, &[u8]) {
         (SCHEME, &self.shared.secret)
     }
 
-    /// The session that was granted last.
+    /// Returns the session that was granted last.
     pub(super) fn session(&self) -> Option<Session> {
         *lock(&self.shared.granted)
     }
@@ -109,17 +108,17 @@ impl Relay {
         self.shared.cut.notify_waiters();
     }
 
-    /// Has the session end with the client's connection.
+    /// Makes the session end with the client's connection.
     pub(super) fn end_session(&self) {
         self.shared.ending.store(true, Ordering::Relaxed);
     }
 
-    /// Ready when it has.
+    /// Completes once the session has ended.
     pub(super) async fn ended(&self) {
         self.shared.ended.notified().await;
     }
 
-    /// Why no server could be reached, once.
+    /// Returns, once, why no server could be reached.
     pub(super) fn failure(&self) -> Option<Error> {
         lock(&self.shared.failed).take()
     }
@@ -134,7 +133,7 @@ impl Drop for Relay {
 impl Shared {
     async fn run(self: Arc<Self>, listener: TcpListener) {
         let mut next = usize::try_from(random() % 1024).unwrap_or_default();
-        // They end with this task.
+        // The connections end with this task.
         let mut connections = JoinSet::new();
         while let Ok((stream, _)) = listener.accept().await {
             next += 1;
@@ -149,7 +148,7 @@ impl Shared {
             let (hello, login) = (frame(&mut client).await?, frame(&mut client).await?);
             io::Result::Ok((hello, login))
         };
-        // A stranger's is dropped without a word.
+        // A stranger's connection is dropped without an answer.
         let Ok((hello, login)) = opening.await else { return };
         let Some(xid) = self.proven_by(&login) else { return };
         let failed = Arc::clone(&self);
@@ -158,7 +157,7 @@ impl Shared {
         }
     }
 
-    /// The number of the request that holds the proof, if it does.
+    /// Returns the number of the request that contains the proof, if there is one.
     fn proven_by(&self, login: &[u8]) -> Option<[u8; 4]> {
         let int = |value: usize| u32::try_from(value).unwrap_or_default().to_be_bytes();
         let xid = login.get(4..8)?.try_into().ok()?;
@@ -166,14 +165,14 @@ impl Shared {
         (login.get(8..)? == body).then_some(xid)
     }
 
-    /// Passes everything between the client and one server, another one each time; the greeting with a look at it.
+    /// Passes all data between the client and one server, another one each time. Reads the greeting on the way.
     async fn serve(self: Arc<Self>, client: &mut TcpStream, mut hello: Vec<u8>, xid: [u8; 4], nth: usize) -> Result<()> {
         self.put_session(&mut hello);
         let Some((answer, server)) = self.greet(hello, nth).await? else { return Ok(()) };
         if let Some(session) = session_in(&answer, ANSWER) {
             *lock(&self.granted) = Some(session);
         }
-        // And the answer to the proof: its number, no change, no error.
+        // The answer to the proof follows: its number, no change, no error.
         let proven = [&16_u32.to_be_bytes()[..], &xid, &[0; 8 + 4]].concat();
         if client.write_all(&[answer, proven].concat()).await.is_ok() {
             self.pass_on(client, server).await;
@@ -181,8 +180,8 @@ impl Shared {
         Ok(())
     }
 
-    /// The first server to answer the greeting, from the one with this number on, and its answer. A server that is silent does not
-    /// keep the next one from being asked; `None` if all of them ended the connection.
+    /// Returns the first server that answers the greeting, from this number on, and its answer. A silent server does not keep the next one
+    /// from being asked. Returns `None` if all servers ended the connection.
     async fn greet(self: &Arc<Self>, hello: Vec<u8>, nth: usize) -> Result<Option<(Vec<u8>, Server)>> {
         let hosts = self.options.hosts.len();
         let mut failed = (hosts == 0).then(|| Error::new(Kind::Config, "the URL names no server"));
@@ -213,7 +212,7 @@ impl Shared {
         }
     }
 
-    /// Connects to one server and greets it.
+    /// Connects to one server and sends the greeting.
     async fn greet_one(&self, host: usize, hello: &[u8]) -> std::result::Result<(Vec<u8>, Server), Ungreeted> {
         let (host, port) = &self.options.hosts[host];
         let tcp = dial(host, *port).await.map_err(Ungreeted::Error)?;
@@ -246,7 +245,7 @@ impl Shared {
                 biased;
                 () = self.cut.notified() => return,
                 _ = &mut up => {}
-                // The client may be gone already, and the last that it said not be through.
+                // The client may be gone already, while its last data is still on its way.
                 () = down => if ending() { let _ = up.await; },
             }
         }
@@ -270,15 +269,15 @@ type Server = Box<dyn Stream>;
 trait Stream: AsyncRead + AsyncWrite + Send + Unpin {}
 impl<S: AsyncRead + AsyncWrite + Send + Unpin> Stream for S {}
 
-/// Why a server's answer to the greeting is missing.
+/// Why a server did not answer the greeting.
 enum Ungreeted {
-    /// It could not be reached.
+    /// The server could not be reached.
     Error(Error),
-    /// It ended the connection.
+    /// The server ended the connection.
     Closed,
 }
 
-/// How long a server may leave a greeting unanswered before the next one is asked as well.
+/// How long a server may leave a greeting unanswered before the next server is asked too.
 const SILENCE: Duration = Duration::from_millis(300);
 
 #[allow(clippy::disallowed_methods)] // a silent server must not keep the others from answering
@@ -286,7 +285,7 @@ async fn silence() {
     tokio::time::sleep(SILENCE).await;
 }
 
-/// Ends the sessions that slower servers grant after another one was chosen. Nothing lies on them.
+/// Ends the sessions that slower servers grant after another server was chosen. They have no nodes.
 async fn end_unused(mut greeting: JoinSet<std::result::Result<(Vec<u8>, Server), Ungreeted>>) {
     while let Some(greeted) = greeting.join_next().await {
         if let Ok(Ok((_, mut server))) = greeted {
@@ -300,14 +299,14 @@ async fn end_unused(mut greeting: JoinSet<std::result::Result<(Vec<u8>, Server),
     }
 }
 
-/// A request to end the session: its length, the request's number, which is not waited for, and its kind.
+/// A request to end the session: its length, its number (no answer is awaited), and its kind.
 const END_OF_SESSION: [u8; 12] = [0, 0, 0, 8, 0, 0, 0, 0, 0xff, 0xff, 0xff, 0xf5];
 
-/// No server knows it.
+/// The scheme of the proof's login, which no server knows.
 const SCHEME: &str = "dlock-relay";
 
-/// Where in a frame the session's id stands, its password's length and its password: after the frame's length, the protocol's
-/// version, the last change seen and the timeout; in the answer after the version and the timeout.
+/// The offset in a frame of the session's id, its password's length and its password: after the frame's length, the protocol's version, the
+/// last change seen and the timeout. In the answer they follow the version and the timeout.
 const HELLO: usize = 4 + 4 + 8 + 4;
 const ANSWER: usize = 4 + 4 + 4;
 
@@ -318,7 +317,7 @@ fn session_in(frame: &[u8], at: usize) -> Option<Session> {
     (length == 16).then_some(Session { id, password })
 }
 
-/// A whole frame, with its length before it. Greetings are short.
+/// Reads a whole frame, with its length before it. Greetings are short.
 async fn frame(from: &mut (impl AsyncRead + Unpin)) -> io::Result<Vec<u8>> {
     let mut frame = vec![0; 4];
     from.read_exact(&mut frame).await?;
@@ -362,7 +361,7 @@ mod tests {
         }
     }
 
-    /// Whatever is said first is a greeting that goes on, a frame that is refused, or one without a session.
+    /// Any first data is a greeting that goes on, a frame that is refused, or a greeting without a session.
     #[tokio::test]
     async fn damaged_greetings_are_refused_or_passed_on() {
         let session = Session { id: 0, password: [0; 16] };

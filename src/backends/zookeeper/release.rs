@@ -1,4 +1,4 @@
-//! Releasing a hold, or leaving the queue.
+//! Releases a hold, or leaves the queue.
 
 use super::{
     ZooKeeper,
@@ -15,7 +15,7 @@ use super::{
 };
 use crate::lock::{Key, Release, ReleaseInfo, Request, Result, RunState, Scope, Token};
 
-/// What a release may have to trim.
+/// The history folders that a release may have to trim.
 const MEMORIES: [Memory; 2] = [Memory::Fine, Memory::Bad];
 
 impl ZooKeeper {
@@ -23,7 +23,7 @@ impl ZooKeeper {
         let Some(at) = self.hold_of(key, token).await? else { return Ok(Release::NotHeld) };
         let hold = &mut self.holds[at];
         if !hold.granted && hold.waiting {
-            // The answer to a grant may have been lost; otherwise it stays in the queue until it leaves it.
+            // The answer to a grant may have been lost. A waiter without a grant stays in the queue until it leaves.
             match hold.confirm().await {
                 Ok(confirmed) => hold.granted = confirmed,
                 Err(Fault::Expired) => hold.forget(),
@@ -34,7 +34,7 @@ impl ZooKeeper {
             }
         }
         if info.end.is_none() {
-            // Nothing was done under it, and perhaps because the time to let others die in was not over.
+            // Nothing was done under the hold, perhaps because the vanished holders' drain delay was not over.
             hold.stale.clear();
         }
         let outcome = if hold.granted { hold.give_back(info).await } else { hold.undo(info.run_state).await };
@@ -48,11 +48,11 @@ impl ZooKeeper {
             return Ok(answer);
         }
         if hold.root && matches!(answer, Release::StillHeld(_)) {
-            // It is theirs now; dropped, it isn't ended.
+            // The nested holds have the session now. It is dropped here without being ended.
             return Ok(answer);
         }
         if hold.root {
-            // Of a hold that was found to be gone, what its mark says is all that is known.
+            // The mark has all that is known of a hold that was found to be gone.
             let gone = hold.granted && answer == Release::NotHeld;
             let mark = hold.own_mark();
             hold.stale.push(Stale { says: mark.says.filter(|_| gone), ..mark });
@@ -66,8 +66,8 @@ impl ZooKeeper {
         Ok(answer)
     }
 
-    /// Ends the session of a hold that could not be given back: all of its nodes go with it, whatever their rights are. Whether its
-    /// place in the line is gone after that.
+    /// Ends the session of a hold that could not be given back: all its nodes go with it, whatever their rights are. Returns whether its
+    /// node in the queue is gone after that.
     pub(super) async fn end_session_of(&mut self, key: &Key, token: &Token) -> bool {
         let Some(at) = self.position(key, token).filter(|at| self.holds[*at].root) else { return false };
         let hold = self.holds.remove(at);
@@ -96,13 +96,13 @@ impl ZooKeeper {
     }
 }
 
-/// What a release does apart from removing the hold, as far as it was not refused.
+/// The steps of a release besides removing the hold, as far as they were not refused.
 struct Extras {
     /// Writes the history entry.
     run: bool,
-    /// Has made the folders for that.
+    /// The folders for the history were made.
     folders: bool,
-    /// Removes the node of the permit and the second one in the queue.
+    /// Removes the permit's node and the second node in the queue.
     nodes: bool,
 }
 
@@ -110,7 +110,7 @@ impl Hold {
     /// Releases a granted hold.
     async fn give_back(&mut self, info: &ReleaseInfo) -> Asked<Release> {
         let Some(place) = self.place.clone() else { return Ok(Release::NotHeld) };
-        // Which hold entered which is not recorded: only the first is known to enclose all others.
+        // The order in which holds entered is not recorded: only the first hold is known to enclose all others.
         let whole = self.root && info.scope == Scope::Tree;
         let mut extras = Extras { run: true, folders: false, nodes: true };
         for nth in 0..LOOKS {
@@ -122,7 +122,7 @@ impl Hold {
         Err(failure::unsettled().into())
     }
 
-    /// One attempt at that, by what keeps the lock, if that was read. `None` if something changed meanwhile, or was refused.
+    /// Tries once to give back the hold, by the mark and holds if `kept` has them. Returns `None` after a change or a refusal.
     async fn try_to_give_back(
         &mut self,
         info: &ReleaseInfo,
@@ -165,7 +165,7 @@ impl Hold {
                 return Ok(Some(Release::StillHeld(u32::try_from(others).unwrap_or(u32::MAX))));
             }
             Some(Ok(Reply::AllDone { .. })) => {
-                // Holds nested in this one that are left over end with their sessions; they need not be seen until then.
+                // The nested holds that remain end with their sessions. No reader needs to see them until then.
                 let start = holds_of(&guid(&self.token));
                 let nested = left.into_iter().filter(|name| name.starts_with(&start));
                 self.stale.extend(nested.map(|name| Stale { path: format!("{meta}/{name}"), says: None }));
@@ -176,9 +176,9 @@ impl Hold {
                 }
                 return Ok(Some(Release::Released));
             }
-            // Removed from outside. What is left of them goes with the session.
+            // Some nodes were removed from outside. The rest of them goes with the session.
             Some(Ok(Reply::RolledBack { at, code: Code::NoNode })) if of_nodes.contains(&at) => extras.nodes = false,
-            // A release needs no history: that can't be written, or has the hold's end already.
+            // A release needs no history: the entry can't be written, or exists already.
             Some(Ok(Reply::RolledBack { at, code })) if run.is_some() && at == last => {
                 extras.run = code == Code::NoNode && !extras.folders;
                 if extras.run {
@@ -188,20 +188,20 @@ impl Hold {
                 }
             }
             Some(Ok(Reply::RolledBack { at: 0 | 1, code: Code::NoNode })) => return Ok(Some(Release::NotHeld)),
-            // A hold was entered or left, or the mark was removed.
+            // A hold entered or left, or the mark was removed.
             Some(Ok(Reply::RolledBack { code: Code::BadVersion | Code::NoNode, .. })) => {}
             answer => return Err(unexpected(answer).into()),
         }
         Ok(None)
     }
 
-    /// Takes back what an attempt may have done that was not seen to be granted.
+    /// Undoes an attempt that may have been granted without this process seeing the answer.
     async fn undo(&mut self, run_state: Option<RunState>) -> Asked<Release> {
         if self.session.is_none() {
             return Ok(Release::NotHeld);
         }
         if !self.root {
-            // What was entered is its owner's; only this hold in it is given back, if it is there.
+            // The outer hold is its owner's. Only this nested hold is given back, if it exists.
             let seen = self.read_line(true).await?;
             self.place = self.owners_place(&seen).await?;
             return self.give_back(&ReleaseInfo::UNDO).await;
@@ -213,7 +213,7 @@ impl Hold {
         let beat = self.beat();
         let mark = self.place.as_ref().map(|_| self.names.mark(&guid(&self.token)));
         let place = self.place.clone();
-        // As long as it is the first contender, no other one changes that.
+        // While this contender is first, no other one changes the run records.
         let changes = self.ending(run_state).await?;
         let mut requests: Vec<_> = changes.iter().map(Change::step).collect();
         let ended = requests.len();
@@ -226,7 +226,7 @@ impl Hold {
         if let Some(answer) = answers.iter().find(|answer| !matches!(answer, Ok(_) | Err(Code::NoNode | Code::BadVersion))) {
             return Err(unexpected(Some(answer.clone())).into());
         }
-        // The node that renewals write is made by the grant alone.
+        // Only the grant makes the node that renewals write.
         Ok(if matches!(answers.get(ended), Some(Ok(_))) { Release::Released } else { Release::NotHeld })
     }
 }

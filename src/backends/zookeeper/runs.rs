@@ -1,21 +1,21 @@
 //! The run records that earlier runs leave for later ones: at-least, skew guard, and once.
 //!
-//! They are one node next to the lock, written in the transaction that grants. The server's clock is what it writes into the nodes
-//! that are made: a run began when its record was written, and it is now when a node is made for that. It is the leader's, so that
-//! another leader's may go ahead or behind: what began in the future refuses once, and by more than its length nothing else.
+//! The run records are one node next to the lock, written in the transaction that grants. The server writes its clock into each new node. A
+//! run began when its record was written, and a node made for that purpose tells the present time. The clock is the leader's, so another
+//! leader's may be ahead or behind. A start in the future denies a once-run, and delays others by its length at most.
 //!
 //! The worst interleavings:
-//! - **The answer to a grant is lost:** the mark of the grant was made in the same transaction. Asked again, it is there, and no
-//!   run is recorded anew.
-//! - **A contender joins the queue between a look and the joining:** the joining can't tell. So a run is recorded by a contender that is known
-//!   to be first, in a step of its own.
-//! - **Another process takes and frees the lock between a try's look and its step**, which has no run to record: each grant writes the
-//!   lock's own node, and the step is done only in the version that was read before all that it was judged by. Readers, which come
-//!   together, don't: they look at the run records after they joined, and take their grant back if need be.
-//! - **The session ends between being first and the grant:** that checks the contender's node, and records nothing then.
-//! - **At-least delays a waiter:** it stays first, without a mark of its grant. So others see that the lock has no holder,
-//!   and other libraries don't take it either.
-//! - **A release is late:** it writes the outcome only into the record of its own fence, in the version that it has read.
+//! - **The answer to a grant is lost:** the same transaction made the grant's mark. A repeated request finds the mark, and records no new
+//!   run.
+//! - **A contender joins the queue between a look and the joining:** the joining can't detect that. So only a contender that is known to be
+//!   first records a run, in a separate step.
+//! - **Another process takes and frees the lock between a look and its step**, which has no run to record. Each grant writes the lock's own
+//!   node, and the step requires the version that was read before the judged data. Readers, which come together, don't: they read the run
+//!   records after they joined, and take their grant back if need be.
+//! - **The session ends between becoming first and the grant:** the grant checks the contender's node, and records nothing then.
+//! - **At-least delays a waiter:** it stays first, without a grant's mark. So the lock shows no holder, and other libraries can't take it
+//!   either.
+//! - **A release is late:** it writes the outcome only into the record of its own fence, in the version that it read.
 
 use super::{
     failure::Asked,
@@ -32,15 +32,15 @@ use crate::{
 #[derive(Clone, Debug, Default)]
 pub(super) struct Runs {
     pub(super) record: RunRecord,
-    /// Of the node; `None` if it isn't there.
+    /// The node's version; `None` if the node doesn't exist.
     version: Option<i32>,
 }
 
-/// What a contender is judged by.
+/// The data that a contender is judged by.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Basis {
     pub(super) runs: Runs,
-    /// The version of the lock's own node, which each grant writes, before that.
+    /// The version of the lock's own node, which each grant writes, from before the run records were read.
     pub(super) version: i32,
     /// The server's time in ms, if it was asked for.
     pub(super) now: Option<u64>,
@@ -50,10 +50,10 @@ pub(super) struct Basis {
 #[derive(Clone, Debug)]
 pub(super) struct Change {
     path: String,
-    /// `None` to remove the node.
+    /// The new data; `None` removes the node.
     data: Option<Vec<u8>>,
     before: Option<i32>,
-    /// The records after that.
+    /// The records after the change.
     then: Runs,
 }
 
@@ -67,7 +67,7 @@ impl Change {
         }
     }
 
-    /// The records once it is done; `None` if the time of that is not known.
+    /// Returns the records after the change; `None` if its time is not known.
     pub(super) fn done(self, at: Option<i64>) -> Option<Runs> {
         let mut runs = self.then;
         fill(&mut runs.record, at?);
@@ -75,7 +75,7 @@ impl Change {
     }
 }
 
-/// What is written can't name its own time.
+/// Fills in the time of the write, which written data can't contain.
 fn fill(record: &mut RunRecord, written: i64) {
     let times = [record.cooldown.as_mut().map(|cooldown| &mut cooldown.at_ms), record.start.as_mut().map(|start| &mut start.at_ms)];
     for at_ms in times.into_iter().flatten().filter(|at_ms| **at_ms == 0) {
@@ -83,13 +83,13 @@ fn fill(record: &mut RunRecord, written: i64) {
     }
 }
 
-/// Whether a run with this request is recorded.
+/// Returns whether a run with this request is recorded.
 pub(super) fn records(request: &Request) -> bool {
     request.run_policy.as_ref().is_some_and(RunPolicy::record_anything)
 }
 
 impl Runs {
-    /// From the answer to reading [`Names::runs`].
+    /// Reads the records from the answer to reading [`Names::runs`].
     pub(super) fn read(answer: Option<Answer>) -> Result<Self> {
         match answer {
             Some(Ok(Reply::Data { data, stat })) => {
@@ -102,7 +102,7 @@ impl Runs {
         }
     }
 
-    /// Whether the time tells whether a request with these run policy is refused.
+    /// Returns whether the time decides if a request with this run policy is denied.
     fn matter_to(&self, run_policy: Option<&RunPolicy>) -> bool {
         let guarded = run_policy.is_some_and(|run_policy| run_policy.skew_guard.is_some());
         self.record.cooldown.as_ref().is_some_and(|cooldown| cooldown.at_least_ms > 0 || guarded && cooldown.guard_ms > 0)
@@ -115,23 +115,23 @@ impl Runs {
         Change { path: path.to_owned(), data, before: self.version, then: Self { record, version } }
     }
 
-    /// What records the outcome of the run of the hold with this fence.
+    /// Returns the change that records the outcome of the run of the hold with this fence.
     pub(super) fn end(&self, names: &Names, fence: Fence, stage: RunState) -> Option<Change> {
         let mut record = self.record.clone();
         record.end(fence, stage).then(|| self.change(&names.runs(), record))
     }
 
-    /// What removes the node at this path; `None` if it isn't there, or its records still count.
+    /// Returns the change that removes the node at this path; `None` if it doesn't exist, or its records still count.
     pub(super) fn removal(&self, path: &str, now_ms: u64) -> Option<Change> {
         (self.version.is_some() && self.record.relevant(now_ms).is_zero()).then(|| self.change(path, RunRecord::default()))
     }
 }
 
 impl Basis {
-    /// What records the run that follows.
+    /// Returns the change that records the next run.
     pub(super) fn begin(&self, names: &Names, request: &Request, fence: Fence) -> Option<Change> {
         let mut record = self.runs.record.clone();
-        // Where the time was not asked for it makes no difference.
+        // If the time was not asked for, it makes no difference.
         record.begin(request, fence, self.now.unwrap_or_default());
         if let Some(cooldown) = record.cooldown.as_mut().filter(|cooldown| cooldown.fence == fence) {
             cooldown.at_ms = 0;
@@ -143,17 +143,17 @@ impl Basis {
     }
 }
 
-/// A node that is made and dropped to learn the time.
+/// Returns the path of a node that is made and removed to learn the time.
 pub(super) fn moment(folder: &str) -> String {
     format!("{folder}/%now-{:016x}", random())
 }
 
-/// What does that.
+/// Returns the requests that make and remove it.
 pub(super) fn ask_time(path: &str) -> [Ask<'_>; 2] {
     [Ask::Create(path, &[], Node::Ephemeral), Ask::Delete(path)]
 }
 
-/// The time in ms, by the answer to the first of these.
+/// Returns the time in ms, from the answer to the first of these requests.
 pub(super) fn time(answer: Option<&Answer>) -> Option<u64> {
     match answer {
         Some(Ok(Reply::Made { stat, .. })) => u64::try_from(stat.ctime).ok(),
@@ -162,7 +162,7 @@ pub(super) fn time(answer: Option<&Answer>) -> Option<u64> {
 }
 
 impl Hold {
-    /// The queue, what lies next to the lock, and what a contender is judged by; the time too where that is likely to matter.
+    /// Reads the queue, the nodes next to the lock, and the data that a contender is judged by. Reads the time if it is likely to matter.
     pub(super) async fn read_all(&mut self, request: &Request) -> Asked<Seen> {
         let Names { lock, meta, .. } = self.names.clone();
         let (runs, moment) = (self.names.runs(), moment(self.names.folder()));
@@ -172,13 +172,13 @@ impl Hold {
         }
         let synced = asks.len();
         asks.extend([Ask::Exists(&meta), Ask::Children(&lock), Ask::Children(&meta), Ask::Read(&runs)]);
-        // A waiter asks for the time when its turn comes.
+        // A waiter asks for the time once it is first.
         let timed = request.run_policy.is_some() && !request.waiting;
         asks.extend(timed.then(|| ask_time(&moment)).into_iter().flatten());
         let mut answers = self.ask(&asks).await?.into_iter().skip(synced);
         let version = match answers.next() {
             Some(Ok(Reply::Stat(stat))) => stat.version,
-            // As it will be when it is made.
+            // The version that the node will have after its creation.
             Some(Err(Code::NoNode)) => 0,
             answer => return Err(unexpected(answer).into()),
         };
@@ -188,7 +188,7 @@ impl Hold {
         Ok(Seen { basis: Some(Basis { runs, version, now }), ..seen })
     }
 
-    /// Why the run policy denies the lock to a contender that may have it.
+    /// Returns why the run policy denies the lock to a contender that no other contender blocks.
     pub(super) async fn judge(&mut self, run_policy: Option<&RunPolicy>, basis: &mut Basis) -> Asked<Option<Box<Denial>>> {
         if !basis.runs.matter_to(run_policy) {
             return Ok(None);
@@ -204,13 +204,13 @@ impl Hold {
         Ok(basis.runs.record.judge(run_policy, &self.token, basis.now.unwrap_or_default()).map(Box::new))
     }
 
-    /// What records the outcome of this hold's run, if it has one.
+    /// Returns the change that records the outcome of this hold's run, if it has one.
     pub(super) async fn ending(&mut self, stage: Option<RunState>) -> Asked<Option<Change>> {
-        // The outcome of a nested hold is nothing to the run around it.
+        // The outcome of a nested hold does not concern the outer run.
         let (Some(stage), Some(fence), true) = (stage, self.place.as_ref().map(|place| place.fence), self.root) else {
             return Ok(None);
         };
-        // Only the first attempt uses what is known.
+        // Only the first attempt uses the known records.
         let runs = if let Some(runs) = self.runs.take() {
             runs
         } else {

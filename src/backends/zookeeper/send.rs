@@ -1,4 +1,4 @@
-//! Requests as the client library has them, and its answers as data.
+//! Converts requests to the client library's calls, and its answers to data.
 
 use std::{future::Future, pin::Pin};
 
@@ -12,7 +12,7 @@ use crate::lock::{Error, Kind};
 
 type Sent<'a> = Pin<Box<dyn Future<Output = Asked<Answer>> + 'a>>;
 
-/// Sends a request at once; its future is the answer.
+/// Sends a request at once. The returned future is the answer.
 pub(super) fn send<'a>(client: &'a Client, request: &Ask<'a>, acls: Acls<'static>) -> Sent<'a> {
     match *request {
         Ask::Create(path, data, node) => {
@@ -95,7 +95,7 @@ fn transact<'a>(client: &'a Client, steps: &[Ask<'_>], acls: Acls<'static>) -> S
     })
 }
 
-/// Some servers tell nothing of what a transaction made but its path.
+/// Returns the node that a transaction step made. Some servers return only its path.
 fn made(step: MultiWriteResult) -> Option<(String, Option<Stat>)> {
     match step {
         MultiWriteResult::Create { path, stat } => Some((path, (!stat.is_invalid()).then_some(stat))),
@@ -112,7 +112,7 @@ fn mode(node: Node) -> CreateMode {
     }
 }
 
-/// A denial is an answer; all else says something of the session or of the way to the server.
+/// Converts a denial to an answer. All other errors concern the session or the way to the server.
 fn answer(outcome: Result<Reply, zookeeper_client::Error>) -> Asked<Answer> {
     match outcome {
         Ok(reply) => Ok(Ok(reply)),

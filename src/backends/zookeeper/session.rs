@@ -1,12 +1,12 @@
-//! A session: what ephemeral nodes last as long as, over whichever server.
+//! A session: the lifetime of ephemeral nodes, over any server.
 //!
-//! There is one for each hold, so that the session's timeout is the hold's lease. The client library keeps it alive as
-//! long as this process runs its runtime; what the core believes in are its own renewals alone. A hold that outlives its
-//! process gives its session away: nothing keeps that alive but what is asked over it.
+//! Each hold has a session of its own, so that the session's timeout is the hold's lease. The client library keeps it alive as long as this
+//! process runs its runtime; the core relies only on its own renewals. A hold that outlives its process gives its session away: only the
+//! requests over that session keep it alive.
 //!
-//! A session ends when [`Session::close`] says so, or by itself a timeout after its client is gone: dropped, it is left as
-//! a crash would leave it. Only one that merely looks, or that is no longer waited for when it comes about, is ended
-//! whatever becomes of it. Ending takes place in the background, and each question waits for it at last.
+//! A session ends by [`Session::close`], or by itself a timeout after its client is gone: a dropped session stays as after a crash. Only a
+//! visiting session, or one that is no longer waited for when it is opened, is always ended. Ending takes place in the background, and each
+//! request waits for that at the end.
 
 use std::{
     future::Future,
@@ -29,36 +29,36 @@ use super::{
 };
 use crate::lock::{self, Error, Key, Kind, Result};
 
-/// The ensemble, and how to get at it.
+/// The ensemble, and the means to connect to it.
 #[derive(Clone)]
 pub(super) struct Ensemble {
     pub(super) options: Arc<Options>,
-    /// Sessions that come about or are being ended.
+    /// Sessions that are being opened or ended.
     background: Arc<Mutex<Vec<JoinHandle<()>>>>,
 }
 
-/// What a session is for.
+/// The purpose of a session.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Purpose {
     /// A hold that lasts as long as this process keeps it.
     Hold,
-    /// A hold that is handed over to the process that takes the session up.
+    /// A hold that is handed over to the process that resumes the session.
     HandedOver,
-    /// Nothing but looking.
+    /// Reading only.
     Visit,
 }
 
-/// What a session is asked for that only looks; as short as servers usually give one.
+/// The timeout that a visiting session asks for, about the shortest that servers usually give.
 pub(super) const VISIT: Duration = Duration::from_secs(4);
 
-/// How long the end of sessions is waited for. It goes on after that, as long as this process does; a lock that is free
-/// already must not keep its user waiting.
+/// How long dlock waits for sessions to end. Their end goes on after that, as long as this process does. A lock that is free already must
+/// not keep its user waiting.
 const GOODBYE: Duration = Duration::from_millis(250);
 
-/// The longest that the protocol can ask for.
+/// The longest timeout in the protocol.
 pub(super) const LONGEST: Duration = Duration::from_millis(i32::MAX as u64);
 
-/// Ready when something happened to a node, or to the session.
+/// Completes when something happened to a node, or to the session.
 pub(super) type Watch = Pin<Box<dyn Future<Output = ()>>>;
 
 impl Ensemble {
@@ -71,14 +71,14 @@ impl Ensemble {
     }
 
     fn in_background(&self, work: impl Future<Output = ()> + Send + 'static) {
-        // With its runtime, all of this process's sessions are gone.
+        // All of this process's sessions end with its runtime.
         let Ok(runtime) = Handle::try_current() else { return };
         let mut tasks = self.background.lock().unwrap_or_else(PoisonError::into_inner);
         tasks.retain(|task| !task.is_finished());
         tasks.push(runtime.spawn(work));
     }
 
-    /// Waits for a while until sessions that should end have ended.
+    /// Waits, up to a limit, until ending sessions have ended.
     pub(super) async fn tidy(&self) {
         let tasks = std::mem::take(&mut *self.background.lock().unwrap_or_else(PoisonError::into_inner));
         if !tasks.is_empty() {
@@ -91,15 +91,15 @@ impl Ensemble {
         }
     }
 
-    /// Asks something, and waits for that too.
+    /// Does a request, and waits likewise after it.
     pub(super) async fn tidied<T>(&self, asked: impl Future<Output = T>) -> T {
         let outcome = asked.await;
         self.tidy().await;
         outcome
     }
 
-    /// A silent server is left for another in time for several renewals; no node is taken up or left behind by that. The
-    /// library ends no session by itself.
+    /// Returns a connector that leaves a silent server in time for several renewals, without creating or leaving a node. The library ends
+    /// no session by itself.
     fn connector(&self, timeout: Duration, relay: &Relay) -> Connector {
         let (scheme, proof) = relay.login();
         let silence = (timeout / 6).clamp(Duration::from_millis(300), Duration::from_secs(5));
@@ -123,30 +123,30 @@ impl Ensemble {
 /// One session.
 pub(super) struct Session {
     pub(super) id: i64,
-    /// As negotiated: what the session lasts after it was last heard of.
+    /// The negotiated timeout: how long the session lasts without a request.
     pub(super) timeout: Duration,
     client: Option<Client>,
-    /// What goes between the client and the servers.
+    /// The relay between the client and the servers.
     relay: Option<Relay>,
-    /// The session is given away to the next owner, so that nothing of it may be kept here.
+    /// The session is given away to the next owner, so this process must not keep it alive.
     given_away: bool,
-    /// What this session is known by.
+    /// The session's id and password.
     known: Option<lock::Session>,
-    /// A question was not answered before it was given up. A watch that is given up says nothing of the server.
+    /// Whether a request was given up before its answer. A watch that is given up says nothing about the server.
     unanswered: bool,
-    /// Whether it is ended when it is dropped.
+    /// Whether the session ends when it is dropped.
     ends: bool,
     ensemble: Ensemble,
 }
 
 impl Session {
-    /// A new session, of the nearest timeout that the server gives.
+    /// Opens a new session, with the nearest timeout that the server gives.
     pub(super) async fn open(ensemble: &Ensemble, timeout: Duration, purpose: Purpose) -> Result<Self> {
         let (give, take) = oneshot::channel();
         let there = ensemble.clone();
         ensemble.in_background(async move {
             let opened = Self::opened(&there, timeout, purpose).await;
-            // The server may have made it although the question was given up meanwhile.
+            // The server may have opened it although the request was given up meanwhile.
             if let Err(Ok(unwanted)) = give.send(opened) {
                 unwanted.end().await;
             }
@@ -170,7 +170,7 @@ impl Session {
         })
     }
 
-    /// A session that another process handed over, and what it lasts.
+    /// Returns a session that another process handed over, with its timeout.
     pub(super) fn handed_over(ensemble: &Ensemble, session: lock::Session, timeout: Duration) -> Self {
         Self {
             id: session.id,
@@ -185,7 +185,7 @@ impl Session {
         }
     }
 
-    /// What another process needs to take the session up.
+    /// Returns the data that another process needs to resume the session.
     pub(super) fn password(&self) -> Option<lock::Session> {
         self.known
     }
@@ -194,7 +194,7 @@ impl Session {
         self.given_away
     }
 
-    /// What another process needs to take up a session that is given away.
+    /// Returns the data that another process needs to resume a session that is given away.
     pub(super) fn hand_over(&self) -> Option<lock::Session> {
         self.known.filter(|_| self.given_away)
     }
@@ -207,8 +207,8 @@ impl Session {
         Ok(())
     }
 
-    /// The client and its relay; taken out of a session that is given away, so that a question that is
-    /// given up doesn't keep that alive.
+    /// Returns the client and its relay. They are taken out of a session that is given away, so that a dropped request doesn't keep that
+    /// session alive.
     async fn reach(&mut self) -> Asked<Reached<'_>> {
         if self.client.is_none() {
             self.take_up().await?;
@@ -224,14 +224,14 @@ impl Session {
         Ok(reached)
     }
 
-    /// Asks several things in one go. What was asked once is done, even if it is not awaited any more.
+    /// Sends several requests in one batch. They are done even if their answers are not awaited.
     pub(super) async fn ask(&mut self, requests: &[Ask<'_>]) -> Asked<Vec<Answer>> {
         let reached = self.reach().await?;
         reached.session.unanswered = true;
         let mut answers = Vec::with_capacity(requests.len());
         {
             let client = reached.client()?;
-            // Each is sent when its future is made.
+            // Creating the future sends the request.
             let asked: Vec<_> = requests.iter().map(|request| send(client, request, reached.session.ensemble.acls())).collect();
             for answer in asked {
                 answers.push(answer.await);
@@ -241,7 +241,7 @@ impl Session {
         answers.into_iter().collect()
     }
 
-    /// Watches a node; `None` if it isn't there.
+    /// Watches a node; returns `None` if it doesn't exist.
     pub(super) async fn watch(&mut self, path: &str) -> Asked<Option<Watch>> {
         let reached = self.reach().await?;
         let answer = reached.client()?.check_and_watch_stat(path).await;
@@ -254,7 +254,7 @@ impl Session {
         watch
     }
 
-    /// Watches the children of a directory, which must exist: their names, and what tells that they have changed.
+    /// Watches the children of a directory, which must exist. Returns their names, and a watch for their change.
     pub(super) async fn watch_children(&mut self, path: &str) -> Asked<(Vec<String>, Watch)> {
         let reached = self.reach().await?;
         let answer = reached.client()?.list_and_watch_children(path).await;
@@ -266,8 +266,8 @@ impl Session {
         watch
     }
 
-    /// Ends the session and all that is ephemeral of it, in the background: only one that holds nothing any more, so that
-    /// the end need not be waited for.
+    /// Ends the session and its ephemeral nodes, in the background. The session must hold nothing any more, so that its end need not be
+    /// waited for.
     pub(super) fn close(self) {
         let ensemble = self.ensemble.clone();
         ensemble.in_background(self.end());
@@ -281,7 +281,7 @@ impl Session {
         goodbye(client, relay, self.timeout).await;
     }
 
-    /// Asks without waiting for the answer.
+    /// Sends requests without waiting for the answers.
     pub(super) fn tell(&self, requests: &[Ask<'_>]) {
         if let Some(client) = &self.client {
             for request in requests {
@@ -290,7 +290,7 @@ impl Session {
         }
     }
 
-    /// Leaves a session that is given away to itself: it lasts its timeout from now.
+    /// Stops keeping alive a session that is given away: it lasts its timeout from now.
     pub(super) fn let_go(&mut self) {
         if self.given_away {
             (self.client, self.relay) = (None, None);
@@ -306,14 +306,14 @@ impl Drop for Session {
     }
 }
 
-/// Ends a session. By itself it would end at the latest so long after.
+/// Ends a session, which would end by itself after `timeout` at the latest.
 async fn goodbye(client: Client, relay: Relay, timeout: Duration) {
     let mut states = client.state_watcher();
     if client.state().is_terminated() {
         return;
     }
     relay.end_session();
-    // It goes once it has heard all that it asked for; then the server is told.
+    // The client ends once all its requests are answered. The server is told then.
     drop(client);
     within(timeout, async {
         let last = loop {
@@ -329,7 +329,7 @@ async fn goodbye(client: Client, relay: Relay, timeout: Duration) {
     .await;
 }
 
-/// A session's client while something is asked of it.
+/// A session's client during a request.
 struct Reached<'a> {
     session: &'a mut Session,
     client: Option<(Client, Relay)>,
@@ -351,7 +351,7 @@ impl Reached<'_> {
         self.session.unanswered = false;
     }
 
-    /// What was asked before is not answered: the client goes on with its session by way of another server.
+    /// Continues the session by way of another server. Earlier requests stay unanswered.
     async fn by_another_server(&mut self) -> Asked<()> {
         let client = self.client()?;
         let mut states = client.state_watcher();
@@ -393,6 +393,6 @@ fn not_watched(error: zookeeper_client::Error) -> Fault {
 
 async fn something(watcher: OneshotWatcher) {
     let event = watcher.changed().await;
-    // Session events other than its end are none of a one-shot watcher's.
+    // A one-shot watcher gets no session events but the session's end.
     debug_assert!(event.event_type != EventType::Session || event.session_state.is_terminated());
 }

@@ -1,4 +1,4 @@
-//! Which lock libraries share a lock on ZooKeeper.
+//! The lock libraries that share a lock on ZooKeeper.
 
 use super::{Options, names::Names};
 use crate::lock::{Key, Library, Sharing};
@@ -27,7 +27,7 @@ pub(in crate::backends) const LIBRARIES: [Library; 6] = [
     ),
 ];
 
-/// What each library is given for a lock.
+/// Returns each library's argument for a lock.
 pub fn sharing(options: &Options, key: &Key) -> Sharing {
     Sharing::new(Names::new(&options.chroot, &options.namespace, key).lock, &LIBRARIES, &[])
 }

@@ -1,4 +1,4 @@
-//! What is asked of the servers, as data: several things go out in one go, and a transaction is one of them.
+//! Requests to the servers, as data. Several are sent in one batch, and one of them may be a transaction.
 
 pub(super) use zookeeper_client::Stat;
 
@@ -8,7 +8,7 @@ pub(super) enum Code {
     NoNode,
     NodeExists,
     NotEmpty,
-    /// It was written or removed since it was read.
+    /// The node was written or removed since it was read.
     BadVersion,
     NoAuth,
     InvalidAcl,
@@ -16,49 +16,49 @@ pub(super) enum Code {
     QuotaExceeded,
     Throttled,
     SessionMoved,
-    /// The parent is ephemeral, so that nothing can lie below it.
+    /// The parent is ephemeral, so it can have no children.
     NoChildren,
     Other(String),
 }
 
-/// What kind of node is made.
+/// The kind of a new node.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Node {
     Persistent,
-    /// Gone with its session.
+    /// The node ends with its session.
     Ephemeral,
-    /// The same, with a number at the end of its name that rises within its parent.
+    /// An ephemeral node with a number at the end of its name, which rises within its parent.
     Contender,
-    /// Removed by the server once its children are gone.
+    /// The server removes the node once its children are gone.
     Container,
 }
 
-/// One thing to be done; within a transaction only those that change or check something.
+/// One request. A transaction may contain only requests that change or check something.
 #[derive(Clone, Debug)]
 pub(super) enum Ask<'a> {
     Create(&'a str, &'a [u8], Node),
     Delete(&'a str),
-    /// Only if it is of this version still.
+    /// Deletes the node only in this version.
     DeleteSince(&'a str, i32),
     Exists(&'a str),
     Read(&'a str),
     Write(&'a str, &'a [u8]),
-    /// Only if it is of this version still.
+    /// Writes the node only in this version.
     WriteSince(&'a str, &'a [u8], i32),
     Children(&'a str),
-    /// What follows in this session sees all that was done before anywhere.
+    /// Lets later requests in this session see everything that was done before, on any server.
     Sync(&'a str),
-    /// The node is there, in whatever version.
+    /// Requires that the node exists, in any version.
     Check(&'a str),
-    /// All or nothing.
+    /// A transaction: all or nothing.
     All(Vec<Ask<'a>>),
 }
 
-/// What a request was answered with.
+/// The answer to a request.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum Reply {
     Done,
-    /// A transaction was done, which made this node first, and this one last if it made several.
+    /// The transaction was done. It made this node first, and this one last if it made several.
     AllDone {
         made: Option<(String, Option<Stat>)>,
         last: Option<String>,
@@ -73,12 +73,12 @@ pub(super) enum Reply {
         stat: Stat,
     },
     Children(Vec<String>),
-    /// A transaction was refused because of the step at this place; nothing of it was done.
+    /// The transaction was refused because of the step at this index. Nothing of it was done.
     RolledBack {
         at: usize,
         code: Code,
     },
 }
 
-/// What one request was answered with, or refused.
+/// The answer to one request, or its denial.
 pub(super) type Answer = Result<Reply, Code>;
