@@ -77,7 +77,7 @@ impl Policy {
 impl Often {
     /// Returns how long the last start counts: no run may start while the last start is younger.
     ///
-    /// For a period it is half: two ticks of a schedule that are closer together count as one.
+    /// The window of a period is half of it: two ticks of a schedule that are closer together count as one.
     pub fn window(&self) -> Option<Duration> {
         match self {
             Self::Always => None,
