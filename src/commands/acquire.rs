@@ -32,7 +32,7 @@ pub struct Args {
     pub wanted: WantedArgs,
 }
 
-/// What `dlock acquire` is to do, checked.
+/// The validated settings of `dlock acquire`.
 #[derive(Clone, Debug)]
 pub struct AcquireSettings {
     /// What is taken; with no TTL where a keeper renews it.
@@ -44,7 +44,7 @@ pub struct AcquireSettings {
 /// Takes the lock and prints its token. If the token can't be printed, the lock is given back.
 ///
 /// # Errors
-/// What kept the store from answering; nothing is left behind as far as it can be reached.
+/// The store's error; nothing is left behind as far as it can be reached.
 pub fn run(settings: &AcquireSettings, context: &Context) -> Result<u8> {
     match settings.while_pid {
         Some(pid) => kept::run(settings, pid, context),

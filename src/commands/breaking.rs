@@ -77,14 +77,14 @@ impl Ending {
     }
 }
 
-/// What `dlock break` is to do, checked.
+/// The validated settings of `dlock break`.
 #[derive(Clone, Debug)]
 pub struct BreakSettings {
-    /// Which lock.
+    /// The lock's key.
     pub key: Key,
     /// Which hold; `None` for the one that has the lock.
     pub fence: Option<Ending>,
-    /// Why.
+    /// The operator's reason.
     pub reason: Option<String>,
     /// Don't ask for confirmation.
     pub yes: bool,
@@ -95,7 +95,7 @@ pub struct BreakSettings {
 /// Breaks the lock.
 ///
 /// # Errors
-/// What kept the store from answering, and what is missing to break it.
+/// The store's error, and what is missing to break it.
 pub async fn run(settings: BreakSettings, context: &Context) -> Result<u8> {
     let out = &context.out;
     let decision = (settings.yes, settings.reason.as_deref());

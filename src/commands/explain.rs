@@ -26,7 +26,7 @@ pub struct Args {
     pub run: run::Args,
 }
 
-/// What `dlock explain` is to do, checked.
+/// The validated settings of `dlock explain`.
 #[derive(Clone, Debug)]
 pub struct ExplainSettings {
     /// The run.
@@ -38,7 +38,7 @@ pub struct ExplainSettings {
 /// Shows it.
 ///
 /// # Errors
-/// What kept the store from answering.
+/// The store's error.
 pub async fn run(settings: ExplainSettings, context: &Context) -> Result<u8> {
     let mut backend = super::open(context);
     let run = &settings.run;

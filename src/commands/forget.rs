@@ -32,21 +32,21 @@ pub struct Args {
     pub yes: bool,
 }
 
-/// What `dlock forget` is to do, checked.
+/// The validated settings of `dlock forget`.
 #[derive(Clone, Debug)]
 pub struct ForgetSettings {
-    /// Which lock.
+    /// The lock's key.
     pub key: Key,
-    /// Why.
+    /// The operator's reason.
     pub reason: Option<String>,
-    /// Without a question.
+    /// Whether to skip the confirmation.
     pub yes: bool,
 }
 
 /// Removes the run records.
 ///
 /// # Errors
-/// What kept the store from answering, and an incomplete decision.
+/// The store's error, and an incomplete decision.
 pub async fn run(settings: ForgetSettings, context: &Context) -> Result<u8> {
     let out = &context.out;
     let decision = (settings.yes, settings.reason.as_deref());

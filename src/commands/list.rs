@@ -57,7 +57,7 @@ pub enum SortBy {
     Wait,
 }
 
-/// What `dlock list` is to do, checked.
+/// The validated settings of `dlock list`.
 #[derive(Clone, Debug)]
 pub struct ListSettings {
     /// The start of the keys to be shown; empty for all.
@@ -77,7 +77,7 @@ pub struct ListSettings {
 /// Shows the held locks of the namespace.
 ///
 /// # Errors
-/// What kept the store from answering; of several looks, the first.
+/// The store's error; of several looks, the first.
 pub async fn run(settings: ListSettings, context: &Context) -> Result<u8> {
     // Before the store's client starts a thread, which would get them.
     let signals = settings.watch.map(|_| Signals::new()).transpose();

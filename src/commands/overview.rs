@@ -80,7 +80,7 @@ const EACH: usize = 50;
 /// `tell` reduces each key's runs to what the caller keeps: a store has too many to hold all of them here at once.
 ///
 /// # Errors
-/// What kept the store from answering.
+/// The store's error.
 pub async fn each<T>(
     backend: &mut dyn Backend,
     start: &str,

@@ -53,7 +53,7 @@ pub enum Taken<S> {
 /// Takes the locks, or says why not. `program` is what they are held for.
 ///
 /// # Errors
-/// What kept the store from answering; nothing is left behind as far as it can be reached.
+/// The store's error; nothing is left behind as far as it can be reached.
 pub async fn take<S>(
     wanted: &Wanted,
     detached: bool,
@@ -84,7 +84,7 @@ pub async fn take<S>(
     let stop = waiting.ticking(stop);
     let outcome = acquire_all(&mut claims, &clock, wanted.patience, context.limits(), stop, |key, busy| waiting.update(key, busy)).await;
     waiting.clear();
-    // All are clients of one store.
+    // All claims use one store.
     if let Some(Claim { backend, .. }) = claims.first_mut() {
         context.tell(&mut **backend);
     }

@@ -151,7 +151,7 @@ pub fn walk(root: i32, spared: &[Process], mut see: impl FnMut(&Found)) -> io::R
     if me.to_str().and_then(|pid| pid.parse().ok()) != Some(getpid().as_raw_pid()) {
         return Err(io::Error::other("/proc belongs to another PID namespace"));
     }
-    // Without such lists, or where this one is hidden.
+    // The kernel has no such lists, or the root is hidden.
     let Some(first) = look(root).and_then(|top| Some((top, top.children()?))) else { return walk_host(root, spared, &mut see) };
     let mut shown = HashSet::new();
     let mut todo = VecDeque::from([first]);
@@ -166,7 +166,7 @@ pub fn walk(root: i32, spared: &[Process], mut see: impl FnMut(&Found)) -> io::R
                 continue;
             }
             let below = process.children().unwrap_or_default();
-            // A list is that of this process only if the number was still its own afterwards.
+            // The list belongs to this process only if the PID was still its own afterwards.
             if !below.is_empty() && (process.is_hidden() || look(pid).is_some_and(|now| now.is(&process))) {
                 todo.push_back((process, below));
             }
@@ -176,7 +176,7 @@ pub fn walk(root: i32, spared: &[Process], mut see: impl FnMut(&Found)) -> io::R
     Ok(())
 }
 
-/// As [`walk`] where the kernel keeps no lists of children: looks at every process of the host.
+/// Does the same as [`walk`] where the kernel has no lists of children: reads every process of the host.
 fn walk_host(root: i32, spared: &[Process], see: &mut dyn FnMut(&Found)) -> io::Result<()> {
     let mut children: HashMap<i32, Vec<Process>> = HashMap::new();
     for entry in std::fs::read_dir("/proc")? {
@@ -187,7 +187,7 @@ fn walk_host(root: i32, spared: &[Process], see: &mut dyn FnMut(&Found)) -> io::
     }
     let mut todo = VecDeque::from([root]);
     while let Some(parent) = todo.pop_front() {
-        // Each list is taken out once, so that a loop, which a racing look could show, ends.
+        // Each list is removed when used, so that a loop from a racing read ends.
         for process in children.remove(&parent).unwrap_or_default() {
             if process.pid == root || spared.iter().any(|spared| spared.is(&process)) {
                 continue;
@@ -203,7 +203,7 @@ fn walk_host(root: i32, spared: &[Process], see: &mut dyn FnMut(&Found)) -> io::
 }
 
 fn is_below(mut process: Process, root: i32) -> bool {
-    // Longer than any real chain; a loop can only be seen while pids are being reused.
+    // Longer than any real chain. A loop appears only while PIDs are being reused.
     for _ in 0..10_000 {
         if process.parent == root {
             return true;
@@ -216,7 +216,7 @@ fn is_below(mut process: Process, root: i32) -> bool {
     false
 }
 
-/// All that is below `root`, as [`walk`] shows it.
+/// Returns all processes below `root`, in the order of [`walk`].
 ///
 /// # Errors
 /// As [`walk`].
@@ -226,10 +226,10 @@ pub fn below(root: i32, spared: &[Process]) -> io::Result<Vec<Process>> {
     Ok(all)
 }
 
-/// The children that this process has now, ended ones included, without `spared`.
+/// Returns the current children of this process, ended ones included, without `spared`.
 ///
-/// The kernel's list of them is exact for the only process that can reap them: nothing vanishes from it meanwhile, and what is
-/// orphaned to it stands at its end.
+/// The kernel's list is exact for the calling process, since no other process can reap these children: no entry vanishes
+/// meanwhile, and adopted orphans are appended at the end.
 ///
 /// # Errors
 /// If /proc isn't there, or belongs to another PID namespace.

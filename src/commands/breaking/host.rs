@@ -19,14 +19,14 @@ const TOGETHER: usize = 16;
 /// A hold, and how breaking it went, once that is known.
 pub type HoldOutcome<'a> = (&'a Key, Fence, Option<Result<&'static str>>);
 
-/// What `dlock break --host` is to do, checked.
+/// The validated settings of `dlock break --host`.
 #[derive(Clone, Debug)]
 pub struct HostSettings {
     /// Whose holds.
     pub host: String,
-    /// Why.
+    /// The operator's reason.
     pub reason: Option<String>,
-    /// Without a question.
+    /// Whether to skip the confirmation.
     pub yes: bool,
     /// Without waiting for the holders.
     pub now: bool,
@@ -35,7 +35,7 @@ pub struct HostSettings {
 /// Breaks all holds of the host.
 ///
 /// # Errors
-/// What kept the store from answering, and an incomplete decision.
+/// The store's error, and an incomplete decision.
 pub async fn run(settings: HostSettings, context: &Context) -> Result<u8> {
     let out = &context.out;
     let host = crate::lock::printable(&settings.host).into_owned();
