@@ -32,19 +32,19 @@ pub struct Args {
     pub wanted: WantedArgs,
 }
 
-/// What `dlock acquire` is to do, checked.
+/// The validated settings of `dlock acquire`.
 #[derive(Clone, Debug)]
 pub struct AcquireSettings {
-    /// What is taken; with no TTL where a keeper renews it.
+    /// The locks to take; without a TTL if a keeper renews them.
     pub wanted: Wanted,
-    /// The process for whose life a keeper renews the lock; `None` without a keeper.
+    /// The process during whose life a keeper renews the lock; `None` without a keeper.
     pub while_pid: Option<i32>,
 }
 
-/// Takes the lock and prints its token. If the token can't be printed, the lock is given back.
+/// Acquires the lock and prints its token. If the token can't be printed, dlock releases the lock.
 ///
 /// # Errors
-/// What kept the store from answering; nothing is left behind as far as it can be reached.
+/// The store's error; nothing is left behind as far as it can be reached.
 pub fn run(settings: &AcquireSettings, context: &Context) -> Result<u8> {
     match settings.while_pid {
         Some(pid) => kept::run(settings, pid, context),
@@ -52,7 +52,7 @@ pub fn run(settings: &AcquireSettings, context: &Context) -> Result<u8> {
     }
 }
 
-/// For as long as the TTL says.
+/// Acquires the lock for one TTL, without a keeper.
 async fn unkept(settings: &AcquireSettings, context: &Context) -> Result<u8> {
     context.out.check_token_has_a_reader()?;
     let mut signals = Signals::new().map_err(|error| Error::new(Kind::Unavailable, "signals can't be watched").source(error))?;
@@ -63,8 +63,8 @@ async fn unkept(settings: &AcquireSettings, context: &Context) -> Result<u8> {
     }
 }
 
-/// Prints what the locks are renewed and released with: of one lock its token, of several a line for each, `TOKEN KEY`, in the order in which they
-/// were named. A status if that can't be done, and they were given back.
+/// Prints the token of one lock; of several locks a line for each, `TOKEN KEY`, in the order of the command line.
+/// If printing fails, releases the locks and returns an exit status.
 async fn print(holds: &mut [Hold], context: &Context) -> Option<u8> {
     let out = &context.out;
     let written = match &*holds {
@@ -79,20 +79,20 @@ async fn print(holds: &mut [Hold], context: &Context) -> Option<u8> {
     Some(out.unwritten(&error, undo(holds, context.limits()).await))
 }
 
-/// Gives back what nothing was done under, and says whether it was.
+/// Releases unused locks. Returns whether that succeeded, for a message.
 async fn undo(holds: &mut [Hold], limits: Limits<'_>) -> &'static str {
     let info = ReleaseInfo { scope: Scope::Tree, ..ReleaseInfo::UNDO };
     let free = give_back(holds, &info, limits).await.iter().all(|released| matches!(released, Released::Free));
     if free { "the lock was given back" } else { "the lock stays until its lease ends" }
 }
 
-/// What is printed for programs.
+/// Returns the JSON output.
 pub(super) fn acquired(holds: &[Hold]) -> json::Acquired<'_> {
     let leases: Vec<_> = holds.iter().map(|hold| &hold.lease).collect();
     json::Acquired::new(&leases, holds.first().map(|hold| hold.backend.identity().url).unwrap_or_default())
 }
 
-/// Says that a signal ended the wait.
+/// Reports that a signal ended the wait.
 fn stopped(signal: Signal, key: &Key, context: &Context) -> u8 {
     let status = context.out.interrupted(key, signal.number);
     if signal.from_terminal {

@@ -29,7 +29,7 @@ pub struct BreakArgs {
 }
 
 impl BreakArgs {
-    /// Whether any of it was given.
+    /// Whether any of the flags was given.
     pub const fn is_given(&self) -> bool {
         self.fence.is_some() || self.reason.is_some() || self.yes || self.now
     }
@@ -50,52 +50,52 @@ pub struct Args {
     pub how: BreakArgs,
 }
 
-/// How many digits at least tell a fence by its end.
+/// The fewest trailing digits that identify a fence.
 const ENDING: usize = 4;
 
-/// The end of a fence, as people write it: as many of its last digits as tell it from others.
+/// The end of a fence, as operators type it: enough of the last digits to identify the fence.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Ending(String);
 
 impl Ending {
-    /// The digits, after an ellipsis if there is one; `None` if it has other characters.
+    /// Parses the digits, after an optional ellipsis; `None` if the text has other characters.
     pub fn parse(text: &str) -> Option<Self> {
         let digits = text.strip_prefix('…').or_else(|| text.strip_prefix("...")).unwrap_or(text);
         let is_number = !digits.is_empty() && digits.len() <= 20 && digits.bytes().all(|byte| byte.is_ascii_digit());
         is_number.then(|| Self(digits.to_owned()))
     }
 
-    /// The holders whose fence ends so; the one whose whole fence it is alone.
+    /// Returns the holders whose fence ends with these digits; on a full match, only that holder.
     fn of<'a>(&self, holders: &'a [Holder]) -> Vec<&'a Holder> {
         let fence = |holder: &Holder| holder.fence.map(|fence| fence.to_string());
         if let Some(whole) = holders.iter().find(|holder| fence(holder).as_ref() == Some(&self.0)) {
             return vec![whole];
         }
-        // Fewer digits are too likely those of another hold that came meanwhile.
+        // Fewer digits may match another hold that began meanwhile.
         let tells = self.0.len() >= ENDING;
         holders.iter().filter(|holder| tells && fence(holder).is_some_and(|fence| fence.ends_with(&self.0))).collect()
     }
 }
 
-/// What `dlock break` is to do, checked.
+/// The validated settings of `dlock break`.
 #[derive(Clone, Debug)]
 pub struct BreakSettings {
-    /// Which lock.
+    /// The lock's key.
     pub key: Key,
-    /// Which hold; `None` for the one that has the lock.
+    /// The hold to break; `None` for the only holder.
     pub fence: Option<Ending>,
-    /// Why.
+    /// The operator's reason.
     pub reason: Option<String>,
-    /// Don't ask for confirmation.
+    /// Whether to skip the confirmation.
     pub yes: bool,
-    /// Without waiting for the holder.
+    /// Whether to break without waiting for the holder.
     pub now: bool,
 }
 
 /// Breaks the lock.
 ///
 /// # Errors
-/// What kept the store from answering, and what is missing to break it.
+/// The store's error, or a missing precondition of the break.
 pub async fn run(settings: BreakSettings, context: &Context) -> Result<u8> {
     let out = &context.out;
     let decision = (settings.yes, settings.reason.as_deref());
@@ -171,7 +171,7 @@ pub async fn run(settings: BreakSettings, context: &Context) -> Result<u8> {
     Ok(exit::OK)
 }
 
-/// The hold that is meant; `None` if it is not there.
+/// Returns the hold to break; `None` if it does not exist.
 fn choose<'a>(settings: &BreakSettings, holders: &'a [Holder]) -> Result<Option<&'a Holder>> {
     let (meant, why): (Vec<&Holder>, _) = match &settings.fence {
         Some(ending) => (ending.of(holders), "have a fence that ends so"),
@@ -187,7 +187,7 @@ fn choose<'a>(settings: &BreakSettings, holders: &'a [Holder]) -> Result<Option<
     Ok(meant.first().copied())
 }
 
-/// Says whose hold is being broken, and what to expect.
+/// Reports whose hold dlock breaks, and the expected effect.
 fn announce(settings: &BreakSettings, seen: &Holder, context: &Context) {
     let (key, who, left) = (settings.key.escaped(), described(seen), seen.expires_in.map(crate::output::age));
     if listens(seen) {
@@ -203,12 +203,12 @@ fn announce(settings: &BreakSettings, seen: &Holder, context: &Context) {
     );
 }
 
-/// Whether a process renews the hold, which can be asked to stop: one that was acquired for no program has none.
+/// Whether a process renews the hold and can react to a break: a hold that was acquired for no program has none.
 pub(super) fn listens(seen: &Holder) -> bool {
     !seen.detached || seen.metadata.as_ref().is_some_and(|metadata| metadata.command.is_some())
 }
 
-/// Asks on the terminal.
+/// Asks for confirmation on the terminal.
 fn agreed(settings: &BreakSettings, seen: &Holder) -> Result<bool> {
     let consequence = if settings.now { " Its command may still run, next to the next holder's." } else { "" };
     consent::agreed(&format!("break {}, held by {}?{consequence}", settings.key.escaped(), described(seen)))

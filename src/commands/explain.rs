@@ -1,4 +1,4 @@
-//! `dlock explain`: what a run of a key would be like, and where each of its settings comes from.
+//! `dlock explain`: the expected outcome of a run, and the source of each of its settings.
 
 use super::{Context, collect_metadata, inspect, run};
 use crate::{
@@ -26,19 +26,19 @@ pub struct Args {
     pub run: run::Args,
 }
 
-/// What `dlock explain` is to do, checked.
+/// The validated settings of `dlock explain`.
 #[derive(Clone, Debug)]
 pub struct ExplainSettings {
     /// The run.
     pub run: run::RunSettings,
-    /// Its settings, with where they come from.
+    /// The run's settings, with their sources.
     pub sources: Vec<Source>,
 }
 
-/// Shows it.
+/// Shows the settings and the expected outcome.
 ///
 /// # Errors
-/// What kept the store from answering.
+/// The store's error.
 pub async fn run(settings: ExplainSettings, context: &Context) -> Result<u8> {
     let mut backend = super::open(context);
     let run = &settings.run;
@@ -73,7 +73,7 @@ pub async fn run(settings: ExplainSettings, context: &Context) -> Result<u8> {
     Ok(out.finish(written, exit::OK))
 }
 
-/// What would become of the run, as far as one of its locks goes. The store judges by its own clock; this is by the host's.
+/// Returns the run's expected outcome for one of its locks. It uses the host's clock; the store uses its own.
 async fn judge(run: &run::RunSettings, key: &Key, state: LockState, backend: &mut dyn Backend, context: &Context) -> Result<Would> {
     if !has_room(run.mode, &state.holders) {
         return Ok(Would::Held(key.clone(), state.holders));
@@ -91,7 +91,7 @@ async fn judge(run: &run::RunSettings, key: &Key, state: LockState, backend: &mu
     }))
 }
 
-/// Whether one more holder of this mode has room next to these.
+/// Whether one more holder of this mode fits next to `holders`.
 fn has_room(mode: Mode, holders: &[Holder]) -> bool {
     match mode {
         Mode::Exclusive => holders.is_empty(),

@@ -1,7 +1,7 @@
 //! `dlock forget`: remove the run records of a lock that has no holder.
 //!
-//! The lock is taken past its run policy, with records that keep nothing away, and released as if nothing had been started. Both are steps that
-//! every store does atomically, so that no run begins between a look and the removal.
+//! dlock acquires the lock past its run policy, with records that deny no run, and releases it as if no run had started.
+//! Every store does both steps atomically, so that no run begins between the check and the removal.
 
 use std::time::Duration;
 
@@ -32,21 +32,21 @@ pub struct Args {
     pub yes: bool,
 }
 
-/// What `dlock forget` is to do, checked.
+/// The validated settings of `dlock forget`.
 #[derive(Clone, Debug)]
 pub struct ForgetSettings {
-    /// Which lock.
+    /// The lock's key.
     pub key: Key,
-    /// Why.
+    /// The operator's reason.
     pub reason: Option<String>,
-    /// Without a question.
+    /// Whether to skip the confirmation.
     pub yes: bool,
 }
 
 /// Removes the run records.
 ///
 /// # Errors
-/// What kept the store from answering, and an incomplete decision.
+/// The store's error, and an incomplete decision.
 pub async fn run(settings: ForgetSettings, context: &Context) -> Result<u8> {
     let out = &context.out;
     let decision = (settings.yes, settings.reason.as_deref());
@@ -77,7 +77,7 @@ pub async fn run(settings: ForgetSettings, context: &Context) -> Result<u8> {
     match outcome.map_err(|error| error.during("forget"))? {
         Outcome::Granted(_) => {}
         Outcome::Busy(busy) => return Ok(not_forgotten(&settings, &store, Cause::Busy(&busy), context)),
-        // Only by the record of a lock that others share.
+        // Only the record of a shared lock can deny this.
         Outcome::Denied(denial) => {
             let option = denial.rule.to_string();
             return Ok(not_forgotten(&settings, &store, Cause::Denied(&denial, &option), context));
@@ -112,13 +112,13 @@ fn not_forgotten(settings: &ForgetSettings, store: &str, cause: Cause<'_>, conte
     context.out.busy(&skip, store, exit::BUSY)
 }
 
-/// Whether something is recorded that could keep a run away.
+/// Whether the record could deny a run.
 fn keeps_any(record: &RunRecord) -> bool {
     let now = Now::read().unix_ms();
     record.keeps(now).is_some() || record.start.as_ref().is_some_and(|start| start.stage != RunState::Cancelled)
 }
 
-/// What is asked on the terminal.
+/// Returns the question for the terminal.
 fn question(key: &Key, record: &RunRecord) -> String {
     let metadata = record.start.as_ref().map(|start| &start.metadata).or(record.cooldown.as_ref().map(|cooldown| &cooldown.metadata));
     let who = metadata.and_then(|metadata| output::who(metadata.as_ref())).map(|who| format!(" of {who}")).unwrap_or_default();

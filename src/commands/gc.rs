@@ -22,7 +22,7 @@ pub struct Args {
     pub older_than: Option<String>,
 }
 
-/// What `dlock gc` is to do, checked.
+/// The validated settings of `dlock gc`.
 #[derive(Clone, Debug)]
 pub struct GcSettings {
     /// How long it must have been unused, by the store's clock.
@@ -32,7 +32,7 @@ pub struct GcSettings {
 /// Removes it.
 ///
 /// # Errors
-/// What kept the store from doing so.
+/// The store's error.
 pub async fn run(settings: GcSettings, context: &Context) -> Result<u8> {
     let mut backend = super::open(context);
     let question = async |backend: &mut dyn Backend| backend.collect(settings.older_than).await;

@@ -36,7 +36,7 @@ pub struct Args {
     pub choice: ChoiceArgs,
 }
 
-/// What `dlock history` is to do, checked.
+/// The validated settings of `dlock history`.
 #[derive(Clone, Debug)]
 pub struct HistorySettings {
     /// Which lock; `None` for all.
@@ -55,7 +55,7 @@ const USUAL: usize = 20;
 /// Shows the history, with the hold that goes on as its latest run.
 ///
 /// # Errors
-/// What kept the store from answering.
+/// The store's error.
 pub async fn run(settings: HistorySettings, context: &Context) -> Result<u8> {
     let mut backend = super::open(context);
     let last = settings.last.map(|last| usize::try_from(last).unwrap_or(usize::MAX));

@@ -1,6 +1,6 @@
 //! `dlock hold`: keep a lock in the foreground, for a script that does the work itself.
 //!
-//! Nothing is killed here: the caller stops its work when this command ends with 76.
+//! `dlock hold` kills no process: the caller stops its work when `dlock hold` ends with 76.
 
 pub(super) mod until;
 
@@ -47,7 +47,7 @@ pub struct Args {
     pub ttl: Option<String>,
 }
 
-/// How long it is held.
+/// How long the lock is held.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum HoldUntil {
     /// Until stdin ends.
@@ -61,19 +61,19 @@ pub enum HoldUntil {
 /// How long the line about the hold may take once the hold is over.
 const LAST_WORD: Duration = Duration::from_secs(1);
 
-/// What `dlock hold` is to do, checked.
+/// The validated settings of `dlock hold`.
 #[derive(Clone, Debug)]
 pub struct HoldSettings {
     /// What is taken.
     pub wanted: Wanted,
-    /// How long it is held.
+    /// How long the lock is held.
     pub until: HoldUntil,
 }
 
-/// Takes the lock, says so, keeps it, and gives it back.
+/// Acquires the lock, reports it, renews it, and releases it.
 ///
 /// # Errors
-/// What kept the store from answering before the lock was taken.
+/// The store's error before the lock was taken.
 pub async fn run(settings: &HoldSettings, context: &Context) -> Result<u8> {
     let out = &context.out;
     out.check_token_has_a_reader()?;
@@ -81,7 +81,7 @@ pub async fn run(settings: &HoldSettings, context: &Context) -> Result<u8> {
     let mut signals = Signals::new().map_err(|error| Error::new(Kind::Unavailable, "signals can't be watched").source(error))?;
     let stop = async {
         if settings.wanted.patience == WaitPolicy::Try {
-            // One try is brought to its end, so that its outcome is told.
+            // A try is always finished, so that its outcome is reported.
             return Over::Signal(interrupted(&mut signals).await);
         }
         until.ended_or(interrupted(&mut signals)).await
@@ -89,7 +89,7 @@ pub async fn run(settings: &HoldSettings, context: &Context) -> Result<u8> {
     let mut holds = match Box::pin(take(&settings.wanted, false, None, context, stop)).await? {
         Taken::Granted(holds) => holds,
         Taken::Not(status) => return Ok(status),
-        // The process that the lock was for is gone.
+        // The process that needs the lock is gone.
         Taken::Stopped(Over::Ended) => return Ok(exit::OK),
         Taken::Stopped(Over::Signal(signal)) => {
             let status = out.interrupted(&settings.wanted.key, signal.number);
@@ -105,9 +105,9 @@ pub async fn run(settings: &HoldSettings, context: &Context) -> Result<u8> {
             "kill releases it; --while-pid $$ does without a terminal",
         );
     }
-    // Its reader may take its time, and the lease is renewed meanwhile.
+    // Printed in the background: a slow reader must not delay the renewals.
     let (text, printer) = (json::line(&acquired(&holds)), out.clone());
-    // The token is a secret, and what a terminal shows ends up in logs.
+    // The token is a secret, and terminal output ends up in logs.
     let silent = io::stdout().is_terminal() && !out.is_json();
     if silent {
         let how = if settings.until == HoldUntil::StdinEnds { "Ctrl-D releases it" } else { "Ctrl-C releases it" };
@@ -117,7 +117,7 @@ pub async fn run(settings: &HoldSettings, context: &Context) -> Result<u8> {
     keep_on(&mut holds, settings, context, until, signals, printing).await
 }
 
-/// Renews until it is over.
+/// Renews until the hold ends.
 async fn keep_on(
     holds: &mut [Hold],
     settings: &HoldSettings,
@@ -143,7 +143,7 @@ async fn keep_on(
         Ok(Over::Signal(signal)) => exit::signalled(signal.number),
         Err((at, lost)) => {
             let how = loss(&lost);
-            // What is left of the lease, and of the others, is the caller's, to stop its work in.
+            // No release: the caller needs the rest of the leases to stop its work.
             out.warn_with_hint(&format!("{}: the lock was lost: {how}", holds[at].lease.key.escaped()), "stop the protected work");
             return Ok(exit::LOST);
         }
@@ -166,13 +166,13 @@ async fn keep_on(
         }
     }
     if !printing.is_finished() {
-        // Over at once: its reader has a moment to read what it was.
+        // The hold ended at once: give the reader a moment to read the line.
         let _ = bounded(&BootClock, BootClock.now().plus(LAST_WORD), printing).await;
     }
     Ok(status)
 }
 
-/// How it ended, for the history.
+/// Returns the release info, for the history.
 fn info(held: Duration) -> ReleaseInfo {
     ReleaseInfo { at_ms: Some(wall_ms()), held_ms: u64::try_from(held.as_millis()).ok(), ..Scope::Tree.into() }
 }

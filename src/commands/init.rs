@@ -20,7 +20,7 @@ pub struct Args {
     pub print: bool,
 }
 
-/// What `dlock init` is to do.
+/// The validated settings of `dlock init`.
 #[derive(Clone, Copy, Debug)]
 pub struct InitSettings {
     /// Show it only.
@@ -30,7 +30,7 @@ pub struct InitSettings {
 /// Creates or upgrades the schema.
 ///
 /// # Errors
-/// What kept the store from doing so.
+/// The store's error.
 pub async fn run(settings: InitSettings, context: &Context) -> Result<u8> {
     let mut backend = super::open(context);
     if settings.print {

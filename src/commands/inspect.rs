@@ -20,17 +20,17 @@ pub struct Args {
     pub key: KeyArg,
 }
 
-/// What `dlock inspect` is to do, checked.
+/// The validated settings of `dlock inspect`.
 #[derive(Clone, Debug)]
 pub struct InspectSettings {
-    /// Which lock.
+    /// The lock's key.
     pub key: Key,
 }
 
 /// Shows the lock, held or free.
 ///
 /// # Errors
-/// What kept the store from answering.
+/// The store's error.
 pub async fn run(settings: InspectSettings, context: &Context) -> Result<u8> {
     let mut backend = super::open(context);
     let question = async |backend: &mut dyn Backend| backend.inspect(&settings.key).await;
@@ -66,7 +66,7 @@ pub async fn run(settings: InspectSettings, context: &Context) -> Result<u8> {
 /// The run records of a free lock, which may keep others from it.
 ///
 /// # Errors
-/// What kept the store from answering.
+/// The store's error.
 pub async fn record(backend: &mut dyn Backend, state: &LockState, context: &Context) -> Result<RunRecord> {
     if !state.holders.is_empty() || !backend.identity().capabilities.run_policy {
         return Ok(RunRecord::default());

@@ -43,7 +43,7 @@ pub struct Args {
     pub watch: Option<String>,
 }
 
-/// What comes first.
+/// The sort order of the list.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum SortBy {
     /// By name.
@@ -51,35 +51,35 @@ pub enum SortBy {
     Key,
     /// Longest hold first.
     Since,
-    /// Which ends first.
+    /// Earliest expiry first.
     Expires,
-    /// What most wait for.
+    /// Most waiters first.
     Wait,
 }
 
-/// What `dlock list` is to do, checked.
+/// The validated settings of `dlock list`.
 #[derive(Clone, Debug)]
 pub struct ListSettings {
-    /// The start of the keys to be shown; empty for all.
+    /// The prefix of the keys to show; empty for all.
     pub start: String,
-    /// What comes first.
+    /// The sort order.
     pub order: SortBy,
-    /// How long a lock has to be held to be shown.
+    /// Show only locks that have been held for longer.
     pub held_longer_than: Option<Duration>,
-    /// How often to look; `None` for once.
+    /// The polling interval; `None` to list once.
     pub watch: Option<Duration>,
-    /// Every key that the store knows, held or not.
+    /// Whether to show every key that the store knows, held or not.
     pub all: bool,
-    /// Whose locks, and which last runs.
+    /// The filter for locks and last runs.
     pub choice: Choice,
 }
 
 /// Shows the held locks of the namespace.
 ///
 /// # Errors
-/// What kept the store from answering; of several looks, the first.
+/// The store's error; with `watch`, only the error of the first query.
 pub async fn run(settings: ListSettings, context: &Context) -> Result<u8> {
-    // Before the store's client starts a thread, which would get them.
+    // Before the store's client starts a thread, which would receive the signals.
     let signals = settings.watch.map(|_| Signals::new()).transpose();
     let mut signals = signals.map_err(|error| Error::new(Kind::Internal, "signals can't be watched").source(error))?;
     let mut backend = super::open(context);
@@ -111,7 +111,7 @@ async fn watch(
 ) -> Result<u8> {
     let out = &context.out;
     let drawn = std::io::stdout().is_terminal() && !out.is_json();
-    // What the window shows, and its size then. Nothing: all is drawn anew.
+    // The lines in the window, and its size at that time. Empty: redraw everything.
     let mut shown = (Vec::new(), (0, 0));
     let (mut now, mut next) = (Now::read(), BootClock.now().plus(pause));
     loop {
@@ -140,7 +140,7 @@ async fn watch(
                         stop_self(signal.number);
                     }
                     if drawn && (signal.is_stop() || signal.is_new_size()) {
-                        // A window that was resized, or that others wrote to, is drawn anew.
+                        // A window that was resized, or that other processes wrote to, is redrawn.
                         shown = (Vec::new(), (0, 0));
                         break;
                     }
@@ -158,7 +158,7 @@ async fn watch(
                     (locks, now) = (again, Now::read());
                     break;
                 }
-                // The store may come back; what was seen last stays on the screen.
+                // The store may come back; the last list stays on the screen.
                 Err(error) if drawn => {
                     out.error_lines(&error);
                     shown = (Vec::new(), (0, 0));
@@ -169,7 +169,7 @@ async fn watch(
     }
 }
 
-/// The status after a signal; on a terminal dlock ends as the signal ends other programs.
+/// Returns the status after a signal. A signal from the terminal ends dlock as it ends other programs.
 fn ended_by(signal: Signal) -> u8 {
     if signal.from_terminal {
         reraise(signal.number);
@@ -177,7 +177,7 @@ fn ended_by(signal: Signal) -> u8 {
     exit::signalled(signal.number)
 }
 
-/// As [`look`], or the signal that came before the store answered.
+/// Returns the result of [`look`], or the signal that came before the store answered.
 async fn look_unless(
     signals: Option<&mut Signals>,
     settings: &ListSettings,
@@ -235,7 +235,7 @@ fn once(locks: &[Lock], store: &str, context: &Context) -> u8 {
     out.finish(out.data(&list::view(locks, &Now::read(), out.look())), exit::OK)
 }
 
-/// The locks to show, in their order; and the number of locks that could not be judged.
+/// Returns the locks to show, sorted, and the number of locks that could not be checked.
 async fn look(settings: &ListSettings, backend: &mut dyn Backend, context: &Context) -> Result<(Vec<Lock>, usize)> {
     let question = async |b: &mut dyn Backend| b.list(&settings.start).await;
     let locks = ask_at_length(backend, &BootClock, context.limits(), ("list", None), question).await?;
@@ -265,7 +265,7 @@ async fn look(settings: &ListSettings, backend: &mut dyn Backend, context: &Cont
     Ok((locks, unknown))
 }
 
-/// The free locks that an earlier run keeps from every host; `held` is in the order of the keys.
+/// Returns the free locks that an earlier run denies to every host; `held` is sorted by key.
 async fn kept(settings: &ListSettings, backend: &mut dyn Backend, context: &Context, held: &[Lock]) -> Result<Vec<Lock>> {
     if !backend.identity().capabilities.run_policy {
         return Ok(Vec::new());
@@ -276,7 +276,7 @@ async fn kept(settings: &ListSettings, backend: &mut dyn Backend, context: &Cont
     let kept = overview::ask_each(backend, keys, context, async |backend, key| {
         let about = ("list", Some(key));
         let record = ask(backend, &BootClock, context.limits(), about, async |b: &mut dyn Backend| b.history(key).await).await?.record;
-        // A skew guard lasts for seconds, and is nothing to its own host.
+        // A skew guard lasts only seconds, and doesn't affect its own host.
         if !record.keeps(Now::read().unix_ms()).is_some_and(|denial| matches!(denial.rule, Rule::AtLeast(_))) {
             return Ok(None);
         }

@@ -1,6 +1,6 @@
 //! One file per subcommand: its arguments and one function. This file alone knows the backends.
 //!
-//! Nothing here parses values: the settings come checked from `cli`.
+//! The commands parse no values: `cli` passes validated settings.
 
 pub mod acquire;
 pub mod breaking;
@@ -58,31 +58,31 @@ use crate::{
     supervise::{Signal, Signals, reraise, stop_self, unblock_signals},
 };
 
-/// How long the rest of what is printed may take before a signal ends it.
+/// How long the remaining output may take before a signal ends it.
 const PROMPT: Duration = Duration::from_secs(2);
 
-/// What every command works with, checked, before anything was touched.
+/// The validated settings that all commands share.
 #[derive(Debug)]
 pub struct Context {
     /// The store.
     pub target: Target,
-    /// How long it may take to answer a question.
+    /// How long the store may take to answer a request.
     pub answer: Duration,
-    /// Whether it leaves one unanswered now.
+    /// Whether the store currently leaves a request unanswered.
     pub silence: Silence,
-    /// This machine's name in leases, if it isn't to be the real one.
+    /// This host's name in leases, if it overrides the real one.
     pub host: Option<String>,
-    /// Where everything is printed.
+    /// The output of all messages and results.
     pub out: Output,
 }
 
 impl Context {
-    /// How long the store may take, noted in [`Context::silence`].
+    /// Returns the time limit of the store, with [`Context::silence`] to record its silence.
     pub const fn limits(&self) -> Limits<'_> {
         Limits { answer: self.answer, silence: Some(&self.silence) }
     }
 
-    /// Says what a store's backend noticed.
+    /// Prints the notices of a store's backend.
     pub fn tell(&self, backend: &mut dyn Backend) {
         for Notice { warning, text, hint } in backend.notices() {
             if !warning && !self.out.is_verbose() {
@@ -97,7 +97,7 @@ impl Context {
     }
 }
 
-/// The command to carry out, checked.
+/// The command to carry out, validated.
 #[derive(Clone, Debug)]
 pub enum Work {
     /// `dlock run`
@@ -136,7 +136,7 @@ pub enum Work {
     Doctor(Box<doctor::DoctorSettings>),
 }
 
-/// Does it, and returns the exit status.
+/// Carries out the command, and returns the exit status.
 ///
 /// # Errors
 /// The reason of a failure, for the message.
@@ -164,7 +164,7 @@ pub fn perform(work: Work, context: &Context) -> Result<u8> {
     }
 }
 
-/// The store, not connected yet. Says so if it is only the embedded default.
+/// Returns the store, not connected yet. Warns if the store is only the embedded default.
 pub fn open(context: &Context) -> Box<dyn Backend> {
     if let BackendConfig::Sqlite { options, asked_for: false } = &context.target.backend {
         context.out.warn_with_hint(
@@ -175,7 +175,7 @@ pub fn open(context: &Context) -> Box<dyn Backend> {
     open_as_it_is(context)
 }
 
-/// The store, not connected yet.
+/// Returns the store, not connected yet.
 fn open_as_it_is(context: &Context) -> Box<dyn Backend> {
     match &context.target.backend {
         BackendConfig::Sqlite { options, .. } => Box::new(Sqlite::new(options.clone())),
@@ -189,7 +189,7 @@ fn open_as_it_is(context: &Context) -> Box<dyn Backend> {
     }
 }
 
-/// What each lock library is given for a lock. Without I/O.
+/// Returns the name that each lock library needs for a lock. Without I/O.
 fn sharing(backend: &BackendConfig, key: &Key) -> Result<Sharing> {
     Ok(match backend {
         BackendConfig::Sqlite { options, .. } => Sharing::new(sql::Names::new(&options.namespace).of(key), &[], &[]),
@@ -203,7 +203,7 @@ fn sharing(backend: &BackendConfig, key: &Key) -> Result<Sharing> {
     })
 }
 
-/// Waits until all was printed that was put aside. By then nothing is held any more, and a signal ends the wait, as it ends any program's.
+/// Waits until all deferred output is printed. dlock holds no lock by then, and a signal ends the wait.
 pub fn print_the_rest() {
     if !drain(Some(PROMPT)) {
         unblock_signals();
@@ -211,13 +211,13 @@ pub fn print_the_rest() {
     }
 }
 
-/// Ends as the signal would have ended it, so that a calling script ends too.
+/// Ends dlock by the signal, so that a calling script ends too.
 fn die_by(signal: Signal) {
     print_the_rest();
     reraise(signal.number);
 }
 
-/// Does it, and says on a terminal if the store does not answer.
+/// Runs `work`, and reports on a terminal if the store does not answer.
 fn watched<T>(context: &Context, work: impl Future<Output = Result<T>>) -> Result<T> {
     block_on(async {
         let waiting = Waiting::new(&context.out, &context.silence, WaitPolicy::Try, &BootClock);
@@ -234,12 +234,12 @@ fn block_on<T>(work: impl Future<Output = Result<T>>) -> Result<T> {
             .hint("ulimit -n may be too low")
     })?;
     let done = runtime.block_on(work);
-    // A resolver that doesn't answer keeps its thread for many seconds: the end doesn't wait for it.
+    // Don't wait for a resolver thread, which may hang for many seconds.
     runtime.shutdown_background();
     done
 }
 
-/// Ready with the signal that ends a wait, once it has come. Ctrl-Z stops dlock as usual.
+/// Returns the next signal that ends a wait. Ctrl-Z stops dlock as usual.
 async fn interrupted(signals: &mut Signals) -> Signal {
     loop {
         let signal = signals.next().await;

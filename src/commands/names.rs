@@ -19,10 +19,10 @@ pub struct Args {
     pub key: KeyArg,
 }
 
-/// What `dlock names` is to do, checked.
+/// The validated settings of `dlock names`.
 #[derive(Clone, Debug)]
 pub struct NamesSettings {
-    /// Which lock.
+    /// The lock's key.
     pub key: Key,
 }
 

@@ -1,4 +1,4 @@
-//! Looking at the runs of many keys: what `list --all` and `history` without a key have in common.
+//! The runs of many keys: the common code of `list --all` and `history` without a key.
 
 use std::cell::RefCell;
 
@@ -28,27 +28,27 @@ pub struct ChoiceArgs {
     pub since: Option<String>,
 }
 
-/// Which runs are shown, checked.
+/// The validated filter of runs.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Choice {
-    /// Those that ended badly.
+    /// Only failed runs.
     pub failed: bool,
-    /// Of this host.
+    /// Only runs of this host.
     pub host: Option<String>,
-    /// Of this user.
+    /// Only runs of this user.
     pub user: Option<String>,
-    /// That began within so long.
+    /// Only runs that began within this time.
     pub since: Option<std::time::Duration>,
 }
 
 impl Choice {
-    /// Whether a hold is of the host and the user that are meant.
+    /// Whether a hold matches the filter's host and user.
     pub fn is_of(&self, metadata: Option<&Metadata>) -> bool {
         let is = |wanted: &Option<String>, has: Option<&String>| wanted.is_none() || wanted.as_ref() == has;
         is(&self.host, metadata.and_then(|m| m.host.as_ref())) && is(&self.user, metadata.and_then(|m| m.user.as_ref()))
     }
 
-    /// Whether a run is shown.
+    /// Whether a run matches the filter.
     pub fn takes(&self, run: &RunOf, now: &Now) -> bool {
         let began = |within: std::time::Duration| {
             let least = now.unix_ms().saturating_sub(u64::try_from(within.as_millis()).unwrap_or(u64::MAX));
@@ -58,29 +58,29 @@ impl Choice {
     }
 }
 
-/// What the store knows of one key.
+/// The store's data about one key.
 pub struct KnownKey {
-    /// Which.
+    /// The key.
     pub key: Key,
-    /// Its runs, the latest first; those that go on among them.
+    /// The runs of the key, the latest first, current holds included.
     pub runs: Vec<RunOf>,
-    /// Its skips.
+    /// The skip counts of the key.
     pub skips: Vec<SkipCount>,
-    /// The last run that was to be the only one for some time.
+    /// The last run with a run policy that limits how often the key may run.
     pub start: Option<LastRun>,
 }
 
-/// So many clients ask at the same time at most.
+/// The most clients that query at the same time.
 const TOGETHER: usize = 16;
-/// So many keys are worth another client.
+/// The number of keys that justifies another client.
 const EACH: usize = 50;
 
-/// Asks about each key of which the store keeps anything; the results are in no order.
+/// Queries each key of which the store keeps data. The results are unordered.
 ///
-/// `tell` reduces each key's runs to what the caller keeps: a store has too many to hold all of them here at once.
+/// `tell` reduces each key's runs to the caller's result, since all runs of a store may not fit in memory.
 ///
 /// # Errors
-/// What kept the store from answering.
+/// The store's error.
 pub async fn each<T>(
     backend: &mut dyn Backend,
     start: &str,
@@ -88,7 +88,7 @@ pub async fn each<T>(
     tell: impl Fn(KnownKey, &Now) -> Option<T>,
 ) -> Result<Vec<T>> {
     let about = ("list", None);
-    // Before their histories: what is over by then is told by these alone.
+    // Before the histories: a hold that ends in between then appears in its history.
     let held = ask_at_length(backend, &BootClock, context.limits(), about, async |b: &mut dyn Backend| b.list(start).await).await?;
     let mut keys =
         ask_at_length(backend, &BootClock, context.limits(), about, async |b: &mut dyn Backend| b.known(start, Which::All).await).await?;
@@ -112,11 +112,11 @@ pub async fn each<T>(
     Ok(found.await?.into_iter().flatten().collect())
 }
 
-/// Asks about each key, by several clients where there are many: most of the time is spent on the way to the store. The answers are in no
-/// order.
+/// Queries each key, with several clients for many keys, since round trips take most of the time. The answers are
+/// unordered.
 ///
 /// # Errors
-/// The first that the given client meets. If another one can't connect, or fails, the others do its work.
+/// The first error of the given client. If another client can't connect, or fails, the remaining clients do its work.
 pub async fn ask_each<T>(
     backend: &mut dyn Backend,
     keys: Vec<Key>,
@@ -140,7 +140,7 @@ pub async fn ask_each<T>(
     let mut others: Vec<_> = (0..more).map(|_| open_as_it_is(context)).collect();
     let (done, _) = join(work(&mut *backend), join_all(others.iter_mut().map(|other| work(&mut **other)))).await;
     done?;
-    // What another one failed at after this one had nothing left to do.
+    // Retries the keys at which another client failed after this client had finished.
     work(backend).await?;
     Ok(answers.into_inner())
 }

@@ -29,10 +29,10 @@ pub struct Args {
     pub how: BreakArgs,
 }
 
-/// What `dlock release` is to do, checked.
+/// The validated settings of `dlock release`.
 #[derive(Clone, Debug)]
 pub struct ReleaseSettings {
-    /// Which lock.
+    /// The lock's key.
     pub key: Key,
     /// The token that holds it.
     pub token: Token,

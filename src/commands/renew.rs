@@ -28,10 +28,10 @@ pub struct Args {
     pub ttl: Option<String>,
 }
 
-/// What `dlock renew` is to do, checked.
+/// The validated settings of `dlock renew`.
 #[derive(Clone, Debug)]
 pub struct RenewSettings {
-    /// Which lock.
+    /// The lock's key.
     pub key: Key,
     /// The token that holds it.
     pub token: Token,
@@ -42,7 +42,7 @@ pub struct RenewSettings {
 /// Extends the lease.
 ///
 /// # Errors
-/// What kept the store from answering, and a TTL that would shorten the lease.
+/// The store's error, and a TTL that would shorten the lease.
 pub async fn run(settings: RenewSettings, context: &Context) -> Result<u8> {
     let mut backend = super::open(context);
     if let Some(ttl) = settings.ttl {

@@ -90,29 +90,29 @@ pub struct Args {
     pub command: Vec<OsString>,
 }
 
-/// What `dlock run` is to do, checked.
+/// The validated settings of `dlock run`.
 #[derive(Clone, Debug)]
 #[allow(clippy::struct_excessive_bools)] // independent wishes
 pub struct RunSettings {
-    /// The job's own lock, which it is known by.
+    /// The job's own lock, which identifies the job.
     pub key: Key,
-    /// What else it needs, distinct: all are had together, or none.
+    /// Further locks that the job needs, distinct. dlock acquires all of them with `key`, or none.
     pub also: Vec<Key>,
-    /// How they are held.
+    /// The mode of all locks.
     pub mode: Mode,
-    /// Whether it waits in the order of asking.
+    /// Whether the waiter uses the fair queue.
     pub fair: bool,
-    /// What to run: a program and its arguments. `-c STRING` has become `/bin/sh -c STRING`.
+    /// The command: a program and its arguments. `-c STRING` is stored as `/bin/sh -c STRING`.
     pub command: Vec<OsString>,
-    /// The lease that was asked for; `None` for the default, which the backend may move into its range.
+    /// The requested TTL; `None` for the default, which the backend may clamp to its range.
     pub ttl: Option<Ttl>,
-    /// The grace that was asked for; it fits the TTL.
+    /// The requested grace, which fits the TTL.
     pub grace: Option<Duration>,
     /// How long the command may run.
     pub max_runtime: Option<Duration>,
-    /// How often it may run.
+    /// The policy for successive runs.
     pub policy: Policy,
-    /// How long to wait.
+    /// How long to wait for the locks.
     pub patience: WaitPolicy,
     /// Whether `-n` was given.
     pub nonblock: bool,
@@ -122,34 +122,34 @@ pub struct RunSettings {
     pub on_lost: OnLost,
     /// What happens to processes that outlive the command.
     pub leftover: Leftover,
-    /// How the tree is kept together.
+    /// How the tree's processes are tracked.
     pub contain: Contain,
     /// The note of the lease.
     pub describe: Option<String>,
-    /// Whether the lease names its holder.
+    /// Whether the lease stores its holder's host, user and command.
     pub metadata: bool,
-    /// Whether an ancestor's hold of the same lock is entered.
+    /// Whether dlock may enter an ancestor's hold of the same lock.
     pub reentrant: bool,
-    /// Where the verdict goes.
+    /// The file for the verdict.
     pub status_file: Option<StatusFile>,
-    /// Where this run is counted.
+    /// The file in which this run is counted.
     pub metrics_file: Option<MetricsFile>,
-    /// What is run for each event.
+    /// The shell line that is run for each event.
     pub on_event: Option<String>,
-    /// What syslog gets.
+    /// Which lines go to syslog.
     pub log: SyslogPolicy,
-    /// The `DLOCK_*` variables that the command keeps: those that say which store it is.
+    /// The `DLOCK_*` variables that the command inherits: the ones that select the store.
     pub kept_variables: Vec<String>,
 }
 
 impl RunSettings {
-    /// The option that limits the run, as messages and the history name it.
+    /// Returns the option that limits the runtime, as messages and the history name it.
     fn max_runtime(&self) -> String {
         format!("max runtime {}", length(self.max_runtime.unwrap_or_default()))
     }
 }
 
-/// Runs the command under the lock, says how it went, and returns the exit status.
+/// Runs the command under the lock, reports the result, and returns the exit status.
 pub fn run(settings: &RunSettings, context: &Context) -> u8 {
     let out = &context.out;
     let backend = super::open(context);
@@ -191,18 +191,18 @@ pub fn run(settings: &RunSettings, context: &Context) -> u8 {
     verdict.status
 }
 
-/// Passes on what the command of a run that failed printed. Nothing is held any more, so that a reader may take its time.
+/// Prints the captured output of a failed run's command. The locks are released already, so a slow reader does no harm.
 fn show(printed: &Printed, settings: &RunSettings, out: &Output) {
     supervise::unblock_signals();
     if printed.left_out > 0 {
         out.warn(&format!("{}: the first {} bytes of the output are left out", settings.key.escaped(), printed.left_out));
         drain(None);
     }
-    // Whether it can be read changes nothing about how the run ended.
+    // A write error doesn't change the result of the run.
     let _ = out.bytes(&printed.tail);
 }
 
-/// The warning that the status file describes an earlier run, and can't be made to describe this one.
+/// Returns the warning that the status file describes an earlier run and can't be updated.
 fn unwritable_status(settings: &RunSettings, error: &io::Error) -> Error {
     let path = settings.status_file.as_ref().map(StatusFile::path).unwrap_or_default();
     Error::new(Kind::Config, format!("--status-file: {}: the file of an earlier run can't be replaced: {}", path.display(), plain(error)))
@@ -210,7 +210,7 @@ fn unwritable_status(settings: &RunSettings, error: &io::Error) -> Error {
         .hint("dlock must be able to write in its folder")
 }
 
-/// All that can be refused without a store is refused first; then the guardian is forked, and the rest is asynchronous.
+/// Checks first everything that needs no store, then forks the guardian, then runs the rest asynchronously.
 fn attempt(settings: &RunSettings, context: &Context, backend: Box<dyn Backend>, events: &Events<'_>) -> Result<Done> {
     let ttl = match settings.ttl {
         Some(ttl) => {
@@ -264,7 +264,7 @@ fn attempt(settings: &RunSettings, context: &Context, backend: Box<dyn Backend>,
     };
     for Claim { request, .. } in &mut claims {
         request.metadata.clone_from(&metadata);
-        // The other locks are what the job needs: its own lock rules how often it runs.
+        // Only the job's own lock carries the run policy; the other locks are resources.
         request.run_policy = run_policy.clone().filter(|_| request.key == settings.key);
     }
     in_order(&mut claims);
@@ -280,7 +280,7 @@ fn prepare(backend: &mut dyn Backend) -> Result<Option<LastResort>> {
     prepared.map(Option::flatten).map_err(|error| error.about("prepare", &backend.identity().url, None))
 }
 
-/// One for all of them.
+/// Combines the last resorts into one.
 fn all_of(resorts: Vec<Option<LastResort>>) -> Option<LastResort> {
     let resorts: Vec<_> = resorts.into_iter().flatten().collect();
     (!resorts.is_empty()).then(|| Box::new(|| resorts.into_iter().for_each(|resort| resort())) as LastResort)

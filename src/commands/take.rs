@@ -1,4 +1,4 @@
-//! Taking locks for work elsewhere: what `acquire` and `hold` have in common.
+//! Acquiring locks for work in another process: the common code of `acquire` and `hold`.
 
 use std::{future::Future, iter};
 
@@ -11,18 +11,18 @@ use crate::{
     output::{self, Cause, Skip, Waiting},
 };
 
-/// The locks to take, checked.
+/// The locks to take, validated.
 #[derive(Clone, Debug)]
 pub struct Wanted {
-    /// Which lock; the first that was named.
+    /// The first named lock.
     pub key: Key,
-    /// The others, distinct: all are had together, or none.
+    /// The other locks, distinct. dlock acquires all locks, or none.
     pub also: Vec<Key>,
-    /// How they are held.
+    /// The mode of all locks.
     pub mode: Mode,
-    /// Whether it waits in the order of asking.
+    /// Whether the waiter uses the fair queue.
     pub fair: bool,
-    /// The lease that was asked for; `None` for the default, which the backend may move into its range.
+    /// The requested TTL; `None` for the default, which the backend may clamp to its range.
     pub ttl: Option<Ttl>,
     /// How long to wait.
     pub patience: WaitPolicy,
@@ -30,30 +30,30 @@ pub struct Wanted {
     pub conflict_status: u8,
     /// The note of the lease.
     pub describe: Option<String>,
-    /// Whether the lease names its holder.
+    /// Whether the lease stores its holder's host, user and command.
     pub metadata: bool,
 }
 
-/// A lock that is ours, with its store.
+/// A lock that dlock holds, with its store.
 pub struct Hold {
     pub backend: Box<dyn Backend>,
     pub lease: Lease,
 }
 
-/// What came of an attempt to take locks.
+/// The outcome of an attempt to acquire locks.
 pub enum Taken<S> {
-    /// They are ours, in the order in which they were named.
+    /// dlock holds all locks, in the order of the command line.
     Granted(Vec<Hold>),
-    /// Another process has one of them, which was reported: the exit status.
+    /// Another process holds one of the locks, as already reported; with the exit status.
     Not(u8),
-    /// Something else came first.
+    /// The stop future completed first.
     Stopped(S),
 }
 
-/// Takes the locks, or says why not. `program` is what they are held for.
+/// Acquires the locks, or reports the reason why not. `program` is the program that needs the locks.
 ///
 /// # Errors
-/// What kept the store from answering; nothing is left behind as far as it can be reached.
+/// The store's error; nothing is left behind as far as it can be reached.
 pub async fn take<S>(
     wanted: &Wanted,
     detached: bool,
@@ -84,7 +84,7 @@ pub async fn take<S>(
     let stop = waiting.ticking(stop);
     let outcome = acquire_all(&mut claims, &clock, wanted.patience, context.limits(), stop, |key, busy| waiting.update(key, busy)).await;
     waiting.clear();
-    // All are clients of one store.
+    // All claims use one store.
     if let Some(Claim { backend, .. }) = claims.first_mut() {
         context.tell(&mut **backend);
     }
@@ -116,7 +116,7 @@ impl Wanted {
     }
 }
 
-/// Renews all of them until the first is lost, and returns which and how. `extended` is called after each confirmed renewal.
+/// Renews all locks until the first is lost. Returns its index and loss. Calls `extended` after each confirmed renewal.
 ///
 /// # Errors
 /// If the lease has no room for a command to be stopped in.
@@ -133,7 +133,7 @@ pub async fn keep(
 }
 
 impl Hold {
-    /// How the time of its lease is spent.
+    /// Returns the time budget of the lease.
     ///
     /// # Errors
     /// If the lease has no room for a command to be stopped in.
@@ -142,7 +142,7 @@ impl Hold {
     }
 }
 
-/// Gives all of them back.
+/// Releases all locks.
 pub async fn give_back(holds: &mut [Hold], info: &ReleaseInfo, limits: Limits<'_>) -> Vec<Released> {
     let each = holds
         .iter_mut()

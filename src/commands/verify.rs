@@ -23,10 +23,10 @@ pub struct Args {
     pub token: TokenArg,
 }
 
-/// What `dlock verify` is to do, checked.
+/// The validated settings of `dlock verify`.
 #[derive(Clone, Debug)]
 pub struct VerifySettings {
-    /// Which lock.
+    /// The lock's key.
     pub key: Key,
     /// The token that may hold it; `None` for that of the innermost `dlock run` of the key around this process.
     pub token: Option<Token>,
@@ -37,7 +37,7 @@ pub struct VerifySettings {
 /// Asks the store.
 ///
 /// # Errors
-/// What kept the store from answering: then it is unknown whether the lock is held.
+/// The store's error: then it is unknown whether the lock is held.
 pub async fn run(settings: VerifySettings, context: &Context) -> Result<u8> {
     let mut backend = super::open(context);
     let (out, key) = (&context.out, &settings.key);

@@ -1,7 +1,7 @@
-//! What the command prints, kept for its end: a bounded tail of stdout and stderr, which are one pipe.
+//! The captured output of the command: a bounded tail of stdout and stderr, which share one pipe.
 //!
-//! A thread reads, so that a command which prints much delays no renewal. The end is never waited for: a process that was
-//! left behind may keep the pipe open.
+//! A thread reads the pipe, so that much output delays no renewal. dlock never waits for the end of file: a leftover process
+//! may keep the pipe open.
 
 use std::{
     io,
@@ -14,17 +14,17 @@ use rustix::{
     io::{Errno, read, write},
 };
 
-/// How much is kept.
+/// How many bytes are kept.
 const MOST: usize = 1 << 20;
-/// How much one read takes: what a pipe holds.
+/// The size of one read: a pipe's capacity.
 const CHUNK: usize = 64 << 10;
 
-/// What a command printed.
+/// The captured output of a command.
 #[derive(Debug, Default)]
 pub struct Printed {
-    /// The end of it.
+    /// The end of the output.
     pub tail: Vec<u8>,
-    /// How many bytes came before that.
+    /// How many bytes before the tail were dropped.
     pub left_out: u64,
 }
 
@@ -39,7 +39,7 @@ impl Printed {
 
     fn cut(&mut self) {
         let more = self.tail.len().saturating_sub(MOST);
-        // Whole lines, if there are any.
+        // Keep whole lines, if there are any.
         let line = self.tail[more..].iter().position(|byte| *byte == b'\n').filter(|_| more > 0);
         let more = line.map_or(more, |line| more + line + 1);
         self.tail.drain(..more);
@@ -47,7 +47,7 @@ impl Printed {
     }
 }
 
-/// The reading of a command's output.
+/// The reader of a command's output.
 #[derive(Debug)]
 pub struct Capture {
     stop: OwnedFd,
@@ -55,10 +55,10 @@ pub struct Capture {
 }
 
 impl Capture {
-    /// Reads from `pipe`, which must not block, from now on. Call it only where no process is forked any more.
+    /// Starts to read from `pipe`, which must be non-blocking. Call it only after the last fork.
     ///
     /// # Errors
-    /// If there can be no more threads or descriptors.
+    /// If the system has no threads or descriptors left.
     pub fn start(pipe: OwnedFd) -> io::Result<Self> {
         let stop = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?;
         let stopped = stop.try_clone()?;
@@ -66,7 +66,7 @@ impl Capture {
         Ok(Self { stop, reader })
     }
 
-    /// Takes what was printed so far.
+    /// Returns the output so far.
     pub fn finish(self) -> Printed {
         let _ = write(&self.stop, &1_u64.to_ne_bytes());
         self.reader.join().unwrap_or_default()
@@ -76,7 +76,7 @@ impl Capture {
 fn collect(pipe: &OwnedFd, stopped: &OwnedFd) -> Printed {
     let mut printed = Printed::default();
     let mut buffer = vec![0; CHUNK];
-    // Once dlock is done: what the pipe holds, and no more of what a process that was left behind may go on printing.
+    // The last read takes only the pipe's content, since a leftover process may print endlessly.
     let mut last = None;
     while last != Some(0) {
         match read(pipe, &mut buffer) {

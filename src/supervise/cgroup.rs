@@ -1,6 +1,6 @@
-//! A cgroup (version 2) around the command, below our own: the kernel can kill it as a whole, however fast it forks.
+//! A cgroup (version 2) for the command, below dlock's own: the kernel can kill it as a whole, however fast it forks.
 //!
-//! It adds to the guardian's tree and never replaces it: a command with the rights to can leave its cgroup.
+//! The cgroup supplements the guardian's tree and never replaces it: a privileged command can leave its cgroup.
 
 use std::{
     fs, io,
@@ -16,12 +16,12 @@ use rustix::{
     process::geteuid,
 };
 
-/// Our own cgroup's directory, in which one for the command can be made.
+/// The directory of dlock's own cgroup, in which the command's cgroup is created.
 #[derive(Debug)]
 pub struct Parent(PathBuf);
 
 impl Parent {
-    /// Where we are in the cgroup2 hierarchy, also when it is mounted next to version 1.
+    /// Finds dlock's place in the cgroup2 hierarchy, also when mounted next to version 1.
     pub fn find() -> io::Result<Self> {
         let none = |what: &str| io::Error::new(io::ErrorKind::NotFound, what);
         let own = fs::read("/proc/self/cgroup")?;
@@ -32,7 +32,7 @@ impl Parent {
         Ok(Self(mount.ok_or_else(|| none("no cgroup2 file system shows this process's cgroup"))?))
     }
 
-    /// Whether this cgroup was handed to us: marked so by systemd, or ours to write without being root.
+    /// Whether this cgroup is delegated to dlock: marked so by systemd, or writable without being root.
     pub fn is_delegated(&self) -> bool {
         let marked = ["user.delegate", "trusted.delegate"].into_iter().any(|name| {
             let mut value = [0; 8];
@@ -43,7 +43,7 @@ impl Parent {
 
     fn writable(&self) -> io::Result<()> {
         access(&self.0, Access::WRITE_OK | Access::EXEC_OK)?;
-        // Moving a process needs the right to take it out of the common ancestor.
+        // Moving a process needs write access to the common ancestor's `cgroup.procs`.
         Ok(access(self.0.join("cgroup.procs"), Access::WRITE_OK)?)
     }
 
@@ -61,7 +61,7 @@ impl Parent {
         }
     }
 
-    /// Makes the cgroup of that name.
+    /// Creates the cgroup with that name.
     pub fn create(&self, name: &str) -> io::Result<Cgroup> {
         let directory = self.0.join(name);
         fs::create_dir(&directory)?;
@@ -75,20 +75,20 @@ impl Parent {
         }
     }
 
-    /// The cgroup of that name, if it was made (by a guardian that is gone).
+    /// Returns the cgroup with that name, if a guardian that is gone created it.
     pub fn existing(&self, name: &str) -> Option<Cgroup> {
         let directory = self.0.join(name);
         directory.is_dir().then_some(Cgroup { directory, entry: None })
     }
 }
 
-/// A name for a cgroup of this process, that no other has.
+/// Returns a unique name for a cgroup of this process.
 pub fn name(purpose: &str) -> String {
     let now = crate::lease::BootClock::read().since_boot().as_nanos();
     format!("dlock-{purpose}-{}-{now}", rustix::process::getpid().as_raw_pid())
 }
 
-/// The directory of cgroup `own`, if this line of mountinfo mounts a cgroup2 hierarchy that shows it.
+/// Returns the directory of cgroup `own`, if this line of mountinfo mounts a cgroup2 hierarchy that shows it.
 fn directory(line: &[u8], own: &Path) -> Option<PathBuf> {
     let text: Vec<&[u8]> = line.split(|&byte| byte == b' ').collect();
     let separator = text.iter().position(|field| *field == b"-")?;
@@ -97,7 +97,7 @@ fn directory(line: &[u8], own: &Path) -> Option<PathBuf> {
     }
     let (root, point) = (unescape(text.get(3)?), unescape(text.get(4)?));
     let below = own.strip_prefix(&root).ok()?;
-    // A path with `..` is outside of our cgroup namespace.
+    // A path with `..` is outside dlock's cgroup namespace.
     if below.components().any(|part| part == Component::ParentDir) {
         return None;
     }
@@ -132,30 +132,30 @@ pub struct Cgroup {
 }
 
 impl Cgroup {
-    /// Moves the calling process into it.
+    /// Moves the calling process into the cgroup.
     pub fn enter(&self) -> io::Result<()> {
         let Some(entry) = &self.entry else { return Ok(()) };
         rustix::io::write(entry, b"0")?;
         Ok(())
     }
 
-    /// Kills all that is in it (Linux 5.14; before that the tree is all there is).
+    /// Kills all processes in the cgroup (since Linux 5.14; has no effect before).
     pub fn kill(&self) {
         let _ = fs::write(self.directory.join("cgroup.kill"), "1");
     }
 
-    /// Whether anything lives in it.
+    /// Whether the cgroup contains live processes.
     pub fn is_populated(&self) -> bool {
         fs::read_to_string(self.directory.join("cgroup.events")).is_ok_and(|events| events.lines().any(|line| line == "populated 1"))
     }
 
-    /// The processes that are in it.
+    /// Returns the processes in the cgroup.
     pub fn members(&self) -> Vec<i32> {
         let procs = fs::read_to_string(self.directory.join("cgroup.procs")).unwrap_or_default();
         procs.lines().filter_map(|pid| pid.parse().ok()).collect()
     }
 
-    /// Moves what is left in it out of it, into our own.
+    /// Moves the remaining processes into dlock's own cgroup.
     pub fn evict(&self) {
         let Some(parent) = self.directory.parent().map(|parent| parent.join("cgroup.procs")) else { return };
         for pid in self.members() {
@@ -163,7 +163,7 @@ impl Cgroup {
         }
     }
 
-    /// Removes it, which works when it is empty; those that the command made below it first.
+    /// Removes the cgroup if it is empty, after the cgroups that the command created below it.
     pub fn remove(&self) {
         fn remove(directory: &Path) {
             for entry in fs::read_dir(directory).into_iter().flatten().flatten() {
@@ -179,7 +179,7 @@ impl Cgroup {
 
 #[cfg(test)]
 impl Cgroup {
-    /// One that is entered by writing there.
+    /// Returns a cgroup that is entered by writing to `entry`.
     pub fn entered_by(entry: OwnedFd) -> Self {
         Self { directory: "/nonexistent".into(), entry: Some(entry) }
     }
@@ -196,7 +196,7 @@ mod tests {
         assert_eq!(find(unified, "/user.slice/a").unwrap(), Path::new("/sys/fs/cgroup/user.slice/a"));
         assert_eq!(find(unified, "/").unwrap(), Path::new("/sys/fs/cgroup"));
         assert_eq!(find(unified, "/../other"), None);
-        // A container whose mount shows its own part only.
+        // A container whose mount shows only its own part.
         let part = "35 24 0:30 /docker/1 /sys/fs/cgroup rw - cgroup2 cgroup rw";
         assert_eq!(find(part, "/docker/1/x").unwrap(), Path::new("/sys/fs/cgroup/x"));
         assert_eq!(find(part, "/docker/2"), None);

@@ -1,4 +1,4 @@
-//! The command: may it run, what does it get, and the fork that executes it.
+//! The command: the check of its privileges, its environment, and the fork that executes it.
 
 use std::{
     ffi::{CString, OsStr, OsString},
@@ -27,12 +27,12 @@ use super::{
 };
 use crate::lock::{Error, Kind};
 
-/// Refuses, before any lock is taken, a command that would get rights with which we could not kill it.
+/// Rejects, before any lock is taken, a command whose privileges would prevent dlock from killing it.
 ///
-/// Whether it exists and can be executed is left for the attempt to say.
+/// The function doesn't check whether the command exists and is executable: the exec reports that.
 ///
 /// # Errors
-/// [`Kind::Usage`] for a set-uid or set-gid command or one with file capabilities, unless we [may kill](may_kill_all) it.
+/// [`Kind::Usage`] for a set-uid or set-gid command or one with file capabilities, unless dlock [may kill](may_kill_all) it.
 pub fn check_command(plan: &Plan) -> Result<(), Error> {
     let Some(path) = plan.command.first().and_then(|name| find(name)) else { return Ok(()) };
     let Ok(file) = std::fs::metadata(&path) else { return Ok(()) };
@@ -59,7 +59,7 @@ pub fn may_kill_all() -> bool {
     capabilities(None).map_or_else(|_| geteuid().is_root(), |own| own.effective.contains(CapabilitySet::KILL))
 }
 
-/// The file that `execvp` would execute.
+/// Returns the file that `execvp` would execute.
 fn find(name: &OsStr) -> Option<PathBuf> {
     let runs = |path: &Path| path.is_file() && access(path, Access::EXEC_OK).is_ok();
     if name.as_bytes().contains(&b'/') {
@@ -69,7 +69,7 @@ fn find(name: &OsStr) -> Option<PathBuf> {
     std::env::split_paths(&path).map(|directory| directory.join(name)).find(|path| runs(path))
 }
 
-/// The environment of the command: ours without our options but for `kept`, plus what is given.
+/// Returns the command's environment: dlock's own, without `DLOCK_*` options except `kept`, plus `given`.
 pub fn environment(kept: &[String], given: &[(String, String)]) -> Vec<CString> {
     merge(std::env::vars_os(), kept, given)
 }
@@ -90,31 +90,31 @@ fn merge(inherited: impl Iterator<Item = (OsString, OsString)>, keep: &[String],
     inherited.filter(|(name, _)| kept(name)).chain(given).filter_map(join).collect()
 }
 
-/// What the guardian knows about how to execute the command.
+/// The guardian's parameters for executing the command.
 pub struct Launch<'a> {
     pub argv: &'a [CString],
     pub environment: &'a [CString],
-    /// What becomes stdout and stderr; `None` to inherit them.
+    /// The descriptor for stdout and stderr; `None` to inherit them.
     pub output: Option<&'a OwnedFd>,
-    /// The process group to join, or `None` for one of its own.
+    /// The process group to join; `None` for a new one.
     pub join: Option<Pid>,
     pub cgroup: Option<&'a Cgroup>,
-    /// Whether it can't do without the cgroup.
+    /// Whether the cgroup is required.
     pub must_enter: bool,
     /// The signal mask that dlock was started with.
     pub mask: &'a SignalSet,
 }
 
-/// A command that was forked. Whether it could be executed is what its pipe tells.
+/// A forked command. Its pipe reports whether the exec succeeded.
 #[derive(Debug)]
 pub struct Launched {
     pub pid: Pid,
-    /// Closed by a successful exec; else it carries a [`CannotStart`].
+    /// The pipe that a successful exec closes, and that otherwise carries a [`CannotStart`].
     pub pipe: OwnedFd,
 }
 
 impl Launch<'_> {
-    /// Forks and executes.
+    /// Forks and executes the command.
     pub fn run(&self) -> io::Result<Launched> {
         let (pipe, report) = pipe_with(PipeFlags::CLOEXEC | PipeFlags::NONBLOCK)?;
         let guardian = getpid();
@@ -129,7 +129,7 @@ impl Launch<'_> {
         Ok(Launched { pid, pipe })
     }
 
-    /// In the new process. Returns only if it failed: before the exec (0) or in it (1).
+    /// Executes the command in the new process. Returns only on failure: before the exec (0) or in it (1).
     fn become_it(&self, guardian: Pid) -> (u8, io::Error) {
         match self.prepare(guardian) {
             Ok(()) => (1, sys::exec(self.argv, self.environment)),
@@ -162,7 +162,7 @@ impl Launch<'_> {
 }
 
 impl Launched {
-    /// Whether the command was executed; `None` while that isn't known.
+    /// Returns whether the command was executed; `None` while unknown.
     pub fn verdict(&self) -> Option<Result<(), CannotStart>> {
         let mut message = [0; 5];
         match rustix::io::read(&self.pipe, &mut message[..]) {
@@ -207,13 +207,13 @@ mod tests {
     #[test]
     fn a_cgroup_that_cannot_be_entered_is_done_without_unless_it_was_asked_for() {
         let argv = [c"true".into()];
-        // Whatever is written there fails.
+        // Every write to /dev/full fails.
         let full = Cgroup::entered_by(std::fs::File::options().write(true).open("/dev/full").unwrap().into());
         for (must_enter, expected) in [(false, Ok(())), (true, Err(CannotStart::System(libc::ENOSPC)))] {
             let mask = SignalSet::of(&[]);
             let launch = Launch { argv: &argv, environment: &[], output: None, join: None, cgroup: Some(&full), must_enter, mask: &mask };
             let launched = launch.run().unwrap();
-            // A process that another test forks meanwhile has the pipe as well, for a moment.
+            // A process that another test forks meanwhile has the pipe open for a moment.
             let verdict = std::iter::repeat_with(|| {
                 std::thread::sleep(std::time::Duration::from_millis(5));
                 launched.verdict()

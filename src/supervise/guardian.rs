@@ -1,7 +1,7 @@
 //! The guardian: the small process between dlock and the command that kills the tree when its time is up.
 //!
 //! One thread, one poll loop, no runtime. It blocks every signal but KILL and STOP, has a process group of its own
-//! and is a subreaper. It never talks to a store and never prints: dlock, as long as it lives, does.
+//! and is a subreaper. The guardian never talks to a store and never prints: dlock does both.
 
 mod foreground;
 mod stopping;
@@ -30,32 +30,32 @@ use crate::{
     lock::{BootTime, LastResort},
 };
 
-/// How long a cgroup may take to notice that it is empty, and how often it is looked at after that.
+/// How long the kernel may take to report a cgroup as empty, and the polling interval after that.
 const DRAIN_DELAY: Duration = Duration::from_millis(50);
-/// How often dlock is continued until it says that it goes on.
+/// The interval at which the guardian sends CONT to dlock until dlock reports that it continues.
 const WAKE: Duration = Duration::from_millis(20);
-/// How much sooner than the command the guardian gets the CPU, where the kernel allows it.
+/// The guardian's nice increment relative to the command, where the kernel allows it.
 const NICER: i32 = -10;
 
-/// What the guardian is born with.
+/// The values that the guardian has from the fork.
 pub struct Setup {
     pub plan: Plan,
-    /// What is left to do where dlock is stopped and can't release anything itself.
+    /// The release that the guardian performs where dlock is stopped and can't release anything itself.
     pub last_resort: Option<LastResort>,
     pub argv: Vec<CString>,
-    /// Where the command's stdout and stderr go, if they are not its own.
+    /// The pipe for the command's stdout and stderr, if they are captured.
     pub output: Option<OwnedFd>,
-    /// Joined with dlock's end.
+    /// The guardian's end of the socket pair with dlock.
     pub socket: OwnedFd,
     /// The signal mask that dlock was started with.
     pub mask: SignalSet,
-    /// dlock's process group, if its leader is in our PID namespace.
+    /// dlock's process group, if its leader is in the guardian's PID namespace.
     pub group: Option<Pid>,
     /// The name of the command's cgroup, if it gets one.
     pub cgroup: String,
 }
 
-/// Lives the guardian's life, from just after the fork to the end of the process.
+/// Runs the guardian from just after the fork to the end of the process.
 pub fn live(setup: Setup) -> ! {
     // A panic must not unwind into dlock's own code; when the guardian ends, dlock takes over.
     let lived = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| {
@@ -70,9 +70,9 @@ pub fn live(setup: Setup) -> ! {
 enum Phase {
     /// No command yet.
     Idle,
-    /// Forked, not yet known to be executed; or running; or only its descendants are.
+    /// The command is forked and perhaps not yet executed, or it runs, or only its descendants run.
     Running,
-    /// TERM was sent; KILL comes then.
+    /// TERM was sent; KILL follows at this time.
     Stopping(BootTime),
     Killing(Hunt),
 }
@@ -82,14 +82,14 @@ struct Guardian {
     setup: Setup,
     children: OwnedFd,
     timer: OwnedFd,
-    /// Where the command's cgroup will be made.
+    /// The parent of the command's future cgroup.
     parent: Option<Parent>,
     cgroup: Option<Cgroup>,
     phase: Phase,
     deadlines: Deadlines,
-    /// When the command will have run for as long as it may.
+    /// When the command reaches its maximum runtime.
     time_up_at: Option<BootTime>,
-    /// The deadline has passed: what comes from dlock now can't revive the hold.
+    /// The deadline has passed: no later order from dlock can revive the hold.
     lapsed: bool,
     /// dlock is gone.
     orphaned: bool,
@@ -97,26 +97,26 @@ struct Guardian {
     bound: bool,
     why: Option<Why>,
     command: Option<Launched>,
-    /// Whether it is known that the command was executed, or wasn't.
+    /// Whether the command was executed; `None` until that is known.
     verdict: Option<Result<(), CannotStart>>,
     joined: bool,
     terminal: Option<OwnedFd>,
     /// The terminal's foreground was handed from dlock's group to the command's.
     lent: bool,
     outcome: Option<ProcessEnd>,
-    /// The command is stopped now; and dlock knows of it.
+    /// The command is stopped; `stop_told`: dlock was notified of the stop.
     stopped: bool,
     stop_told: bool,
     /// dlock stopped itself because the command was stopped.
     paused: bool,
     dlock: Option<Pid>,
-    /// What the signal before KILL found.
+    /// The processes that got the signal before KILL.
     termed: Vec<Process>,
     /// No child is left to wait for.
     empty: bool,
     emptied: Option<BootTime>,
     leftover_told: bool,
-    /// Connections that the lock lasts as long as.
+    /// Connections on which the lock depends: the lock ends when they close.
     lifelines: Vec<OwnedFd>,
 }
 
@@ -126,7 +126,7 @@ impl Guardian {
         let dlock = getppid();
         rustix::process::setpgid(None, None)?;
         rustix::process::set_child_subreaper(Some(getpid()))?;
-        // `pkill dlock` means dlock: what kills the tree when dlock is gone must outlive it.
+        // `pkill dlock` is meant for dlock: the guardian kills the tree when dlock is gone, so it must survive.
         let _ = rustix::thread::set_name(c"lock-guard");
         let parent = match setup.plan.contain {
             Contain::Group => None,
@@ -168,8 +168,8 @@ impl Guardian {
 
     fn run(&mut self) {
         loop {
-            // Extensions that arrived while this process didn't run are honest (their times are absolute):
-            // they come before the deadline is judged.
+            // Extensions that arrived while the guardian was stopped are valid, since their times are absolute.
+            // The guardian applies them before it checks the deadline.
             while !self.orphaned && self.take_order() {}
             if self.orphaned && matches!(self.phase, Phase::Idle) {
                 return;
@@ -186,7 +186,7 @@ impl Guardian {
         }
     }
 
-    /// Carries out one order; whether there may be more.
+    /// Carries out one order. Returns whether there may be more.
     fn take_order(&mut self) -> bool {
         match receive(&self.setup.socket) {
             Received::Nothing => false,
@@ -199,7 +199,7 @@ impl Guardian {
                     let _ = rustix::stdio::dup2_stderr(&null);
                 }
                 let now = BootClock::read();
-                // No process renews any more. A lease that was given up earlier (`continue`) still binds no one.
+                // No process renews any more. A lease that was given up earlier (`continue`) still sets no deadline.
                 self.bound |= now < self.deadlines.term_at;
                 self.stop(Why::Orphaned, now.plus(self.setup.plan.grace), Signal::TERM);
                 false
@@ -242,7 +242,7 @@ impl Guardian {
         let created = self.parent.as_ref().map(|parent| parent.create(&self.setup.cgroup)).transpose();
         self.cgroup = match created {
             Ok(cgroup) => cgroup,
-            // `auto` does without.
+            // `auto` runs without a cgroup.
             Err(_) if self.setup.plan.contain == Contain::Auto => None,
             Err(error) => return self.verdict = Some(Err(system(error))),
         };
@@ -266,7 +266,7 @@ impl Guardian {
                 self.empty = false;
                 self.command = Some(launched);
                 self.time_up_at = self.setup.plan.max_runtime.map(|most| now.plus(most));
-                // Not before: the command is not to inherit it.
+                // Only after the launch, so that the command doesn't inherit the niceness.
                 let _ = nice(NICER);
             }
             Err(error) => self.verdict = Some(Err(system(error))),
@@ -297,7 +297,7 @@ impl Guardian {
                 }
                 Ok(None) => return,
                 Err(rustix::io::Errno::INTR) => {}
-                // With a subreaper this says it all: every orphan would be our child.
+                // A subreaper without children has no descendants: every orphan would be its child.
                 Err(_) => {
                     self.empty = true;
                     self.emptied = Some(BootClock::read());
@@ -311,7 +311,7 @@ impl Guardian {
         self.learn_verdict();
         if let Some(signal) = status.stopping_signal() {
             self.stopped = true;
-            // On a terminal dlock stops with its command, as the shell expects. Elsewhere it isn't its concern.
+            // On a terminal dlock stops with its command, as the shell expects. Elsewhere dlock ignores the stop.
             let wants_terminal = [libc::SIGTTIN, libc::SIGTTOU].contains(&signal);
             if wants_terminal && self.lend_terminal() {
                 self.forward(libc::SIGCONT);
@@ -326,7 +326,7 @@ impl Guardian {
             }
         } else {
             self.outcome = outcome(status);
-            // Of what the command leaves behind the terminal's keys are for dlock.
+            // From now on the terminal's keys go to dlock, not to the command's leftover processes.
             self.return_terminal();
         }
     }
@@ -345,7 +345,7 @@ impl Guardian {
                 give_back();
             }
             for line in &self.lifelines {
-                // To be closed here is not enough: a dlock that is stopped has it open as well.
+                // Closing the connection here is not enough: a stopped dlock has it open as well.
                 let _ = rustix::net::shutdown(line, rustix::net::Shutdown::Both);
             }
         }
@@ -353,18 +353,18 @@ impl Guardian {
             Some(Err(why)) => Report::CannotStart(why),
             _ => Report::Ended(Ended { outcome: self.outcome, stopped: self.why, leftover_left }),
         };
-        // All else can do without an answer. This is what the exit status is made of: it waits for a dlock that is stopped.
+        // Other reports may be dropped. dlock's exit status depends on this report, so the guardian waits for a stopped dlock.
         while transmit(&self.setup.socket, &encode(&last), &[]).is_err_and(|error| error.kind() == std::io::ErrorKind::WouldBlock) {
             let _ = poll(&mut [PollFd::new(&self.setup.socket, PollFlags::OUT)], None);
         }
     }
 
     fn report(&self, report: &Report) {
-        // If dlock doesn't read or is gone, the tree is still ours to look after.
+        // If dlock doesn't read or is gone, the guardian still supervises the tree.
         let _ = transmit(&self.setup.socket, &encode(report), &[]);
     }
 
-    /// Until an order, a child or the next deadline comes.
+    /// Sleeps until an order, a child's change or the next deadline.
     fn sleep(&self) {
         let bound = self.bound;
         let next = match &self.phase {
@@ -375,7 +375,7 @@ impl Guardian {
             Phase::Stopping(kill_at) => Some(*kill_at),
             Phase::Killing(hunt) => Some(hunt.next_at()),
         };
-        // Nothing tells when a cgroup becomes empty after the last child was reaped.
+        // The guardian polls: no event reports that a cgroup became empty after the last child was reaped.
         let look_again = self.emptied.map(|emptied| {
             let now = BootClock::read();
             now.plus(if now.since(emptied) < DRAIN_DELAY { Duration::from_millis(1) } else { DRAIN_DELAY })
@@ -393,7 +393,7 @@ impl Guardian {
     }
 }
 
-/// How the process ended, if it did.
+/// Returns how the process ended, if it did.
 pub fn outcome(status: WaitStatus) -> Option<ProcessEnd> {
     let exited = status.exit_status().map(|status| ProcessEnd::Exited(u8::try_from(status).unwrap_or(u8::MAX)));
     exited.or_else(|| status.terminating_signal().map(ProcessEnd::Signalled))

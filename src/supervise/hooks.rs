@@ -1,8 +1,8 @@
-//! The hook process: runs the command of `--on-event` next to a run, and never in its way.
+//! The hook process: runs the command of `--on-event` next to a run, and never blocks the run.
 //!
-//! dlock forks it before anything is opened or connected. It is no descendant of dlock and has none of its descriptors,
-//! so that neither the lock, the guardian nor a reader of dlock's output waits for a hook. Hooks run one after the other, in
-//! the order of their events. Each has [`LIMIT`], with everything that it starts.
+//! dlock forks the hook process before dlock opens or connects anything. The hook process is no descendant of dlock and has none
+//! of its descriptors: neither the lock, the guardian nor a reader of dlock's output waits for a hook. Hooks run one after the
+//! other, in the order of their events. Each hook, with everything that it starts, may run for [`LIMIT`].
 
 use std::{
     ffi::{OsStr, OsString},
@@ -34,21 +34,21 @@ use crate::{lease::BootClock, lock::BootTime};
 
 /// How long a hook may take.
 const LIMIT: Duration = Duration::from_secs(10);
-/// How long processes that were killed may take to end.
+/// How long killed processes may take to end.
 const DYING: Duration = Duration::from_secs(1);
-/// How often that is looked at.
+/// The interval at which the hook process checks for their end.
 const LOOK: Duration = Duration::from_millis(20);
-/// How much of what a hook says on stderr is kept.
+/// How many bytes of a hook's stderr are kept.
 const SAID: usize = 4096;
 
-/// An event, as its hook gets it.
+/// An event in the form that its hook gets.
 #[derive(Debug, Serialize, Deserialize)]
 pub struct HookEvent {
-    /// Its name, for what is said of a hook that failed.
+    /// The event's name, for messages about a failed hook.
     pub name: String,
-    /// What stands on the hook's stdin.
+    /// The text on the hook's stdin.
     pub json: String,
-    /// Added to its environment.
+    /// Variables that are added to the hook's environment.
     pub variables: Vec<(String, String)>,
 }
 
@@ -56,12 +56,12 @@ pub struct HookEvent {
 #[derive(Debug)]
 pub struct Hooks(OwnedFd);
 
-/// Forks the hook process, which runs `line` by `/bin/sh` for each event. Of the `DLOCK_*` variables, hooks see `kept` alone.
+/// Forks the hook process, which runs `line` with `/bin/sh` for each event. Hooks inherit only the `DLOCK_*` variables in `kept`.
 ///
-/// To be called before any thread exists.
+/// Call it before any thread exists.
 ///
 /// # Errors
-/// If there can be no more processes or descriptors.
+/// If the system has no processes or descriptors left.
 pub fn fork_hooks(line: &OsStr, kept: &[String]) -> io::Result<Hooks> {
     let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
     let (ours, theirs) = socketpair(AddressFamily::UNIX, SocketType::SEQPACKET, flags, None)?;
@@ -82,21 +82,21 @@ pub fn fork_hooks(line: &OsStr, kept: &[String]) -> io::Result<Hooks> {
 }
 
 impl Hooks {
-    /// Passes an event on, without waiting.
+    /// Sends an event to the hook process, without waiting.
     ///
     /// # Errors
-    /// If it is too long, or the hook process is gone.
+    /// If the event is too long, or the hook process is gone.
     pub fn tell(&self, event: &HookEvent) -> io::Result<()> {
         transmit(&self.0, &encode(event), &[])
     }
 
-    /// Waits until all hooks have run, at most so long or until a signal ends the wait. Returns what failed.
+    /// Waits until all hooks have run, for `at_most` or until a signal ends the wait. Returns the failures.
     ///
-    /// The hook process goes on by itself with what is left.
+    /// The hook process runs the remaining hooks by itself.
     pub fn finish(self, at_most: Duration) -> Vec<String> {
         let until = BootClock::read().plus(at_most);
         let mut failures = Vec::new();
-        // Nothing follows.
+        // No event follows.
         let _ = shutdown(&self.0, Shutdown::Write);
         let Ok(signals) = sys::signalfd(&SignalSet::of(&[libc::SIGINT, libc::SIGTERM, libc::SIGHUP, libc::SIGQUIT])) else {
             return failures;
@@ -116,7 +116,7 @@ impl Hooks {
     }
 }
 
-/// Until one of them can be read, or that time has come.
+/// Waits until one of the sources is readable, or until the given time.
 fn wait_for(sources: &[&OwnedFd], until: BootTime) {
     let left = until.since(BootClock::read());
     let left = Timespec { tv_sec: left.as_secs().try_into().unwrap_or(i64::MAX), tv_nsec: left.subsec_nanos().into() };
@@ -124,12 +124,12 @@ fn wait_for(sources: &[&OwnedFd], until: BootTime) {
     let _ = poll(&mut sources, Some(&left));
 }
 
-/// Runs hooks until dlock is gone or has said all, and all hooks have ended.
+/// Runs hooks until dlock is gone or has sent all events, and all hooks have ended.
 fn live(line: &OsStr, kept: &[String], dlock: &OwnedFd) -> io::Result<()> {
     sys::block_all();
     sys::restore_dispositions();
     let _ = set_name(c"lock-hooks");
-    // Keys of the terminal and signals to the caller's group are not for hooks.
+    // Hooks must not get the terminal's keys or signals to the caller's group.
     let _ = setsid();
     set_child_subreaper(Some(getpid()))?;
     let null = open("/dev/null", OFlags::RDWR | OFlags::CLOEXEC, Mode::empty())?;
@@ -154,9 +154,9 @@ fn live(line: &OsStr, kept: &[String], dlock: &OwnedFd) -> io::Result<()> {
     }
 }
 
-/// Runs one hook to its end, or to its limit. What failed, if it did.
+/// Runs one hook to its end, or to its limit. Returns the failure, if any.
 fn run(line: &OsStr, kept: &[String], event: &HookEvent, children: &OwnedFd) -> io::Result<Option<String>> {
-    // Not a pipe: a hook that reads nothing is waited for by no one.
+    // Not a pipe: the hook process must not block on a hook that doesn't read its stdin.
     let mut stdin = std::fs::File::from(memfd_create("dlock-event", MemfdFlags::CLOEXEC)?);
     stdin.write_all(event.json.as_bytes())?;
     io::Seek::rewind(&mut stdin)?;
@@ -166,7 +166,7 @@ fn run(line: &OsStr, kept: &[String], event: &HookEvent, children: &OwnedFd) -> 
     let mut command = Command::new("/bin/sh");
     command.arg("-c").arg(line).env_clear().envs(environment(std::env::vars_os(), kept)).envs(event.variables.iter().cloned());
     let child = command.stdin(stdin).stdout(Stdio::null()).stderr(stderr).spawn()?;
-    // It holds the other end of the pipe.
+    // `command` holds the other end of the pipe.
     drop(command);
     let mut hook = Hook { pid: child.id(), ended: None, stderr: Some(said), said: Vec::new(), empty: false };
     while !hook.empty && BootClock::read() < until {
@@ -190,11 +190,11 @@ fn run(line: &OsStr, kept: &[String], event: &HookEvent, children: &OwnedFd) -> 
 struct Hook {
     pid: u32,
     ended: Option<ExitStatus>,
-    /// What it says there comes here, until nothing can come any more.
+    /// The read end of the hook's stderr; `None` after the end of file.
     stderr: Option<OwnedFd>,
-    /// The end of what it said on stderr.
+    /// The end of the hook's stderr output.
     said: Vec<u8>,
-    /// Nothing of it is left.
+    /// No process of the hook is left.
     empty: bool,
 }
 
@@ -215,7 +215,7 @@ impl Hook {
 
     fn read(&mut self) {
         let mut buffer = [0; SAID];
-        // At most a pipe's worth: a hook that never stops writing is still stopped at its limit.
+        // At most one pipe's capacity, so that a hook that writes endlessly is still stopped at its limit.
         for _ in 0..16 {
             let Some(Ok(length)) = self.stderr.as_ref().map(|stderr| rustix::io::read(stderr, &mut buffer)) else { return };
             if length == 0 {
@@ -226,7 +226,7 @@ impl Hook {
         }
     }
 
-    /// How the hook ended, for a message.
+    /// Returns how the hook failed, for a message.
     fn failure(&self, late: bool) -> Option<String> {
         let how = match self.ended {
             _ if late => format!("stopped after {}s", LIMIT.as_secs()),
@@ -243,7 +243,7 @@ impl Hook {
     }
 }
 
-/// dlock's own environment, without locks and passwords.
+/// Returns dlock's own environment, without locks and passwords.
 fn environment(all: impl Iterator<Item = (OsString, OsString)>, kept: &[String]) -> impl Iterator<Item = (OsString, OsString)> {
     all.filter(|(name, _)| !name.as_bytes().starts_with(b"DLOCK_") || kept.iter().any(|kept| name == OsStr::new(kept)))
 }

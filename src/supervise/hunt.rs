@@ -1,6 +1,6 @@
 //! Killing a tree in rounds: find, kill, look again, until the kernel says that no child is left.
 //!
-//! One round never waits. Its caller reaps in between and decides when the next one is due.
+//! A round never waits. The caller reaps between rounds and starts the next round when it is due.
 
 use std::time::Duration;
 
@@ -16,7 +16,7 @@ use crate::{lease::BootClock, lock::BootTime};
 const STUCK: Duration = Duration::from_secs(1);
 /// The first pause between two rounds; it doubles.
 const PAUSE: Duration = Duration::from_millis(2);
-/// The longest.
+/// The longest pause between two rounds.
 const MAX_PAUSE: Duration = Duration::from_secs(1);
 /// How long a round looks again at once because it found processes that weren't there before.
 const CHASE: Duration = Duration::from_millis(40);
@@ -26,7 +26,7 @@ const CHASE: Duration = Duration::from_millis(40);
 pub struct Hunt {
     root: i32,
     spared: Vec<Process>,
-    /// What the signal before KILL found. It is killed before anything is looked for.
+    /// The processes that got the signal before KILL. They are killed before the first search.
     known: Vec<Process>,
     seen: Vec<Seen>,
     began: BootTime,
@@ -35,12 +35,12 @@ pub struct Hunt {
     next_at: BootTime,
 }
 
-/// What became clear of a process in a round.
+/// A round's news about a process.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum News {
-    /// It can't be killed (yet). 0 is a process that can't be seen.
+    /// The process can't be killed (yet). PID 0 stands for an invisible process.
     Stuck(i32, Unkillable),
-    /// It was stuck, and is gone.
+    /// The process was stuck, and is gone.
     Gone(i32),
 }
 
@@ -52,17 +52,17 @@ struct Seen {
 }
 
 impl Hunt {
-    /// A hunt below `root` that leaves `spared` alone, and begins with `known`.
+    /// Returns a hunt below `root` that skips `spared` and begins with `known`.
     pub fn new(root: i32, spared: Vec<Process>, known: Vec<Process>, now: BootTime) -> Self {
         Self { root, spared, known, seen: Vec::new(), began: now, pause: PAUSE, told_unseen: false, next_at: now }
     }
 
-    /// When the next round is due.
+    /// Returns when the next round is due.
     pub fn next_at(&self) -> BootTime {
         self.next_at
     }
 
-    /// Kills all that it finds, beginning with the command's process group, if that is still the command's.
+    /// Kills all processes that it finds, beginning with the command's process group, if that group is still valid.
     pub fn round(&mut self, group: Option<Pid>, cgroup: Option<&Cgroup>, now: BootTime) -> Vec<News> {
         // One call for most of the tree. Where CPU time is short, it is what the tree itself would use meanwhile.
         if let Some(group) = group {
@@ -93,7 +93,7 @@ impl Hunt {
         news
     }
 
-    /// Kills each that is there; whether there were new ones, which may have had children that this look missed.
+    /// Kills every process found. Returns whether some were new, since their children may have been missed.
     fn kill(&mut self, now: BootTime, news: &mut Vec<News>) -> bool {
         let mut found = Vec::new();
         let _ = tree::walk(self.root, &self.spared, |one| found.push((one.process, one.send(Signal::KILL))));
@@ -114,7 +114,7 @@ impl Hunt {
             let late = now.since(seen.since) >= STUCK;
             let why = match sent {
                 Err(Errno::PERM) => Some(Unkillable::NotPermitted),
-                // A dead one waits for its parent, which is in the list as well.
+                // A dead process waits for its parent, which is in the list as well.
                 _ if !late || process.is_dead() => None,
                 _ if process.state == b'D' => Some(Unkillable::Uninterruptible),
                 _ => Some(Unkillable::Unknown),

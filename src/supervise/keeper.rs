@@ -1,4 +1,4 @@
-//! A process that outlives the one that was called, and keeps a lock for a third process.
+//! A detached process that outlives its caller and renews a lock for a third process.
 
 use std::{
     fs::File,
@@ -19,13 +19,13 @@ use super::{
 
 /// Which side of the fork this is.
 pub enum Keeper {
-    /// The process that was called: what it is to exit with, once that is known.
+    /// The original process, with its exit status from the worker.
     Caller(u8),
-    /// The one that does the work, and may go on.
+    /// The forked process that does the work, and may outlive the caller.
     Worker(Detach),
 }
 
-/// The worker's way to let the caller go.
+/// The worker's handle to let the caller exit.
 pub struct Detach {
     caller: File,
 }
@@ -37,10 +37,10 @@ pub struct Detach {
 /// for their end.
 ///
 /// # Errors
-/// If there can be no more processes or descriptors.
+/// If the system has no processes or descriptors left.
 pub fn fork_keeper() -> io::Result<Keeper> {
     let (read, write) = pipe_with(PipeFlags::CLOEXEC)?;
-    // A caller that ignores SIGCHLD has the kernel reap the worker, and loses its status.
+    // If SIGCHLD were ignored, the kernel would reap the worker and the caller would lose its status.
     sys::set_ignored(libc::SIGCHLD, false);
     match sys::fork()? {
         Fork::Child => {
@@ -51,7 +51,7 @@ pub fn fork_keeper() -> io::Result<Keeper> {
         }
         Fork::Parent(worker) => {
             drop(write);
-            // The terminal sends them to the worker as well, which decides what becomes of it.
+            // The terminal sends these signals to the worker as well, and the worker handles them.
             for signal in [Signal::INT, Signal::QUIT] {
                 sys::set_ignored(signal.as_raw(), true);
             }
@@ -76,7 +76,7 @@ pub fn fork_keeper() -> io::Result<Keeper> {
     }
 }
 
-/// Closes all descriptors above the standard ones but those that are `kept`.
+/// Closes all descriptors above the standard ones except `kept`.
 pub(super) fn close_others(kept: &[&OwnedFd]) -> io::Result<()> {
     use std::os::fd::AsRawFd as _;
     let listed = std::fs::read_dir("/proc/self/fd")?;
@@ -90,16 +90,16 @@ pub(super) fn close_others(kept: &[&OwnedFd]) -> io::Result<()> {
 }
 
 impl Detach {
-    /// Lets the caller exit with `status`, and goes on in a session of its own, with /dev/null for the standard streams.
+    /// Lets the caller exit with `status`, and moves the worker to a new session, with /dev/null for the standard streams.
     ///
     /// # Errors
-    /// If it can't; then the caller has heard nothing yet.
+    /// If the detachment fails. The caller then still waits.
     pub fn detach(mut self, status: u8) -> io::Result<()> {
         let null = open("/dev/null", OFlags::RDWR, Mode::empty())?;
-        // A folder that a daemon is in can't be unmounted.
+        // A daemon's working directory would keep a file system from being unmounted.
         rustix::process::chdir("/")?;
         set_parent_process_death_signal(None)?;
-        // Not the leader of a group, having been forked; if it is, it has a session of its own already.
+        // Fails only for a group leader, and a forked process leads a group only if it already has its own session.
         let _ = setsid();
         rustix::stdio::dup2_stdin(&null)?;
         rustix::stdio::dup2_stdout(&null)?;

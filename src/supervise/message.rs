@@ -27,10 +27,10 @@ const MAX: usize = 128 * 1024;
 /// The most descriptors in one datagram.
 const MAX_DESCRIPTORS: usize = 64;
 
-/// What dlock tells the guardian. Each order is sent as a pair with its number, which the guardian acknowledges.
+/// An order from dlock to the guardian. Each order is sent with its number, which the guardian acknowledges.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Order {
-    /// Execute the command, unless it is later than `start_by`.
+    /// Execute the command, unless `start_by` has passed.
     Start { start_by: BootTime, deadlines: Deadlines, environment: Vec<(String, String)> },
     /// A renewal was confirmed.
     Extend(Deadlines),
@@ -38,15 +38,15 @@ pub enum Order {
     Lost,
     /// Stop the tree: TERM, this grace, KILL.
     Stop(Duration),
-    /// Pass a signal on.
+    /// Forward a signal to the command.
     Forward(i32),
-    /// Say that you are there.
+    /// Acknowledge, to show that the guardian is alive.
     Ping,
     /// dlock stops itself because the command is stopped (`true`), or was continued (`false`).
     Pause(bool),
 }
 
-/// What the guardian tells dlock.
+/// A report from the guardian to dlock.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Report {
     /// All orders up to this number were carried out.
@@ -67,17 +67,17 @@ pub enum Report {
     TimeUp,
 }
 
-/// The datagram that carries a message.
+/// Returns the datagram of a message.
 pub fn encode(message: &impl Serialize) -> Vec<u8> {
     serde_json::to_vec(message).expect("a message is text and numbers")
 }
 
-/// The message in a datagram; `None` if it is malformed.
+/// Returns the message in a datagram; `None` if the datagram is malformed.
 pub fn decode<T: DeserializeOwned>(datagram: &[u8]) -> Option<T> {
     serde_json::from_slice(datagram).ok()
 }
 
-/// What came out of a look into the socket.
+/// The result of a non-blocking receive.
 pub enum Received {
     /// A message, and the descriptors that came with it.
     Datagram(Vec<u8>, Vec<OwnedFd>),
@@ -86,15 +86,15 @@ pub enum Received {
     Closed,
 }
 
-/// The next datagram, without waiting.
+/// Returns the next datagram, without waiting.
 pub fn receive(socket: &OwnedFd) -> Received {
     loop {
-        // The kernel tells the length first, so that the usual short message costs a short buffer.
+        // The kernel reports the length first, so that a short message needs only a short buffer.
         let mut nothing: [u8; 0] = [];
         let length = match recv(socket, &mut nothing[..], RecvFlags::PEEK | RecvFlags::TRUNC | RecvFlags::DONTWAIT) {
             Ok((_, 0)) => return Received::Closed,
             Ok((_, length)) => length,
-            // The other end closed without having read all of ours: said once, before what it had still to say.
+            // The peer closed without reading all datagrams. The kernel reports that once, before the peer's remaining datagrams.
             Err(Errno::INTR | Errno::CONNRESET) => continue,
             Err(Errno::AGAIN) => return Received::Nothing,
             Err(_) => return Received::Closed,
@@ -105,7 +105,7 @@ pub fn receive(socket: &OwnedFd) -> Received {
         let flags = RecvFlags::DONTWAIT | RecvFlags::CMSG_CLOEXEC;
         match recvmsg(socket, &mut [IoSliceMut::new(&mut datagram)], &mut beside, flags) {
             Ok(_) => {}
-            // Closed just now: what was seen is still there.
+            // The peer closed just now: the datagram from the peek is still there.
             Err(Errno::INTR | Errno::CONNRESET) => continue,
             Err(_) => return Received::Closed,
         }
@@ -119,10 +119,10 @@ pub fn receive(socket: &OwnedFd) -> Received {
     }
 }
 
-/// Sends a datagram without waiting, and duplicates of `descriptors` with it: [`MAX_DESCRIPTORS`] at most.
+/// Sends a datagram without waiting, with duplicates of at most [`MAX_DESCRIPTORS`] `descriptors`.
 ///
 /// # Errors
-/// `InvalidInput` if it is too long; else as the kernel says (the other end is gone, or hasn't read for long).
+/// `InvalidInput` if the datagram is too long; else the kernel's error (the peer is gone, or hasn't read for long).
 pub fn transmit(socket: &OwnedFd, datagram: &[u8], descriptors: &[OwnedFd]) -> io::Result<()> {
     if datagram.len() > MAX {
         return Err(io::Error::new(io::ErrorKind::InvalidInput, "the command's environment is too long"));
@@ -176,7 +176,7 @@ mod tests {
         }
     }
 
-    /// It leaves without having read what it was told last.
+    /// The peer closes without having read the last order.
     #[test]
     fn the_last_word_of_one_that_leaves_is_heard() {
         use rustix::net::{AddressFamily, SocketFlags, SocketType, socketpair};

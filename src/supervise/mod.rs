@@ -1,23 +1,23 @@
-//! Runs a command under a lease, and sees to it that it is dead when the lease is.
+//! Runs a command under a lease, and ends the command before the lease ends.
 //!
 //! ```text
 //! dlock run        lease, renewal, signals                       (async, one thread)
 //!   └ guardian     forked before any thread exists; child subreaper; kills the tree by itself
 //!       └ command  joins the foreground group of a terminal, else has a group of its own
 //! ```
-//! The guardian knows the deadlines on `CLOCK_BOOTTIME` and learns of each extension over a socket pair.
-//! When the deadline is near, when the socket closes because dlock died, or when it is told to, it stops *all* of
-//! its descendants: as a subreaper every orphan comes back to it, daemons included. dlock is a subreaper behind it
-//! and does the same if the guardian dies or doesn't answer. The tree counts as empty only when the kernel says
-//! that there is no child left to wait for; what can't be killed is therefore never reported as gone.
+//! The guardian knows the deadlines on `CLOCK_BOOTTIME` and receives each extension over a socket pair.
+//! The guardian stops *all* of its descendants near the deadline, on an order, or when the socket closes because dlock died.
+//! The guardian is a subreaper: every orphan becomes its child, daemons included. dlock is a subreaper above the guardian
+//! and does the same if the guardian dies or doesn't answer. The tree counts as empty only when the kernel reports
+//! that no child is left to wait for. An unkillable process is therefore never reported as gone.
 //!
 //! Not covered: dlock *and* guardian killed by pid at the same instant (the command itself dies even then), a frozen
-//! host, work that the command had others do for it (`systemd-run`, `at`, a container daemon), and a process that moves to
+//! host, work that the command delegated to a service (`systemd-run`, `at`, a container daemon), and a process that moves to
 //! another PID namespace: its orphans become children of that namespace's first process, never the guardian's.
 //!
-//! Hooks run in a process of their own, apart from all of that.
+//! Hooks run in a separate process outside the supervised tree.
 //!
-//! Nothing here knows locks or stores: it is given deadlines and tells what became of the command. It never prints.
+//! This module knows no locks or stores: it takes deadlines, reports the command's events, and never prints.
 
 mod capture;
 mod cgroup;
@@ -54,7 +54,7 @@ use crate::{
     lock::{BootTime, Error, Kind},
 };
 
-/// Whether the keys of a terminal are for dlock: it has one, and is in its foreground.
+/// Whether dlock has a terminal and is in its foreground, so that the terminal's keys go to dlock.
 pub fn has_keyboard() -> bool {
     terminal::controlling().zip(sys::own_group()).is_some_and(|(terminal, group)| terminal::is_foreground(&terminal, group))
 }
@@ -68,15 +68,15 @@ pub struct Plan {
     pub on_lost: OnLost,
     /// What to do with descendants that outlive the command.
     pub leftover: Leftover,
-    /// How to hold the tree together.
+    /// How the tree's processes are tracked.
     pub contain: Contain,
     /// The time between TERM and KILL when there is no other deadline: after dlock died, for leftovers.
     pub grace: Duration,
-    /// How long the tree may live from the command's start on; then TERM, `grace`, KILL. The guardian sees to it whatever dlock does.
+    /// How long the tree may live after the command's start; then TERM, `grace`, KILL. The guardian enforces it even without dlock.
     pub max_runtime: Option<Duration>,
-    /// The only `DLOCK_*` variables of our own environment that the command gets to see.
+    /// The only `DLOCK_*` variables of dlock's environment that the command inherits.
     pub kept_variables: Vec<String>,
-    /// Whether stdout and stderr of the command are kept for its end, instead of being passed on.
+    /// Whether the command's stdout and stderr are captured until its end, instead of passed through.
     pub capture: bool,
 }
 
@@ -86,42 +86,42 @@ pub enum OnLost {
     /// TERM, then KILL. KILL at once if another process has the lock.
     #[default]
     Kill,
-    /// This signal in the place of TERM; KILL still follows.
+    /// This signal instead of TERM; KILL still follows.
     Signal(i32),
-    /// Nothing: exclusion is given up. If dlock dies, the command is killed even so.
+    /// Nothing: exclusion is given up. If dlock dies, the guardian still kills the command.
     Continue,
 }
 
 /// What happens to descendants that outlive the command.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Leftover {
-    /// Wait until the last one ended, as flock(1)'s inherited descriptor does.
+    /// Wait until the last descendant ended, as flock(1)'s inherited descriptor does.
     #[default]
     Wait,
     /// TERM, grace, KILL.
     Kill,
-    /// Leave them alone, no longer under the lock.
+    /// Leave the descendants running, no longer under the lock.
     Leave,
 }
 
-/// How the tree is held together.
+/// How the tree's processes are tracked and killed.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Contain {
-    /// A cgroup where one is delegated to us, else [`Contain::Group`].
+    /// A cgroup where one is delegated to dlock, else [`Contain::Group`].
     #[default]
     Auto,
     /// The guardian's descendants.
     Group,
-    /// A cgroup (version 2) of its own as well, which the kernel kills as a whole; refused where there is none.
+    /// The same with an own cgroup (version 2), which the kernel kills as a whole. An error where no cgroup is available.
     Cgroup,
 }
 
 impl Plan {
-    /// Finds out, before any lock is taken, whether this can be done here.
+    /// Checks, before any lock is taken, whether the plan can be carried out on this host.
     ///
     /// # Errors
-    /// [`Kind::Usage`] if the command would run with rights that dlock can't kill, or the signal has no name;
-    /// [`Kind::Unsupported`] if the cgroup that was asked for is not available.
+    /// [`Kind::Usage`] if the command would run with privileges that prevent dlock from killing it, or the signal has no name;
+    /// [`Kind::Unsupported`] if the requested cgroup is not available.
     pub fn check(&self) -> Result<(), Error> {
         check_command(self)?;
         if let OnLost::Signal(number) = self.on_lost {
@@ -137,66 +137,66 @@ impl Plan {
     }
 }
 
-/// When the command is told to end, and when it is made to.
+/// When the command gets TERM, and when it gets KILL.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Deadlines {
-    /// TERM comes then.
+    /// When the tree gets TERM.
     pub term_at: BootTime,
-    /// KILL comes then.
+    /// When the tree gets KILL.
     pub kill_at: BootTime,
 }
 
-/// What became of the command.
+/// An event of the supervised command.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Event {
-    /// It runs.
+    /// The command runs.
     Started {
-        /// Its process.
+        /// The command's PID.
         pid: i32,
     },
-    /// It was never executed, and nothing of it is left. The last event.
+    /// The command was never executed, and no process of it is left. The last event.
     CannotStart(CannotStart),
-    /// It was stopped by this signal on a terminal. Where that is what the user wants, call [`Supervisor::stop_with_command`].
+    /// The command was stopped by a signal on a terminal. If the user wants the stop, call [`Supervisor::stop_with_command`].
     Stopped {
-        /// What stopped it.
+        /// The signal that stopped the command.
         signal: i32,
     },
-    /// It goes on.
+    /// The command was continued.
     Continued,
-    /// It ended, but its descendants go on ([`Leftover::Wait`] only).
+    /// The command ended, but its descendants still run ([`Leftover::Wait`] only).
     Leftover {
-        /// Those that were seen.
+        /// The descendants that were found.
         pids: Vec<i32>,
     },
-    /// It ran for [`Plan::max_runtime`], and the tree is being stopped: go on renewing and extending meanwhile.
+    /// The command ran for [`Plan::max_runtime`], and the tree is being stopped. Keep renewing and extending meanwhile.
     TimeUp,
-    /// The lease ran out and the tree is being stopped. No extension is of use from here on.
+    /// The lease ran out and the tree is being stopped. Later extensions have no effect.
     DeadlineTerm,
-    /// This process can't be killed (yet); the attempts go on. The lock must not be released.
+    /// A process can't be killed (yet); the attempts continue. The lock must not be released.
     Unkillable {
-        /// The process; 0 if it can't be seen.
+        /// The PID; 0 if the process is not visible.
         pid: i32,
-        /// What is in the way.
+        /// Why the process can't be killed.
         why: Unkillable,
     },
     /// A process that could not be killed is gone.
     Gone {
-        /// The process; 0 if it couldn't be seen.
+        /// The PID; 0 if the process was not visible.
         pid: i32,
     },
-    /// The guardian is gone, or doesn't answer and was killed. dlock stops what is left; [`Event::Ended`] follows.
+    /// The guardian is gone, or didn't answer and was killed. dlock stops the remaining tree; [`Event::Ended`] follows.
     GuardianLost {
-        /// Whether it was there, but didn't answer.
+        /// Whether the guardian was alive, but didn't answer.
         frozen: bool,
     },
-    /// The tree is empty (or was left on purpose). The last event.
+    /// The tree is empty, or was left on purpose. The last event.
     Ended(Ended),
 }
 
-/// How it all ended.
+/// How the supervision ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Ended {
-    /// How the command itself ended; `None` if that can't be known any more, or it was never started.
+    /// How the command itself ended; `None` if its end is unknown, or the command was never started.
     pub outcome: Option<ProcessEnd>,
     /// Why the tree was stopped, if it was.
     pub stopped: Option<Why>,
@@ -207,14 +207,14 @@ pub struct Ended {
 /// How a process ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum ProcessEnd {
-    /// By itself, with this status.
+    /// The process exited with this status.
     Exited(u8),
-    /// By this signal.
+    /// The process was killed by this signal.
     Signalled(i32),
 }
 
 impl ProcessEnd {
-    /// The exit status that passes this on.
+    /// Returns the exit status with which dlock reports this end.
     pub fn status(self) -> u8 {
         match self {
             Self::Exited(status) => status,
@@ -228,17 +228,17 @@ impl ProcessEnd {
 pub enum Why {
     /// The lease ran out.
     Deadline,
-    /// The lock is not ours any more.
+    /// dlock no longer holds the lock.
     Lost,
-    /// [`Supervisor::stop`].
+    /// [`Supervisor::stop`] was called.
     Stop,
-    /// The command had ended, its descendants hadn't ([`Leftover::Kill`]).
+    /// The command had ended, but its descendants had not ([`Leftover::Kill`]).
     Leftover,
     /// The guardian died or didn't answer.
     Guardian,
     /// dlock died. No process reads this.
     Orphaned,
-    /// It ran for [`Plan::max_runtime`].
+    /// The command ran for [`Plan::max_runtime`].
     TimeUp,
 }
 
@@ -249,14 +249,14 @@ pub enum CannotStart {
     TooLate,
     /// There is no such command.
     NotFound,
-    /// It can't be executed: this `errno`.
+    /// The command can't be executed, with this `errno`.
     NotExecutable(i32),
-    /// What has to come before failed with this `errno` (processes or memory ran out, the cgroup vanished).
+    /// A step before the execution failed with this `errno` (processes or memory ran out, the cgroup vanished).
     System(i32),
 }
 
 impl CannotStart {
-    /// The exit status that says so: as `env(1)` and the shells, or 69 for what may work the next time.
+    /// Returns the exit status: as `env(1)` and shells use, or 69 for a failure that a retry may fix.
     pub fn status(self) -> u8 {
         match self {
             Self::NotFound => exit::NOT_FOUND,
@@ -280,14 +280,14 @@ impl std::fmt::Display for CannotStart {
     }
 }
 
-/// What keeps a process from being killed.
+/// Why a process can't be killed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Unkillable {
-    /// It runs with rights that dlock doesn't have.
+    /// The process runs with privileges that dlock doesn't have.
     NotPermitted,
-    /// It waits in the kernel for a device or a file server (state D).
+    /// The process waits in the kernel for a device or a file server (state D).
     Uninterruptible,
-    /// It was killed and is there all the same, or /proc doesn't show it.
+    /// The process was killed and still exists, or /proc doesn't show it.
     Unknown,
 }
 

@@ -1,6 +1,6 @@
-//! The process behind a keeper: it tells the process that needs the lock to end when the keeper is killed, or is stopped beyond its lease.
+//! The monitor of a keeper: sends TERM to the protected process if the keeper is killed, or is stopped beyond its lease.
 //!
-//! It is to the keeper what the guardian is to `dlock run`, but it sends one signal and kills nothing. It talks to no store.
+//! The monitor resembles the guardian of `dlock run`, but sends only one signal and kills no process. It talks to no store.
 
 use std::{
     io,
@@ -24,30 +24,30 @@ use super::{
 };
 use crate::{lease::BootClock, lock::BootTime};
 
-/// The keeper's end of it. If it is dropped before it is dismissed, or its process ends, the lock counts as lost.
+/// The keeper's handle of the monitor. The lock counts as lost if the handle is dropped undismissed or the keeper ends.
 pub struct Monitor(OwnedFd);
 
 impl Monitor {
-    /// Passes on when the process must have been told to end unless something is heard until then.
+    /// Sends the monitor the deadline at which it signals the process, unless a later extension arrives.
     pub fn extend(&self, until: BootTime) {
         let ms = u64::try_from(until.since_boot().as_millis()).unwrap_or(u64::MAX).max(1);
-        // A monitor that is gone can't be helped.
+        // The keeper can't do anything about a monitor that is gone.
         let _ = write(&self.0, &ms.to_le_bytes());
     }
 
-    /// Nothing is left that could be lost.
+    /// Dismisses the monitor: no lock is left that could be lost.
     pub fn dismiss(self) {
         let _ = write(&self.0, &0_u64.to_le_bytes());
     }
 }
 
-/// Forks a monitor of this process. It does nothing before the first [`Monitor::extend`]. `tell` is given the reason once the process
-/// was told to end.
+/// Forks a monitor of this process. The monitor does nothing before the first [`Monitor::extend`]. It calls `tell` with the
+/// reason after it has signalled the process.
 ///
-/// To be called before any thread exists.
+/// Call it before any thread exists.
 ///
 /// # Errors
-/// If there can be no more processes or descriptors.
+/// If the system has no processes or descriptors left.
 pub fn fork_monitor(process: &OwnedFd, tell: impl FnOnce(&str)) -> io::Result<Monitor> {
     let (ours, theirs) = socketpair(AddressFamily::UNIX, SocketType::SEQPACKET, SocketFlags::CLOEXEC | SocketFlags::NONBLOCK, None)?;
     match sys::fork()? {
@@ -66,10 +66,10 @@ pub fn fork_monitor(process: &OwnedFd, tell: impl FnOnce(&str)) -> io::Result<Mo
     }
 }
 
-/// Waits until one of three has ended: the process, the keeper, or its lease. Why the process is to end, if it is.
+/// Waits for the end of the process, the keeper, or its lease. Returns why the process must end, if it must.
 fn watch(process: &OwnedFd, keeper: &OwnedFd) -> io::Result<Option<&'static str>> {
     sys::block_all();
-    // Not dlock's name: what kills all that are called so must not kill this one.
+    // Not named dlock, so that `pkill dlock` doesn't kill the monitor.
     let _ = set_name(c"lock-monitor");
     // A reader of dlock's output must not wait for this process, and a signal to the caller's group must not reach it.
     let _ = setsid();
@@ -85,7 +85,7 @@ fn watch(process: &OwnedFd, keeper: &OwnedFd) -> io::Result<Option<&'static str>
     loop {
         let mut message = [0; 8];
         match read(keeper, &mut message) {
-            // It may have failed to take the lock, which it says itself.
+            // The keeper may have failed to acquire the lock, which it reports itself.
             Ok(0) => return Ok(deadline.map(|_| "the keeper of the lock was killed")),
             Ok(_) if message == [0; 8] => return Ok(None),
             Ok(_) => {

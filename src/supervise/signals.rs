@@ -1,6 +1,6 @@
 //! The signals of dlock itself: blocked from the start and read from a descriptor, so that none is lost and none interrupts.
 //!
-//! Nothing here decides what a signal means; it says which came, and whether the kernel's terminal sent it.
+//! This module doesn't interpret signals: it returns the number, the sender, and whether the terminal sent the signal.
 
 use std::{io, os::fd::OwnedFd};
 
@@ -9,17 +9,17 @@ use tokio::io::unix::AsyncFd;
 
 use super::sys::{self, SignalSet};
 
-/// What dlock passes on to the command. TSTP is here because dlock stops together with the command.
+/// The signals that dlock forwards to the command. TSTP is included because dlock stops together with the command.
 const HANDLED: [i32; 9] =
     [libc::SIGTERM, libc::SIGINT, libc::SIGHUP, libc::SIGQUIT, libc::SIGUSR1, libc::SIGUSR2, libc::SIGWINCH, libc::SIGCONT, libc::SIGTSTP];
 
-/// `si_code` of what the kernel sends by itself; of these signals only the terminal's.
+/// `si_code` of signals from the kernel; among the handled signals, only those from the terminal.
 const SI_KERNEL: i32 = 0x80;
 
-/// Blocks the handled signals and SIGCHLD, whose default action is restored. Returns the mask before.
+/// Blocks the handled signals and SIGCHLD, and restores SIGCHLD's default action. Returns the previous mask.
 ///
-/// Also TTIN and TTOU: a process in the background that reads from its terminal gets an error then, and one that writes with `stty tostop`
-/// writes, where they would stop it, and its renewals.
+/// TTIN and TTOU are blocked too, since they would stop a background process and its renewals. When blocked, a read from the
+/// terminal returns an error, and a write with `stty tostop` succeeds.
 ///
 /// Signals that were ignored when dlock was started (nohup, a shell's background job) stay ignored and untouched.
 pub(super) fn block() -> SignalSet {
@@ -36,7 +36,7 @@ fn handled() -> Vec<i32> {
 /// A signal that dlock received.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Signal {
-    /// Its number.
+    /// The signal's number.
     pub number: i32,
     /// Whether it came from the terminal (Ctrl-C, a hang-up, a new size), which sends it to the whole foreground group.
     pub from_terminal: bool,
@@ -45,22 +45,22 @@ pub struct Signal {
 }
 
 impl Signal {
-    /// Whether it ends the wait for a lock.
+    /// Whether the signal ends the wait for a lock.
     pub fn ends_wait(self) -> bool {
         [libc::SIGTERM, libc::SIGINT, libc::SIGHUP, libc::SIGQUIT].contains(&self.number)
     }
 
-    /// Whether it asks to end in order: the command gets TERM, and KILL a grace later.
+    /// Whether the signal requests an orderly stop: the command gets TERM, and KILL after the grace.
     pub fn is_orderly_stop(self) -> bool {
         self.number == libc::SIGTERM
     }
 
-    /// Whether the terminal's window has another size.
+    /// Whether the signal reports a new size of the terminal's window.
     pub fn is_new_size(self) -> bool {
         self.number == libc::SIGWINCH
     }
 
-    /// Whether it asks to be stopped (Ctrl-Z). While there is no command yet, answer with [`stop_self`].
+    /// Whether the signal requests a stop (Ctrl-Z). Before the command's start, call [`stop_self`].
     pub fn is_stop(self) -> bool {
         self.number == libc::SIGTSTP
     }
@@ -73,7 +73,7 @@ pub struct Signals {
 }
 
 impl Signals {
-    /// Blocks the signals if they aren't yet, and starts to receive them. To be called inside the runtime.
+    /// Blocks the signals if needed, and starts to receive them. Call it inside the runtime.
     ///
     /// # Errors
     /// When the system has no descriptors left.
@@ -82,7 +82,7 @@ impl Signals {
         Ok(Self { fd: sys::watch(sys::signalfd(&SignalSet::of(&handled()))?)? })
     }
 
-    /// The next signal. Cancel safe.
+    /// Returns the next signal. Cancel safe.
     pub async fn next(&mut self) -> Signal {
         loop {
             if let Some((number, code, sender)) = sys::read_signal(self.fd.get_ref()) {
@@ -96,14 +96,14 @@ impl Signals {
     }
 }
 
-/// Lets signals end this process as they end any other one. To be called when nothing is held any more.
+/// Restores the signals' usual effect on this process. Call it when dlock holds no lock any more.
 pub fn unblock() {
     let mut ending = handled();
     ending.retain(|signal| ![libc::SIGTSTP, libc::SIGCONT, libc::SIGWINCH].contains(signal));
     sys::unblock(&SignalSet::of(&ending));
 }
 
-/// Lets signals act as on any other program during `work`, which may block. To be called where nothing is held.
+/// Restores the signals' usual effect during `work`, which may block. Call it only while dlock holds no lock.
 pub fn with_usual<T>(work: impl FnOnce() -> T) -> T {
     let before = sys::block(&SignalSet::of(&[]));
     sys::unblock(&SignalSet::of(&handled()));
@@ -114,7 +114,7 @@ pub fn with_usual<T>(work: impl FnOnce() -> T) -> T {
 
 /// Stops dlock as `signal` (TSTP, TTIN, TTOU, STOP) would have, and returns when it was continued.
 ///
-/// Check the deadline before anything else then: any time may have passed.
+/// Check the deadline first after the return: any amount of time may have passed.
 pub fn stop_self(signal: i32) {
     let own = SignalSet::of(&[signal]);
     let before = sys::block(&own);
@@ -126,7 +126,7 @@ pub fn stop_self(signal: i32) {
 
 /// Ends dlock by `signal`, as the command ended, so that a calling shell sees what a plain command would have shown.
 ///
-/// Only after the lock was released. No core is dumped. Returns if the signal has no effect, as for PID 1: exit with 128+N then.
+/// Call it only after the release. No core is dumped. If the signal has no effect, as for PID 1, it returns: exit with 128+N.
 pub fn reraise(signal: i32) {
     let _ = rustix::process::setrlimit(Resource::Core, Rlimit { current: Some(0), maximum: Some(0) });
     sys::set_ignored(signal, false);

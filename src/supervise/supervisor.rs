@@ -1,6 +1,6 @@
 //! dlock's side of supervision: starts the guardian, gives it orders, and takes over when it doesn't answer.
 //!
-//! It knows no lock: its caller renews the lease and says how far it reaches.
+//! The supervisor knows no lock: its caller renews the lease and passes on the deadlines.
 
 mod watching;
 
@@ -37,9 +37,9 @@ use crate::{
     lock::{BootTime, LastResort},
 };
 
-/// An answer of the guardian that takes longer than this is missed, but acted on only when a deadline comes.
+/// An acknowledgement that takes longer is overdue. The supervisor acts on an overdue one only at a deadline.
 const PATIENCE: Duration = Duration::from_millis(150);
-/// The same for a guardian that answered since it was time to kill: it is at work.
+/// The same limit for a guardian that answered after the time to kill: such a guardian is at work.
 const MORE_PATIENCE: Duration = Duration::from_secs(1);
 
 /// The guardian, forked and waiting.
@@ -55,8 +55,8 @@ pub struct Guardian {
 
 /// Makes this process a subreaper, blocks its signals and forks the guardian.
 ///
-/// To be called before any thread or runtime exists. Descriptors that are open and not close-on-exec reach guardian
-/// and command: a file lock taken through one of them lasts as long as the last of the tree.
+/// Call it before any thread or runtime exists. The guardian and the command inherit open descriptors that are not close-on-exec.
+/// A file lock taken through such a descriptor lasts until the last process of the tree ends.
 ///
 /// # Errors
 /// When processes, descriptors or memory ran out; `InvalidInput` for a command with a NUL in it.
@@ -65,7 +65,7 @@ pub fn fork_guardian(plan: Plan, last_resort: Option<LastResort>) -> io::Result<
     if argv.is_empty() {
         return Err(io::Error::new(io::ErrorKind::InvalidInput, "there is no command"));
     }
-    // Before the guardian is one of them. Nearly always the kernel says at once that there are none.
+    // Before the fork, so that the guardian isn't listed. Usually dlock has no children, as `wait` reports at once.
     let spared = if matches!(wait(WaitOptions::NOHANG), Err(Errno::CHILD)) { Vec::new() } else { tree::children(&[]).unwrap_or_default() };
     let mask = signals::block();
     set_child_subreaper(Some(getpid()))?;
@@ -87,15 +87,15 @@ pub fn fork_guardian(plan: Plan, last_resort: Option<LastResort>) -> io::Result<
 }
 
 impl Guardian {
-    /// Its process.
+    /// Returns the guardian's PID.
     pub fn pid(&self) -> i32 {
         self.pid.as_raw_pid()
     }
 
-    /// Makes it usable inside the runtime.
+    /// Returns a supervisor for use inside the runtime.
     ///
     /// # Errors
-    /// When the system has no descriptors left. The guardian ends then by itself.
+    /// When the system has no descriptors left. The guardian then ends by itself.
     pub fn attach(self) -> io::Result<Supervisor> {
         let timer = timerfd_create(TimerfdClockId::Boottime, TimerfdFlags::CLOEXEC | TimerfdFlags::NONBLOCK)?;
         let children = sys::signalfd(&SignalSet::of(&[libc::SIGCHLD]))?;
@@ -133,7 +133,7 @@ impl Guardian {
     }
 }
 
-/// A guardian without a command has nothing to look after, or nothing any more.
+/// Kills and reaps a guardian that supervises no command, or none any more.
 fn end_idle(guardian: Pid) {
     let _ = kill_process(guardian, Signo::KILL);
     reap_one(guardian);
@@ -167,11 +167,11 @@ pub struct Supervisor {
     sent: u64,
     unanswered: VecDeque<Unanswered>,
     heard: BootTime,
-    /// The deadlines that the guardian is known to know; `None` before the start.
+    /// The last deadlines that the guardian acknowledged; `None` before the start.
     acknowledged: Option<Deadlines>,
-    /// An orderly stop: when it was asked for, and when KILL comes.
+    /// An orderly stop: when it was requested, and when KILL follows.
     stopping: Option<Deadlines>,
-    /// When the command will have run for as long as it may, and when KILL comes then.
+    /// When the command reaches its maximum runtime, and when KILL follows.
     time_up: Option<Deadlines>,
     told_to_kill: Option<BootTime>,
     termed: bool,
@@ -185,7 +185,7 @@ pub struct Supervisor {
 }
 
 impl Supervisor {
-    /// Has the command executed, unless the guardian gets to it only after `start_by`.
+    /// Orders the guardian to execute the command, unless `start_by` has passed by then.
     ///
     /// [`Event::Started`] or [`Event::CannotStart`] follows. The guardian keeps `lifelines` open until the tree is dead, and shuts
     /// them down if the lease runs out while dlock is stopped.
@@ -201,7 +201,7 @@ impl Supervisor {
     ) -> io::Result<()> {
         let order = Order::Start { start_by, deadlines, environment: environment.to_vec() };
         match self.order_with(&order, Some(deadlines), lifelines) {
-            // The guardian is gone; that is told by the next event.
+            // The guardian is gone; the next event reports its end.
             Err(error) if error.kind() != io::ErrorKind::InvalidInput => {}
             other => other?,
         }
@@ -210,14 +210,14 @@ impl Supervisor {
         Ok(())
     }
 
-    /// Passes on that a renewal was confirmed. Of no use once [`Event::DeadlineTerm`] came.
+    /// Sends the guardian the deadlines of a confirmed renewal. Has no effect after [`Event::DeadlineTerm`].
     pub fn extend(&mut self, deadlines: Deadlines) {
         if !self.lapsed {
             let _ = self.order(&Order::Extend(deadlines), Some(deadlines));
         }
     }
 
-    /// Another process has the lock: KILL at once (nothing with [`OnLost::Continue`]).
+    /// Kills the tree at once, since another process has the lock. Does nothing with [`OnLost::Continue`].
     pub fn lost(&mut self) {
         if self.plan.on_lost != OnLost::Continue {
             let now = BootClock::read();
@@ -229,9 +229,9 @@ impl Supervisor {
         }
     }
 
-    /// Stops the command in order: TERM to the tree, `grace`, KILL. Go on renewing and extending meanwhile.
+    /// Stops the command in order: TERM to the tree, `grace`, KILL. Keep renewing and extending meanwhile.
     ///
-    /// Asked for again, it counts if it brings KILL forward.
+    /// A repeated call takes effect only if it brings KILL forward.
     pub fn stop(&mut self, grace: Duration) {
         let now = BootClock::read();
         let kill_at = now.plus(grace);
@@ -244,53 +244,53 @@ impl Supervisor {
         }
     }
 
-    /// Stops dlock as `signal` would have, together with its command, and returns when it was continued.
+    /// Stops dlock as `signal` would have, together with its command. Returns when dlock was continued.
     ///
-    /// The guardian continues it when the command is no longer stopped. Check the deadline before anything else then: any time
-    /// may have passed.
+    /// The guardian continues dlock when the command is no longer stopped. Check the deadline first after the return: any
+    /// amount of time may have passed.
     pub fn stop_with_command(&mut self, signal: i32) {
-        // Without a guardian nothing would continue it.
+        // Without a guardian no process would continue dlock.
         if self.order(&Order::Pause(true), None).is_ok() {
             signals::stop_self(signal);
             let _ = self.order(&Order::Pause(false), None);
         }
     }
 
-    /// Passes a signal on to the command, unless the terminal or the guardian has sent it there already.
+    /// Forwards a signal to the command, unless the terminal or the guardian already sent the signal to the command.
     pub fn forward(&mut self, signal: Signal) {
         if !(signal.from_terminal && self.joined) && signal.sender != self.guardian() {
             let _ = self.order(&Order::Forward(signal.number), None);
         }
     }
 
-    /// Takes what the command printed, if that was to be kept ([`Plan::capture`]). Call it after the last event.
+    /// Takes the command's output, if it was captured ([`Plan::capture`]). Call it after the last event.
     pub fn printed(&mut self) -> Option<Printed> {
         self.output.take().map(Capture::finish)
     }
 
-    /// The guardian's process.
+    /// Returns the guardian's PID.
     pub fn guardian(&self) -> i32 {
         self.guardian.as_raw_pid()
     }
 
-    /// Ends the guardian because the lock was not taken, and reaps it. To be called instead of [`Supervisor::start`].
+    /// Ends the guardian because the lock was not taken, and reaps it. Call it instead of [`Supervisor::start`].
     pub fn give_up(self) {
         if self.acknowledged.is_none() && !self.reaped {
             end_idle(self.guardian);
         }
     }
 
-    /// Reaps the guardian after the last event. Best done after the lock was released: it takes a moment to end.
+    /// Reaps the guardian after the last event. Release the lock first: the guardian takes a moment to end.
     pub fn finish(self) {
         if self.over && !self.reaped {
-            // It has said its last word. Where it is stopped, its end must not be waited for.
+            // The guardian sent its last report. dlock kills it, since a stopped guardian would never end.
             end_idle(self.guardian);
         }
     }
 
-    /// What happens next. Cancel safe. Never returns again after the last event.
+    /// Returns the next event. Cancel safe. Never returns again after the last event.
     ///
-    /// It also reaps what is reparented to dlock (as PID 1: everything), so keep it polled, also before the start.
+    /// It also reaps processes that are reparented to dlock (as PID 1: all orphans), so poll it always, even before the start.
     pub async fn next(&mut self) -> Event {
         loop {
             self.receive();
@@ -317,7 +317,7 @@ impl Supervisor {
         self.sent += 1;
         let sent = transmit(self.socket.get_ref(), &encode(&(self.sent, order)), descriptors);
         if !matches!(&sent, Err(error) if error.kind() == io::ErrorKind::InvalidInput) {
-            // Also when it couldn't be sent: a full socket is a guardian that doesn't read.
+            // Also when sending failed: a full socket means that the guardian doesn't read.
             self.unanswered.push_back(Unanswered { number: self.sent, since: BootClock::read(), deadlines });
         }
         sent

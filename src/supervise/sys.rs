@@ -1,7 +1,7 @@
 //! The only `unsafe` of dlock: fork, exec, signal masks and signalfd, which rustix leaves out.
 //!
 //! Thin wrappers, each safe to call as long as the process has one thread (fork) and no Rust code
-//! relies on the dispositions that are changed. Nothing here decides anything.
+//! relies on the dispositions that are changed. This module makes no decisions.
 #![allow(unsafe_code)]
 
 use std::{
@@ -23,7 +23,7 @@ use crate::lock::BootTime;
 /// Which side of a fork this is.
 #[derive(Debug)]
 pub enum Fork {
-    /// The process that called; its new child.
+    /// The calling process, with its new child.
     Parent(Pid),
     /// The new process.
     Child,
@@ -41,8 +41,8 @@ pub fn fork() -> io::Result<Fork> {
 /// Runs `work`, which must end in [`exec`] or return quickly, in a new process that borrows this one's memory (as `vfork`), and
 /// waits until it has. Nothing is copied, so that a large parent starts a small command as fast as a small one does.
 ///
-/// What `work` changes in memory is changed for the caller too; signal mask, dispositions and descriptors are its own.
-/// `arguments` is how many the command gets: [`exec`] needs more stack for more of them.
+/// Changes that `work` makes in memory affect the caller too; signal mask, dispositions and descriptors are separate.
+/// `arguments` is the number of the command's arguments: [`exec`] needs more stack for more of them.
 pub fn fork_to_exec(arguments: usize, work: &mut dyn FnMut()) -> io::Result<Pid> {
     struct Work<'a>(&'a mut dyn FnMut());
     extern "C" fn enter(work: *mut libc::c_void) -> libc::c_int {
@@ -51,7 +51,7 @@ pub fn fork_to_exec(arguments: usize, work: &mut dyn FnMut()) -> io::Result<Pid>
         (work.0)();
         127
     }
-    // execvp lays out the list of a script's arguments on it anew, and each path that it tries. Only what is used is ever touched.
+    // execvp copies a script's argument list and each path that it tries onto the stack. Unused pages cost nothing.
     let stack = Stack::new((256 << 10) + arguments.saturating_mul(2 * mem::size_of::<*const libc::c_char>()))?;
     let mut work = Work(work);
     let flags = libc::CLONE_VM | libc::CLONE_VFORK | libc::SIGCHLD;
@@ -67,7 +67,7 @@ struct Stack {
 }
 
 impl Stack {
-    /// As large as any page.
+    /// The guard's size, at least one page on every architecture.
     const GUARD: usize = 64 << 10;
 
     fn new(size: usize) -> io::Result<Self> {
@@ -79,11 +79,11 @@ impl Stack {
             return Err(io::Error::last_os_error());
         }
         let stack = Self { base, length };
-        // SAFETY: its lowest pages, which nothing uses yet.
+        // SAFETY: the stack's lowest pages, which no code uses yet.
         if unsafe { libc::mprotect(stack.base, Self::GUARD, libc::PROT_NONE) } == 0 { Ok(stack) } else { Err(io::Error::last_os_error()) }
     }
 
-    /// Where it begins: stacks grow down.
+    /// Returns where the stack begins: stacks grow down.
     fn top(&self) -> *mut libc::c_void {
         self.base.wrapping_byte_add(self.length)
     }
@@ -96,9 +96,9 @@ impl Drop for Stack {
     }
 }
 
-/// Closes a descriptor that was inherited, and that nothing here owns.
+/// Closes an inherited descriptor that no `OwnedFd` owns.
 pub fn close(number: i32) {
-    // SAFETY: the caller says that no OwnedFd has this number.
+    // SAFETY: the caller guarantees that no OwnedFd has this number.
     unsafe { libc::close(number) };
 }
 
@@ -122,7 +122,7 @@ pub fn exec(argv: &[CString], environment: &[CString]) -> io::Error {
 pub struct SignalSet(libc::sigset_t);
 
 impl SignalSet {
-    /// These signals.
+    /// Returns the set of these signals.
     pub fn of(signals: &[i32]) -> Self {
         // SAFETY: sigemptyset initialises the set; a bad number is refused by sigaddset.
         unsafe {
@@ -151,24 +151,24 @@ fn change_mask(how: i32, set: &SignalSet) -> SignalSet {
     old
 }
 
-/// Blocks these too; returns the mask before.
+/// Blocks these signals too. Returns the previous mask.
 pub fn block(set: &SignalSet) -> SignalSet {
     change_mask(libc::SIG_BLOCK, set)
 }
 
-/// Unblocks these; what was pending takes effect before this returns.
+/// Unblocks these signals. Pending signals take effect before this function returns.
 pub fn unblock(set: &SignalSet) {
     change_mask(libc::SIG_UNBLOCK, set);
 }
 
-/// Blocks every signal that can be blocked, also the two that the C library keeps for its threads, of which we have none.
+/// Blocks every signal that can be blocked, even the two that the C library reserves for threads: dlock has none here.
 pub fn block_all() {
     let all = u64::MAX;
     // SAFETY: the kernel reads one set of 64 signals.
     unsafe { libc::syscall(libc::SYS_rt_sigprocmask, libc::SIG_SETMASK, &raw const all, ptr::null_mut::<u64>(), mem::size_of::<u64>()) };
 }
 
-/// Makes this the mask; returns the mask before.
+/// Sets the mask. Returns the previous mask.
 pub fn set_mask(set: &SignalSet) -> SignalSet {
     change_mask(libc::SIG_SETMASK, set)
 }
@@ -182,7 +182,7 @@ fn disposition(signal: i32) -> libc::sighandler_t {
     }
 }
 
-/// Whether the signal is ignored now.
+/// Whether the signal is currently ignored.
 pub fn is_ignored(signal: i32) -> bool {
     disposition(signal) == libc::SIG_IGN
 }
@@ -193,7 +193,7 @@ pub fn set_ignored(signal: i32, ignored: bool) {
     unsafe { libc::signal(signal, if ignored { libc::SIG_IGN } else { libc::SIG_DFL }) };
 }
 
-/// Has the signal do nothing until the next exec, unless it is ignored for longer.
+/// Makes the signal have no effect until the next exec, unless the signal is already ignored beyond it.
 pub fn swallow_until_exec(signal: i32) {
     extern "C" fn nothing(_: libc::c_int) {}
     if !is_ignored(signal) {
@@ -209,18 +209,18 @@ pub fn raise(signal: i32) {
     unsafe { libc::kill(libc::getpid(), signal) };
 }
 
-/// The process group of this process; `None` if its leader is outside of our PID namespace.
+/// Returns the process group of this process; `None` if its leader is outside this PID namespace.
 pub fn own_group() -> Option<Pid> {
     // SAFETY: always sound.
     Pid::from_raw(unsafe { libc::getpgrp() })
 }
 
-/// The signal of that number, if it is one that has a name.
+/// Returns the signal with that number, if it has a name.
 pub fn signal(number: i32) -> Option<Signal> {
     Signal::from_named_raw(number)
 }
 
-/// A non-blocking, close-on-exec descriptor that receives these signals, which must be blocked.
+/// Returns a non-blocking, close-on-exec descriptor that receives these signals. Block the signals first.
 pub fn signalfd(set: &SignalSet) -> io::Result<OwnedFd> {
     // SAFETY: the set is initialised; the new descriptor is ours alone.
     unsafe {
@@ -229,7 +229,7 @@ pub fn signalfd(set: &SignalSet) -> io::Result<OwnedFd> {
     }
 }
 
-/// The next signal from a [`signalfd`], with its `si_code` and its sender; `None` if there is none.
+/// Returns the next signal from a [`signalfd`], with its `si_code` and its sender; `None` if there is none.
 pub fn read_signal(fd: &OwnedFd) -> Option<(i32, i32, i32)> {
     // SAFETY: the kernel fills exactly one record, or nothing.
     unsafe {
@@ -248,7 +248,7 @@ static SIGPIPE_WAS_IGNORED: AtomicBool = AtomicBool::new(false);
 static WAS_CLOSED: AtomicU8 = AtomicU8::new(0);
 static SIGXFSZ_WAS_IGNORED: AtomicBool = AtomicBool::new(false);
 
-/// Rust's runtime ignores SIGPIPE before `main` and opens `/dev/null` for what is closed; how it was before is read here, even earlier.
+/// Records SIGPIPE's disposition and closed standard streams, before Rust's runtime ignores SIGPIPE and opens `/dev/null`.
 extern "C" fn remember_start() {
     SIGPIPE_WAS_IGNORED.store(is_ignored(libc::SIGPIPE), Ordering::Relaxed);
     // SAFETY: only asks for the flags of three numbers.
@@ -261,13 +261,13 @@ extern "C" fn remember_start() {
 #[unsafe(link_section = ".init_array")]
 static BEFORE_MAIN: extern "C" fn() = remember_start;
 
-/// Closes those of stdin, stdout and stderr that were closed when this program was executed.
+/// Closes each of stdin, stdout and stderr that was closed when this program was executed.
 pub fn close_what_was_closed() {
     let closed = WAS_CLOSED.load(Ordering::Relaxed);
     (0..3).filter(|number| closed & 1 << number != 0).for_each(close);
 }
 
-/// Has a write beyond `ulimit -f` fail, as on a full disk, instead of ending this process and those that it forks.
+/// Makes a write beyond `ulimit -f` fail, as on a full disk, instead of ending this process and its forks.
 pub fn survive_large_files() {
     SIGXFSZ_WAS_IGNORED.store(is_ignored(libc::SIGXFSZ), Ordering::Relaxed);
     set_ignored(libc::SIGXFSZ, true);
@@ -279,13 +279,13 @@ pub fn restore_dispositions() {
     set_ignored(libc::SIGXFSZ, SIGXFSZ_WAS_IGNORED.load(Ordering::Relaxed));
 }
 
-/// Watches a descriptor for being readable, inside the runtime.
+/// Registers a descriptor with the runtime for readability.
 pub fn watch(fd: OwnedFd) -> io::Result<AsyncFd<OwnedFd>> {
     // SAFETY: an OwnedFd names the same open file for as long as it exists.
     Ok(unsafe { AsyncFd::register_with_interest(fd, Interest::READABLE) }?)
 }
 
-/// Makes the timer readable at that time, which may have passed; or never.
+/// Makes the timer readable at `at`, which may have passed; never for `None`.
 pub fn arm(timer: &OwnedFd, at: Option<BootTime>) {
     let none = Timespec { tv_sec: 0, tv_nsec: 0 };
     let value = at.map_or(none, |at| {

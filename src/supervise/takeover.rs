@@ -1,7 +1,7 @@
-//! What dlock does itself when its guardian is gone: the same routine, over its own descendants.
+//! The takeover: dlock stops its own descendants with the same routine when its guardian is gone.
 //!
-//! The orphans come to dlock because it is a subreaper too. Children that it had before (of the program that
-//! executed it) are spared; as PID 1 it can't tell strangers apart from the command's, and kills them as well.
+//! dlock adopts the orphans because it is a subreaper too. Children from before the start (of the program that executed
+//! dlock) are spared. As PID 1, dlock can't tell foreign orphans from the command's, and kills both.
 
 use rustix::{
     io::Errno,
@@ -23,18 +23,18 @@ pub struct Takeover {
     me: i32,
     spared: Vec<Process>,
     command: Option<Pid>,
-    /// How the command ended, if that could be seen.
+    /// How the command ended, if known.
     pub outcome: Option<ProcessEnd>,
     cgroup: Option<Cgroup>,
     kill_at: BootTime,
-    /// What TERM found.
+    /// The processes that got TERM.
     termed: Vec<Process>,
     hunt: Option<Hunt>,
     empty: bool,
 }
 
 impl Takeover {
-    /// Sends TERM to all that is left, unless KILL is due already; it comes at `kill_at`.
+    /// Sends TERM to all remaining processes, unless KILL is already due. KILL follows at `kill_at`.
     pub fn begin(spared: Vec<Process>, command: Option<Pid>, cgroup: &str, kill_at: BootTime, now: BootTime) -> Self {
         let me = getpid().as_raw_pid();
         let mut termed = Vec::new();
@@ -56,17 +56,17 @@ impl Takeover {
         self.kill_at = self.kill_at.min(kill_at);
     }
 
-    /// When the next [`Takeover::step`] is due, if no child ends before.
+    /// Returns when the next [`Takeover::step`] is due, if no child ends earlier.
     pub fn next_at(&self) -> BootTime {
         self.hunt.as_ref().map_or(self.kill_at, Hunt::next_at)
     }
 
-    /// Whether nothing of the tree is left.
+    /// Whether the tree is empty.
     pub fn is_done(&self) -> bool {
         self.empty
     }
 
-    /// Reaps, and kills what is due. Reports the processes that don't end.
+    /// Reaps children and kills due processes. Returns the processes that don't end.
     pub fn step(&mut self, now: BootTime) -> Vec<News> {
         self.reap(now);
         let mut news = Vec::new();
@@ -91,7 +91,7 @@ impl Takeover {
                 Ok(Some((pid, status))) if Some(pid) == self.command => self.outcome = outcome(status),
                 Ok(Some(_)) | Err(Errno::INTR) => {}
                 Err(_) => break true,
-                // Children that were there before us are still to be waited for: so ask for the list.
+                // `wait` also counts the spared children, so check the list of the others.
                 Ok(None) => break !self.spared.is_empty() && tree::children(&self.spared).is_ok_and(|left| left.is_empty()),
             }
         };

@@ -1,8 +1,8 @@
 //! The processes below a process, as /proc shows them, and the safe way to signal one of them.
 //!
 //! The walk starts at the root and follows the kernel's lists of children: its cost grows with the tree, not with the host.
-//! No walk is complete while processes fork and end. So what is found here is only ever *signalled*;
-//! that a tree is empty is for the kernel to say (no child left to wait for).
+//! No walk is complete while processes fork and end. Processes found here are therefore only *signalled*.
+//! Only the kernel decides that a tree is empty (no child left to wait for).
 
 use std::{
     collections::{HashMap, HashSet, VecDeque},
@@ -17,7 +17,7 @@ use rustix::{
     process::{Pid, PidfdFlags, Signal, getpid, kill_process, pidfd_open, pidfd_send_signal},
 };
 
-/// One process, named so that a later one with the same number isn't taken for it.
+/// One process, identified so that a later process with the same PID isn't mistaken for it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Process {
     pub pid: i32,
@@ -26,13 +26,13 @@ pub struct Process {
     /// `R`, `S`, `D`, `Z`, …
     pub state: u8,
     threads: u32,
-    /// In clock ticks after the machine's start.
+    /// The start time in clock ticks after the boot.
     pub started: u64,
 }
 
 impl Process {
-    /// A process that /proc keeps from us (`hidepid`), as it does with every process that is not dumpable: a nested dlock, for
-    /// example. Only its parent's list of children shows it.
+    /// Returns a process that /proc hides (`hidepid`), as it does every process that is not dumpable, such as a nested dlock.
+    /// Only its parent's list of children shows such a process.
     fn hidden(pid: i32, parent: i32) -> Self {
         Self { pid, parent, group: 0, state: b'?', threads: 1, started: 0 }
     }
@@ -45,12 +45,12 @@ impl Process {
         self.pid == other.pid && self.started == other.started
     }
 
-    /// Whether it has ended and only waits to be reaped.
+    /// Whether the process has ended and only waits to be reaped.
     pub fn is_dead(&self) -> bool {
         matches!(self.state, b'Z' | b'X')
     }
 
-    /// The processes that its threads started, or were given as orphans; `None` if this kernel has no such lists.
+    /// Returns the children of all its threads, adopted orphans included; `None` if this kernel has no such lists.
     fn children(&self) -> Option<Vec<i32>> {
         let mut found = Vec::new();
         if self.threads <= 1 {
@@ -58,19 +58,19 @@ impl Process {
         }
         let threads = std::fs::read_dir(format!("/proc/{}/task", self.pid)).ok()?;
         let threads = threads.filter_map(|entry| entry.ok()?.file_name().to_str()?.parse().ok());
-        // A thread that has ended meanwhile has left its children to another one.
+        // The children of a thread that has ended meanwhile belong to another thread.
         threads.map(|thread| listed(self.pid, thread, &mut found)).fold(false, |any, read| any | read).then_some(found)
     }
 }
 
-/// Reads the list of one thread's children; whether there is one.
+/// Reads the list of one thread's children. Returns whether the list exists.
 fn listed(pid: i32, thread: i32, into: &mut Vec<i32>) -> bool {
     let Ok(text) = std::fs::read_to_string(format!("/proc/{pid}/task/{thread}/children")) else { return false };
     into.extend(text.split_ascii_whitespace().filter_map(|pid| pid.parse::<i32>().ok()));
     true
 }
 
-/// What /proc says about a process now.
+/// Returns the process as /proc shows it now.
 pub fn look(pid: i32) -> Option<Process> {
     #[cfg(test)]
     tests::LOOKS.with(|looks| looks.set(looks.get() + 1));
@@ -97,7 +97,7 @@ fn parse(pid: i32, stat: &[u8]) -> Option<Process> {
     })
 }
 
-/// A process that was found below the root, and a handle that can't come to mean another one.
+/// A process that was found below the root, and a handle that never refers to another process.
 pub struct Found {
     pub process: Process,
     /// `None` before Linux 5.3.
@@ -105,7 +105,7 @@ pub struct Found {
 }
 
 impl Found {
-    /// Gets hold of the process that has this number now. `None` if there is none.
+    /// Opens a handle of the process that has this PID now; `None` if there is none.
     fn open(pid: i32) -> Option<(Pid, Option<OwnedFd>)> {
         let pid = Pid::from_raw(pid)?;
         match pidfd_open(pid, PidfdFlags::empty()) {
@@ -115,9 +115,9 @@ impl Found {
         }
     }
 
-    /// The child `pid` of `parent`, if it still is one, or has been orphaned to `root` meanwhile.
+    /// Returns the child `pid` of `parent`, if it is still one, or has been reparented to `root` meanwhile.
     fn child(pid: i32, parent: &Process, root: i32) -> Option<Self> {
-        // First get hold of the number's process, then look which one it is.
+        // First open a handle of the PID's process, then check which process it is.
         let (_, handle) = Self::open(pid)?;
         let process = match look(pid) {
             Some(process) => Some(process).filter(|process| [parent.pid, root].contains(&process.parent)),
@@ -126,10 +126,10 @@ impl Found {
         process.map(|process| Self { process, handle })
     }
 
-    /// Signals exactly this process; nothing happens if it is gone.
+    /// Signals exactly this process; does nothing if the process is gone.
     ///
     /// # Errors
-    /// [`Errno::PERM`] if it has rights that we don't have.
+    /// [`Errno::PERM`] if the process has privileges that the caller doesn't have.
     pub fn send(&self, signal: Signal) -> Result<(), Errno> {
         let sent = match (&self.handle, Pid::from_raw(self.process.pid)) {
             (Some(handle), _) => pidfd_send_signal(handle, signal),
@@ -140,9 +140,9 @@ impl Found {
     }
 }
 
-/// Shows `see` all that is below `root`, parents first, without `spared` and what is below those.
+/// Passes all processes below `root` to `see`, parents first, except `spared` and their descendants.
 ///
-/// What is known of a process's children is read before it is shown: once `see` has killed it, they are no longer its own.
+/// The walk reads a process's children before it calls `see`: once `see` kills the process, its children are reparented.
 ///
 /// # Errors
 /// If /proc isn't there, or belongs to another PID namespace.
@@ -151,7 +151,7 @@ pub fn walk(root: i32, spared: &[Process], mut see: impl FnMut(&Found)) -> io::R
     if me.to_str().and_then(|pid| pid.parse().ok()) != Some(getpid().as_raw_pid()) {
         return Err(io::Error::other("/proc belongs to another PID namespace"));
     }
-    // Without such lists, or where this one is hidden.
+    // The kernel has no such lists, or the root is hidden.
     let Some(first) = look(root).and_then(|top| Some((top, top.children()?))) else { return walk_host(root, spared, &mut see) };
     let mut shown = HashSet::new();
     let mut todo = VecDeque::from([first]);
@@ -166,7 +166,7 @@ pub fn walk(root: i32, spared: &[Process], mut see: impl FnMut(&Found)) -> io::R
                 continue;
             }
             let below = process.children().unwrap_or_default();
-            // A list is that of this process only if the number was still its own afterwards.
+            // The list belongs to this process only if the PID was still its own afterwards.
             if !below.is_empty() && (process.is_hidden() || look(pid).is_some_and(|now| now.is(&process))) {
                 todo.push_back((process, below));
             }
@@ -176,7 +176,7 @@ pub fn walk(root: i32, spared: &[Process], mut see: impl FnMut(&Found)) -> io::R
     Ok(())
 }
 
-/// As [`walk`] where the kernel keeps no lists of children: looks at every process of the host.
+/// Does the same as [`walk`] where the kernel has no lists of children: reads every process of the host.
 fn walk_host(root: i32, spared: &[Process], see: &mut dyn FnMut(&Found)) -> io::Result<()> {
     let mut children: HashMap<i32, Vec<Process>> = HashMap::new();
     for entry in std::fs::read_dir("/proc")? {
@@ -187,7 +187,7 @@ fn walk_host(root: i32, spared: &[Process], see: &mut dyn FnMut(&Found)) -> io::
     }
     let mut todo = VecDeque::from([root]);
     while let Some(parent) = todo.pop_front() {
-        // Each list is taken out once, so that a loop, which a racing look could show, ends.
+        // Each list is removed when used, so that a loop from a racing read ends.
         for process in children.remove(&parent).unwrap_or_default() {
             if process.pid == root || spared.iter().any(|spared| spared.is(&process)) {
                 continue;
@@ -203,7 +203,7 @@ fn walk_host(root: i32, spared: &[Process], see: &mut dyn FnMut(&Found)) -> io::
 }
 
 fn is_below(mut process: Process, root: i32) -> bool {
-    // Longer than any real chain; a loop can only be seen while pids are being reused.
+    // Longer than any real chain. A loop appears only while PIDs are being reused.
     for _ in 0..10_000 {
         if process.parent == root {
             return true;
@@ -216,7 +216,7 @@ fn is_below(mut process: Process, root: i32) -> bool {
     false
 }
 
-/// All that is below `root`, as [`walk`] shows it.
+/// Returns all processes below `root`, in the order of [`walk`].
 ///
 /// # Errors
 /// As [`walk`].
@@ -226,10 +226,10 @@ pub fn below(root: i32, spared: &[Process]) -> io::Result<Vec<Process>> {
     Ok(all)
 }
 
-/// The children that this process has now, ended ones included, without `spared`.
+/// Returns the current children of this process, ended ones included, without `spared`.
 ///
-/// The kernel's list of them is exact for the only process that can reap them: nothing vanishes from it meanwhile, and what is
-/// orphaned to it stands at its end.
+/// The kernel's list is exact for the calling process, since no other process can reap these children: no entry vanishes
+/// meanwhile, and adopted orphans are appended at the end.
 ///
 /// # Errors
 /// If /proc isn't there, or belongs to another PID namespace.
@@ -245,9 +245,9 @@ pub fn children(spared: &[Process]) -> io::Result<Vec<Process>> {
     }
 }
 
-/// Signals exactly this process, which was once found below `root`, if it is still there; otherwise nothing happens.
+/// Signals exactly this process, found below `root` earlier, if it still exists; otherwise does nothing.
 ///
-/// What was below a subreaper stays below it, so that it is enough to see that it is the same process.
+/// Descendants of a subreaper stay below it, so a check that it is the same process suffices.
 ///
 /// # Errors
 /// As [`Found::send`].
@@ -256,20 +256,20 @@ pub fn signal(process: &Process, root: i32, signal: Signal) -> Result<(), Errno>
     let same = if let Some(now) = look(process.pid) {
         now.is(process)
     } else {
-        // Only the root's own children are sure to have their numbers still.
+        // Only the root's own children are sure to have kept their PIDs.
         let parent = look(root).filter(|_| process.is_hidden() && process.parent == root);
         parent.and_then(|root| root.children()).is_some_and(|all| all.contains(&process.pid))
     };
     if same { Found { process: *process, handle }.send(signal) } else { Ok(()) }
 }
 
-/// Signals everything below `root` once but the members of `group`, and wakes what is stopped, so that the signal is acted on.
-/// Returns what it found.
+/// Signals everything below `root` once except `group`, and continues stopped processes so that the signal takes effect.
+/// Returns the processes that were found.
 ///
 /// # Errors
 /// As [`walk`]; nothing was signalled then.
 pub fn signal_all(root: i32, spared: &[Process], group: Option<Pid>, which: Signal) -> io::Result<Vec<Process>> {
-    // A parent that ends on the signal would take the list of its children along: first look, then signal.
+    // First look, then signal: the list of children is gone once a parent ends on the signal.
     let all = below(root, spared)?;
     for process in all.iter().filter(|process| group.is_none_or(|group| group.as_raw_pid() != process.group)) {
         let _ = signal(process, root, which);
@@ -278,13 +278,13 @@ pub fn signal_all(root: i32, spared: &[Process], group: Option<Pid>, which: Sign
     Ok(all)
 }
 
-/// The process group that the command leads, if `parent` hasn't reaped it: then the number still means that group.
+/// Returns the process group that the command leads, if `parent` hasn't reaped the command: then its ID is still valid.
 pub fn led_group(command: Pid, parent: Pid) -> Option<Pid> {
     let process = look(command.as_raw_pid())?;
     (process.parent == parent.as_raw_pid() && process.group == process.pid).then_some(command)
 }
 
-/// The name of a process, as its program or itself chose it.
+/// Returns the name of a process, as set by its program or by itself.
 pub fn name(pid: i32) -> Option<String> {
     look(pid).filter(|process| !process.is_dead())?;
     let name = std::fs::read(format!("/proc/{pid}/comm")).ok()?;
@@ -362,7 +362,7 @@ mod tests {
         walk_host(root, &[], &mut |found| by_host.push(found.process)).unwrap();
         let pids = |all: &[Process]| all.iter().map(|process| process.pid).collect::<Vec<_>>();
         assert_eq!(pids(&by_lists), pids(&by_host));
-        // It is there from before it executes its program.
+        // The process exists before it executes its program.
         let is_named = || name(by_lists[4].pid).is_some_and(|name| name == "sleep");
         assert!((0..2_000).any(|_| is_named() || {
             std::thread::sleep(std::time::Duration::from_millis(5));

@@ -1,4 +1,4 @@
-//! A lock that is kept for as long as a process lives, by a keeper that stays behind.
+//! A lock that a detached keeper renews for as long as a process lives.
 
 use std::{
     cell::RefCell,
@@ -24,15 +24,15 @@ use crate::{
     supervise::{Detach, Keeper, Monitor, Signals, fork_keeper, fork_monitor},
 };
 
-/// How long the store is asked how a hold ended that is gone.
+/// The time limit of the query how a lost hold ended.
 const ASIDE: Limits<'static> = Limits::of(Duration::from_secs(2));
-/// How long what is left to be printed may take before the keeper leaves the terminal.
+/// How long the remaining output may take before the keeper detaches from the terminal.
 const LAST_WORD: Duration = Duration::from_millis(100);
 
-/// Takes the lock, prints its token, and leaves a keeper behind.
+/// Acquires the lock, prints its token, and leaves a keeper running.
 ///
 /// # Errors
-/// As for a lock without a keeper.
+/// The same as for a lock without a keeper.
 pub fn run(settings: &AcquireSettings, pid: i32, context: &Context) -> Result<u8> {
     context.out.check_token_has_a_reader()?;
     check_process(pid)?;
@@ -40,7 +40,7 @@ pub fn run(settings: &AcquireSettings, pid: i32, context: &Context) -> Result<u8
     match forked {
         Keeper::Caller(status) => Ok(status),
         Keeper::Worker(caller) => {
-            // Before the wait: the process may be gone after it, and its number another's.
+            // Before the wait: the process may end meanwhile, and its PID may be reused.
             let process = open_process(pid)?;
             let key = settings.wanted.key.clone();
             let monitor = fork_monitor(&process, |why| say(&key, &format!("lost: {why}")))
@@ -74,7 +74,7 @@ async fn work(settings: &AcquireSettings, pid: i32, context: &Context, caller: D
     Ok(exit::OK)
 }
 
-/// Renews until the process has ended, and tells it to end if a lock is lost or broken. Its output is not read.
+/// Renews until the process has ended, and sends it TERM if a lock is lost or broken. The keeper prints nothing.
 async fn keep_on(mut holds: Vec<Hold>, limits: Limits<'_>, until: &Until, mut signals: Signals, monitor: &Monitor) {
     let began = BootClock.now();
     let mut intent = Intent::Extend(None);
@@ -89,7 +89,7 @@ async fn keep_on(mut holds: Vec<Hold>, limits: Limits<'_>, until: &Until, mut si
             deadlines[at] = budget.kill_at(lease.t0);
             monitor.extend(earliest(&deadlines));
         };
-        // A keeper that is told to end gives the locks back once; then only the process's end counts.
+        // A keeper that gets a signal releases the locks once; then only the process's end counts.
         let over = tokio::select! {
             biased;
             loss = keep(&mut holds, limits, intent, &extended) => Err(loss),
@@ -98,14 +98,14 @@ async fn keep_on(mut holds: Vec<Hold>, limits: Limits<'_>, until: &Until, mut si
         match over {
             Ok(Over::Signal(_)) if (broken.is_some() || lost) && !std::mem::replace(&mut signalled, true) => {}
             Ok(_) | Err(Err(_)) => break,
-            // The protected process is dead before the release, as with `run`; but nothing is killed here.
+            // As with `run`, the release follows the protected process's end; but the keeper never sends KILL.
             Err(Ok((at, Loss::Broken(by)))) => {
                 say(&holds[at].lease.key, &format!("broken {}", mark(&by)));
                 end(until);
                 broken = Some(by);
                 intent = Intent::Drain;
             }
-            // The others are kept until the process has ended.
+            // The keeper renews the other locks until the process has ended.
             Err(Ok((at, Loss::NotOwner))) => {
                 let mut hold = holds.remove(at);
                 if !was_released(&mut hold).await {
@@ -139,7 +139,7 @@ async fn keep_on(mut holds: Vec<Hold>, limits: Limits<'_>, until: &Until, mut si
     give_back(&mut holds, &info, limits).await;
 }
 
-/// When the process must have been told to end if nothing is heard of the keeper.
+/// Returns when the monitor must signal the process if the keeper sends no extension.
 fn deadlines(holds: &[Hold]) -> Vec<BootTime> {
     let deadline = |hold: &Hold| hold.budget().map_or(hold.lease.t0, |budget| budget.kill_at(hold.lease.t0));
     holds.iter().map(deadline).collect()
@@ -149,14 +149,14 @@ fn earliest(deadlines: &[BootTime]) -> BootTime {
     deadlines.iter().copied().min().unwrap_or_else(|| BootClock.now())
 }
 
-/// Whether the hold that is gone was given back: by `dlock release`, with the token that was printed.
+/// Whether the lost hold was released by `dlock release` with the printed token.
 async fn was_released(Hold { backend, lease }: &mut Hold) -> bool {
     let question = async |backend: &mut dyn Backend| backend.history(&lease.key).await;
     let told = ask(&mut **backend, &BootClock, ASIDE, ("history", Some(&lease.key)), question).await;
     told.is_ok_and(|told| told.past.iter().any(|past| past.fence == Some(lease.fence) && past.end == End::Released))
 }
 
-/// Tells the process to end.
+/// Sends TERM to the process.
 fn end(until: &Until) {
     if let Until::Process(process) = until {
         let process: &OwnedFd = process.get_ref();

@@ -13,29 +13,29 @@ use crate::{
     supervise::{Signals, reraise},
 };
 
-/// So many holds are broken at the same time, each by a client of its own.
+/// The most holds that are broken at the same time, each by a separate client.
 const TOGETHER: usize = 16;
 
-/// A hold, and how breaking it went, once that is known.
+/// A hold, and the result of breaking it, once known.
 pub type HoldOutcome<'a> = (&'a Key, Fence, Option<Result<&'static str>>);
 
-/// What `dlock break --host` is to do, checked.
+/// The validated settings of `dlock break --host`.
 #[derive(Clone, Debug)]
 pub struct HostSettings {
-    /// Whose holds.
+    /// The host whose holds are broken.
     pub host: String,
-    /// Why.
+    /// The operator's reason.
     pub reason: Option<String>,
-    /// Without a question.
+    /// Whether to skip the confirmation.
     pub yes: bool,
-    /// Without waiting for the holders.
+    /// Whether to break without waiting for the holders.
     pub now: bool,
 }
 
 /// Breaks all holds of the host.
 ///
 /// # Errors
-/// What kept the store from answering, and an incomplete decision.
+/// The store's error, and an incomplete decision.
 pub async fn run(settings: HostSettings, context: &Context) -> Result<u8> {
     let out = &context.out;
     let host = crate::lock::printable(&settings.host).into_owned();
@@ -110,7 +110,7 @@ pub async fn run(settings: HostSettings, context: &Context) -> Result<u8> {
     Ok(done)
 }
 
-/// Says how it went with one hold, as soon as that is known.
+/// Reports the result for one hold.
 fn tell(key: &Key, broken: &Result<&'static str>, context: &Context) {
     let out = &context.out;
     match broken {
@@ -121,7 +121,7 @@ fn tell(key: &Key, broken: &Result<&'static str>, context: &Context) {
     }
 }
 
-/// Breaks one hold, by a client of its own. Says how: `given_back`, `evicted` or `changed`.
+/// Breaks one hold with a separate client. Returns the result: `given_back`, `evicted` or `changed`.
 async fn break_one((key, seen, fence): &(Key, Holder, Fence), mark: &Break, at_once: bool, context: &Context) -> Result<&'static str> {
     let mut backend = open_as_it_is(context);
     let request = BreakRequest { key, seen, fence: *fence, mark, at_once };

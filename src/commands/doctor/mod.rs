@@ -32,7 +32,7 @@ pub struct Args {
     pub print_grants: Option<String>,
 }
 
-/// What `dlock doctor` is to do, checked.
+/// The validated settings of `dlock doctor`.
 #[derive(Clone, Debug)]
 pub struct DoctorSettings {
     /// The lease to judge by, if one was given.

@@ -23,32 +23,32 @@ use crate::{
     supervise::{Signal, watch_fd},
 };
 
-/// How often a process in the background looks whether it may read from its terminal.
+/// The interval at which a background process checks whether it may read from its terminal.
 const BACKGROUND: Duration = Duration::from_secs(1);
 
-/// Why holding is over.
+/// Why the hold is over.
 #[derive(Clone, Copy, Debug)]
 pub enum Over {
-    /// What it lasted for has ended.
+    /// Stdin or the process has ended.
     Ended,
     /// A signal came.
     Signal(Signal),
 }
 
-/// What the hold lasts for.
+/// The end condition of the hold.
 pub enum Until {
     Signal,
-    /// Stdin, if it is not a file, which has no end to wait for.
+    /// Stdin, unless it is a file: a file has no end to wait for.
     Stdin(AsyncFd<OwnedFd>),
-    /// A process, by a descriptor: its number may be another's later.
+    /// A process, by a descriptor, since its PID may be reused.
     Process(AsyncFd<OwnedFd>),
 }
 
 impl Until {
-    /// Gets ready to watch, before any lock is taken.
+    /// Prepares the watch, before any lock is taken.
     ///
     /// # Errors
-    /// [`Kind::Usage`] if that is over already.
+    /// [`Kind::Usage`] if the condition is already met.
     pub fn open(until: HoldUntil) -> Result<Self> {
         let internal = |error: io::Error| Error::new(Kind::Internal, "it can't be watched").source(error);
         match until {
@@ -76,7 +76,7 @@ impl Until {
         }
     }
 
-    /// Gets ready to watch a process, inside the runtime.
+    /// Prepares the watch of a process, inside the runtime.
     ///
     /// # Errors
     /// If no descriptor is left.
@@ -85,12 +85,12 @@ impl Until {
         watch_fd(process).map(Self::Process).map_err(failed)
     }
 
-    /// Whether stdin is a terminal in whose background this process is.
+    /// Whether stdin is a terminal and this process is in its background.
     pub fn is_kept_from_reading(&self) -> bool {
         matches!(self, Self::Stdin(stdin) if is_in_background(stdin.get_ref()))
     }
 
-    /// Ready when that has ended, or with the signal that comes before. Cancel safe.
+    /// Waits for the end condition, or for an earlier signal. Cancel safe.
     pub async fn ended_or(&self, signal: impl Future<Output = Signal>) -> Over {
         tokio::select! {
             biased;
@@ -108,13 +108,13 @@ impl Until {
             }
             Self::Stdin(stdin) => loop {
                 let Ok(mut ready) = stdin.readable().await else { return };
-                // The descriptor stays blocking, since other processes may share it: dlock reads only when there is something.
+                // The descriptor stays blocking, since other processes may share it: dlock reads only when input is ready.
                 if !has_input(stdin.get_ref()) {
                     ready.clear_ready();
                     continue;
                 }
                 match rustix::io::read(stdin.get_ref(), &mut [0; 4096]) {
-                    // What is typed is for the process in the foreground; this one may come there.
+                    // The terminal's input goes to the foreground process. This process may become that later.
                     Err(Errno::IO) if is_in_background(stdin.get_ref()) => BootClock.sleep_until(BootClock.now().plus(BACKGROUND)).await,
                     Ok(0) | Err(Errno::IO) => return,
                     _ => {}

@@ -1,4 +1,4 @@
-//! How the wait for a lock ends, and what a run's end makes of its verdict.
+//! The end of the wait for a lock, and the verdict at the end of a run.
 
 use super::{RunSettings, watch::Watch};
 use crate::{
@@ -9,7 +9,7 @@ use crate::{
     supervise::{Signal, Signals, Supervisor, stop_self},
 };
 
-/// What the watch over a run makes of its verdict.
+/// Updates the verdict with a timeout, a break or a loss that the watch recorded.
 pub(super) fn conclude(verdict: &mut Verdict, watch: Watch<'_>, settings: &RunSettings) {
     if watch.timed_out {
         verdict.outcome = RunResult::TimedOut;
@@ -32,11 +32,11 @@ pub(super) fn conclude(verdict: &mut Verdict, watch: Watch<'_>, settings: &RunSe
     }
 }
 
-/// Ready when a signal ends the wait; `None` if the guardian is gone.
+/// Returns when a signal ends the wait; `None` if the guardian is gone.
 pub(super) async fn wait_ended(signals: &mut Signals, supervisor: &mut Supervisor) -> Option<Signal> {
     loop {
         tokio::select! {
-            // Also reaps what is reparented to dlock. Before the start there is no other event.
+            // Also reaps processes that are reparented to dlock. Before the start, the guardian's end is the only event.
             _ = supervisor.next() => return None,
             signal = signals.next() => {
                 if signal.ends_wait() {

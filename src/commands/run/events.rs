@@ -1,4 +1,4 @@
-//! What a run tells the command of `--on-event`: each event once.
+//! The events that a run reports to the command of `--on-event`: each event once.
 
 use std::{cell::RefCell, time::Duration};
 
@@ -10,9 +10,9 @@ use crate::{
     supervise::{HookEvent, Hooks, fork_hooks},
 };
 
-/// How long dlock waits for hooks at its end, when the lock is free already.
+/// How long dlock waits for hooks before it exits. The lock is free already.
 const AT_END: Duration = Duration::from_secs(5);
-/// Set for a hook: a `dlock run` that a hook starts has no hooks itself, since they would never end.
+/// The variable that is set for a hook. A `dlock run` started by a hook has no hooks, to avoid endless recursion.
 const VARIABLE: &str = "DLOCK_EVENT";
 
 /// The events of one run.
@@ -39,22 +39,22 @@ impl<'a> Events<'a> {
         Self { settings, store: store.to_owned(), us: us.filter(|_| settings.metadata), hooks, sent, failures }
     }
 
-    /// The lock is ours, and the command is about to start.
+    /// Reports that dlock holds the lock and is about to start the command.
     pub(super) fn acquired(&self, fence: Option<Fence>) {
         self.tell(RunEvent::Acquired, fence, None, None);
     }
 
-    /// The lock was lost.
+    /// Reports that the lock was lost.
     pub(super) fn lost(&self, how: &str) {
         self.tell(RunEvent::Lost, None, Some(how), None);
     }
 
-    /// Another user takes the lock away.
+    /// Reports that another user breaks the lock.
     pub(super) fn broken(&self, how: &str) {
         self.tell(RunEvent::Broken, None, Some(how), None);
     }
 
-    /// The run is over, or did not begin.
+    /// Reports that the run is over, or did not begin.
     pub(super) fn over(&self, verdict: &Verdict) {
         let event = if self.sent.borrow().contains(&RunEvent::Acquired) { RunEvent::Ended } else { RunEvent::of(verdict) };
         self.tell(event, verdict.fence, None, Some(verdict));
@@ -75,7 +75,7 @@ impl<'a> Events<'a> {
         }
     }
 
-    /// Waits a little for hooks that still run, and warns of those that failed.
+    /// Waits up to `AT_END` for hooks that still run, and warns of failed hooks.
     pub(super) fn finish(self, out: &Output) {
         let mut failures = self.failures.into_inner();
         failures.extend(self.hooks.map(|hooks| hooks.finish(AT_END)).unwrap_or_default());

@@ -1,4 +1,4 @@
-//! One run, from the lock to the verdict: keeps the lease and the command's supervision side by side.
+//! One run, from the lock to the verdict: renews the lease and supervises the command at the same time.
 
 use std::{cell::RefCell, io, time::Duration};
 
@@ -21,14 +21,14 @@ use crate::{
     supervise::{self, Deadlines, Printed, Signals, Supervisor},
 };
 
-/// How long descendants may outlive the command before dlock says so.
+/// How long descendants may outlive the command before dlock reports them.
 const LEFTOVER_NOTICE: Duration = Duration::from_secs(5);
-/// How long the renewals may take to say why the lease ran out, after the guardian said that it did.
+/// How long dlock waits for the renewals to give a reason, after the guardian reported that the lease ran out.
 const REASON: Duration = Duration::from_millis(200);
-/// How long the metrics of the start may take once all else is done.
+/// How long writing the start's metrics may take once all other work is done.
 const NOTING: Duration = Duration::from_secs(5);
 
-/// What is at hand once the guardian lives.
+/// The parts of a run that exist once the guardian is forked.
 pub(super) struct Job<'a> {
     pub settings: &'a RunSettings,
     pub context: &'a Context,
@@ -37,40 +37,40 @@ pub(super) struct Job<'a> {
     pub held: Held,
     pub supervisor: Supervisor,
     pub signals: Signals,
-    /// The runner, for people; `None` to leave it out.
+    /// Human-readable metadata of the runner; `None` to omit the metadata.
     pub metadata: Option<Metadata>,
 }
 
-/// A lock that the command runs under.
+/// A lock that the command runs under, with its backend and lease.
 pub(super) struct Hold {
     pub backend: Box<dyn Backend>,
     pub lease: Lease,
     pub standing: Standing,
 }
 
-/// Whose a lock is that the command runs under.
+/// Whether dlock still holds a lock that the command runs under.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(super) enum Standing {
-    /// Ours, as far as was confirmed in time.
+    /// dlock holds the lock: every renewal was confirmed in time.
     Ours,
-    /// Nothing was confirmed for too long.
+    /// No renewal was confirmed for too long.
     Unsure,
-    /// The store said that it is not ours.
+    /// The store said that dlock does not hold the lock.
     Gone,
-    /// No one's: it was released.
+    /// dlock released the lock.
     GivenBack,
 }
 
-/// A verdict, and the signal that dlock is to end by so that a calling shell sees what the terminal did.
+/// A verdict, and the signal that dlock re-raises on itself so that a calling shell sees the terminal's signal.
 pub(super) struct Done {
     pub verdict: Verdict,
     pub reraise: Option<i32>,
-    /// What the command printed, if that was kept.
+    /// The command's output, if it was captured.
     pub printed: Option<Printed>,
 }
 
 impl Job<'_> {
-    /// Takes all that is claimed, then runs the command under it.
+    /// Acquires all claims, then runs the command under the locks.
     pub(super) async fn run(mut self, mut claims: Vec<Claim>) -> Result<Done> {
         output::write_aside();
         let (settings, out, clock) = (self.settings, &self.context.out, BootClock);
@@ -79,7 +79,7 @@ impl Job<'_> {
         let limits = self.context.limits();
         let outcome = acquire_all(&mut claims, &clock, settings.patience, limits, stop, |key, busy| waiting.update(key, busy)).await;
         waiting.clear();
-        // All are clients of one store.
+        // All claims use one store.
         if let Some(Claim { backend, .. }) = claims.first_mut() {
             self.context.tell(&mut **backend);
         }
@@ -171,7 +171,7 @@ impl Job<'_> {
                 command.map_or(exit::LOST, supervise::ProcessEnd::status),
             )
         };
-        // What is still alive keeps the locks.
+        // A tree that is still alive keeps the locks.
         if !matches!(end, End::Unkillable(_)) {
             let left = matches!(&end, End::Ended(ended) if ended.leftover_left);
             let scope = if left { Scope::Hold } else { Scope::Tree };
@@ -197,7 +197,7 @@ impl Job<'_> {
             }
         }
         if let Some(noting) = watch.noting.take() {
-            // The metrics of the end say whether these could be written.
+            // A failure is ignored: the metrics of the end show whether metrics can be written.
             let _ = bounded(&clock, clock.now().plus(NOTING), noting).await;
         }
         let reraise = watch.reraise.filter(|_| {
@@ -210,7 +210,7 @@ impl Job<'_> {
         Ok(Done { verdict, reraise, printed })
     }
 
-    /// Has the guardian start the command.
+    /// Orders the guardian to start the command.
     fn launch(&mut self, holds: &mut [Hold], start_by: BootTime, first: Deadlines) -> io::Result<()> {
         let environment = self.environment(holds);
         let tethers = holds.iter_mut().filter_map(|hold| hold.backend.tether());
@@ -219,7 +219,7 @@ impl Job<'_> {
         self.supervisor.start(&environment, start_by, first, &lifelines)
     }
 
-    /// Renews, passes signals on and listens to the guardian until the tree is empty, or can't be emptied.
+    /// Renews the leases, forwards signals and reads the guardian's events until the tree is empty or unkillable.
     async fn watch(&mut self, holds: &mut [Hold], known: Vec<(Deadlines, BootTime)>, watch: &mut Watch<'_>) -> End {
         let clock = BootClock;
         let (extended, mut extensions) = mpsc::unbounded_channel();
@@ -227,7 +227,7 @@ impl Job<'_> {
         let told = |at: usize, lease: &Lease, budget: &Budget| {
             let mut known = known.borrow_mut();
             known[at] = deadlines(lease, budget);
-            // Its receiver lives as long as this future does.
+            // The receiver lives as long as this future.
             let _ = extended.send(earliest(&known));
         };
         let mut intent = Intent::Extend(None);
@@ -243,7 +243,7 @@ impl Job<'_> {
                     }
                     let notice = watch.leftover.as_ref().map(|(at, _)| at.plus(LEFTOVER_NOTICE));
                     tokio::select! {
-                        // The guardian first: after a stop, what it says of the deadline comes before all else.
+                        // The guardian first: after a stop, its report on the deadline takes precedence.
                         biased;
                         event = self.supervisor.next() => {
                             if watch.is_unexplained(&event)
@@ -255,7 +255,7 @@ impl Job<'_> {
                                 return end;
                             }
                         }
-                        // Once one lock is lost, nothing that becomes of the others gives the command more time.
+                        // Once one lock is lost, renewals of the others give the command no more time.
                         Some((deadlines, ends_at)) = extensions.recv(), if watch.lost.is_none() => {
                             (watch.term_at, watch.ends_at) = (deadlines.term_at, ends_at);
                             self.supervisor.extend(deadlines);
@@ -279,7 +279,7 @@ impl Job<'_> {
                 Loss::Unconfirmed { last, .. } => {
                     watch.trouble = watch.trouble.take().or(last);
                     watch.unconfirmed = Some(how.clone());
-                    // After a stop of dlock only timers have run so far: what the guardian said meanwhile is still to be read.
+                    // After a stop of dlock, only timers have run so far: the guardian's reports are still unread.
                     if event.is_none()
                         && let Some(end) = self.learn(None, watch)
                     {
@@ -289,7 +289,7 @@ impl Job<'_> {
                     watch.lose(&lease.key, &how);
                 }
                 Loss::Broken(mark) => {
-                    // Goes on renewing until the tree is empty.
+                    // dlock renews until the tree is empty.
                     self.supervisor.stop(watch.budget.grace());
                     watch.broken(&lease.key, mark);
                     intent = Intent::Drain;
@@ -301,7 +301,7 @@ impl Job<'_> {
         }
     }
 
-    /// Takes note of an event, if one is given, and of all others that have come; how it ended, if it did.
+    /// Handles the given event and all further events that have arrived. Returns how the run ended, if it did.
     fn learn(&mut self, first: Option<supervise::Event>, watch: &mut Watch<'_>) -> Option<End> {
         let mut next = first.or_else(|| self.supervisor.next().now_or_never());
         while let Some(event) = next {
@@ -314,7 +314,7 @@ impl Job<'_> {
         None
     }
 
-    /// What the command gets in addition to our environment.
+    /// Returns the variables that the command gets in addition to dlock's environment.
     fn environment(&self, holds: &[Hold]) -> Vec<(String, String)> {
         let and = |held: Held, Hold { backend, lease, .. }: &Hold| held.and(backend.identity().fingerprint, &lease.key, lease.token);
         let held = holds.iter().fold(self.held.clone(), and);
@@ -333,12 +333,12 @@ impl Job<'_> {
     }
 }
 
-/// When the command is told to end and made to, and when the lease is over.
+/// Returns when the command gets TERM and KILL, and when the lease is over.
 fn deadlines(lease: &Lease, budget: &Budget) -> (Deadlines, BootTime) {
     (Deadlines { term_at: budget.term_at(lease.t0), kill_at: budget.kill_at(lease.t0) }, budget.ends_at(lease.t0))
 }
 
-/// The deadlines of a command that runs under several locks.
+/// Returns the earliest deadlines of all locks that the command runs under.
 fn earliest(all: &[(Deadlines, BootTime)]) -> (Deadlines, BootTime) {
     let never = BootTime::from_boot(Duration::MAX);
     let first = |of: fn(&(Deadlines, BootTime)) -> BootTime| all.iter().map(of).min().unwrap_or(never);

@@ -1,22 +1,22 @@
-//! What a run asks of the runs of the same key before it, and of those after it: what cron needs beyond a lock.
+//! The run policy: constraints between successive runs of one key, which cron needs beyond a lock.
 
 use std::time::Duration;
 
 use crate::lock::{Once, Rule, RunPolicy, length};
 
-/// How often a key's command may run, and how near to each other runs may be.
+/// How often a key's command may run, and how close together runs may be.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Policy {
-    /// Other hosts' tries are refused until so long after the start of a lock that was taken without waiting. `None` if there is
-    /// no such guard, or this run waits or shares.
+    /// How long after the start of a run tries from other hosts are denied; for a lock that was taken without waiting.
+    /// `None` if there is no skew guard, or this run waits or shares.
     pub skew_guard: Option<Duration>,
-    /// The lock is kept at least so long from its start, for every host.
+    /// How long the lock is kept at least, from its start and against every host.
     pub at_least: Option<Duration>,
     /// How often the command may run.
     pub often: Often,
     /// Skipped runs warn of a hold that is older than this.
     pub warn_held: Option<Duration>,
-    /// Why no earlier run refuses this one, as an operator said.
+    /// The operator's reason to run although an earlier run would deny this one.
     pub anyway: Option<String>,
 }
 
@@ -29,14 +29,14 @@ pub enum Often {
     Per {
         /// How often the schedule fires.
         period: Duration,
-        /// What may be repeated before that.
+        /// Which runs may be repeated within the period.
         again: Again,
     },
-    /// Until it was successful, once.
+    /// Until one run was successful.
     Once {
-        /// How long that is remembered.
+        /// How long the success is remembered.
         keep: Duration,
-        /// What may be repeated before that.
+        /// Which runs may be repeated within `keep`.
         again: Again,
     },
 }
@@ -44,19 +44,19 @@ pub enum Often {
 /// Which runs may be repeated although they count.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Again {
-    /// How often after a failure.
+    /// How often a run may be repeated after a failure.
     pub failed: u32,
-    /// Whether after a run whose outcome is unknown.
+    /// Whether a run may be repeated after a run whose outcome is unknown.
     pub crashed: bool,
 }
 
 impl Policy {
-    /// The guard against clocks and crontabs that are a little apart, unless another one is asked for.
+    /// The default skew guard, against clocks and crontabs that differ slightly.
     pub const SKEW_GUARD: Duration = Duration::from_secs(5);
     /// The default age from which skipped runs warn of a hold.
     pub const WARN_HELD: Duration = Duration::from_secs(3600);
 
-    /// What the store is asked, for a run at this place; `None` if there is nothing.
+    /// Returns the run policy that the store checks, for a run at `place`; `None` if there is nothing to check or record.
     pub fn run_policy(&self, place: String) -> Option<RunPolicy> {
         let again = self.often.again();
         let once = |window| Once { window, retry_failed: again.failed, retry_crashed: again.crashed };
@@ -65,7 +65,7 @@ impl Policy {
         Some(run_policy).filter(|run_policy| run_policy.anyway || run_policy.record_anything())
     }
 
-    /// The option that makes a run skip by this rule.
+    /// Returns the option that makes a run skip by this rule.
     pub fn option(&self, rule: Rule) -> String {
         match rule {
             Rule::Once(_) => self.often.option(),
@@ -75,9 +75,9 @@ impl Policy {
 }
 
 impl Often {
-    /// For how long the last start counts: no run is to start while it is younger.
+    /// Returns how long the last start counts: no run may start while the last start is younger.
     ///
-    /// Half of a period is as much as two ticks of a schedule can come nearer to each other without being one.
+    /// The window of a period is half of it: two ticks of a schedule that are closer together count as one.
     pub fn window(&self) -> Option<Duration> {
         match self {
             Self::Always => None,
@@ -86,7 +86,7 @@ impl Often {
         }
     }
 
-    /// Which runs may be repeated within it.
+    /// Returns which runs may be repeated within the window.
     pub fn again(&self) -> Again {
         match self {
             Self::Always => Again::default(),
@@ -94,7 +94,7 @@ impl Often {
         }
     }
 
-    /// The option, as messages and the history name it.
+    /// Returns the option as messages and the history name it.
     pub fn option(&self) -> String {
         match self {
             Self::Always => "always".into(),
@@ -104,7 +104,7 @@ impl Often {
     }
 }
 
-/// The flags of it.
+/// The flags of the run policy.
 #[derive(clap::Args, Debug, Default)]
 pub struct PolicyArgs {
     /// Run once per D, the period of the schedule

@@ -1,4 +1,4 @@
-//! What is known of a run while its command runs, and what is said of it.
+//! The state of a run while its command runs, and the messages about the run.
 
 use std::{io, time::Duration};
 
@@ -17,20 +17,20 @@ use crate::{
 
 /// How long after Ctrl-Z a command may take to stop itself.
 const STOPS_WITHIN: Duration = Duration::from_secs(2);
-/// How long a line may take before dlock stops itself.
+/// How long the output of a line may take before dlock stops itself.
 const LAST_WORD: Duration = Duration::from_millis(50);
 
 /// How the supervision of the command ended.
 pub(super) enum End {
     /// The tree is empty, or was left on purpose.
     Ended(Ended),
-    /// The command was never executed: the status that says so, why, and what to do.
+    /// The command was never executed: the exit status, the reason, and the hint.
     NotStarted(u8, String, String),
-    /// The lock is lost, and this process lives on.
+    /// The lock is lost, and this process is still alive.
     Unkillable(i32),
 }
 
-/// What is known while the command runs.
+/// The state of a run while its command runs.
 #[allow(clippy::struct_excessive_bools)] // independent facts
 pub(super) struct Watch<'a> {
     settings: &'a RunSettings,
@@ -39,41 +39,41 @@ pub(super) struct Watch<'a> {
     pub budget: Budget,
     /// When the command gets TERM, as last confirmed.
     pub term_at: BootTime,
-    /// When the lock may be another holder's, as last confirmed.
+    /// When another process may hold the lock, as last confirmed.
     pub ends_at: BootTime,
     /// Whether the store granted the lock early enough to start the command.
     pub granted_in_time: bool,
     /// How the lock was lost, if it was.
     pub lost: Option<String>,
-    /// What the store said last before that.
+    /// The last error of the store before the loss.
     pub trouble: Option<Error>,
-    /// Why the last renewal was not confirmed in time, if it was not.
+    /// Why the last renewal was not confirmed in time; `None` if it was confirmed.
     pub unconfirmed: Option<String>,
-    /// The locks whose loss was told.
+    /// The locks whose loss was reported.
     told: Vec<Key>,
     /// The break of the hold, if there is one.
     pub broken: Option<Break>,
-    /// Whether the command ran for as long as it may.
+    /// Whether the command reached its maximum runtime.
     pub timed_out: bool,
-    /// Whether nothing of the command is left.
+    /// Whether no process of the command is left.
     pub ended: bool,
-    /// Since when the command's descendants outlive it, and which they were.
+    /// When the command ended before its descendants, and the PIDs of these descendants.
     pub leftover: Option<(BootTime, Vec<i32>)>,
-    /// A signal of the terminal that may end the command.
+    /// A signal from the terminal that may end the command.
     pub reraise: Option<i32>,
     /// The processes that can't be killed, while the lock is kept because of them.
     stuck: Vec<i32>,
-    /// What stopped the command on a terminal, while it is stopped.
+    /// The signal that stopped the command on a terminal, while the command is stopped.
     stopped: Option<i32>,
-    /// When Ctrl-Z was pressed, if the command did not go on since.
+    /// When Ctrl-Z was pressed, if the command was not continued since.
     asked_to_stop: Option<BootTime>,
-    /// The command itself is over, and what it started is not.
+    /// Whether the command has ended, and processes that it started have not.
     outlived: bool,
-    /// Whether what outlives the command was told to end.
+    /// Whether dlock has already stopped the processes that outlive the command.
     told_to_end: bool,
-    /// The end of what the command printed, if that was kept.
+    /// The end of the command's output, if it was captured.
     said: Option<String>,
-    /// The start's metrics being written.
+    /// The task that writes the start's metrics.
     pub noting: Option<JoinHandle<io::Result<()>>>,
 }
 
@@ -148,7 +148,7 @@ impl<'a> Watch<'a> {
         None
     }
 
-    /// Whether it says that the lease ran out, and nothing has said why: the renewals know, which are as late as the guardian.
+    /// Whether the event reports that the lease ran out, and the reason is still unknown. The renewals report it as late as this.
     pub(super) fn is_unexplained(&self, event: &Event) -> bool {
         let late = match event {
             Event::DeadlineTerm => true,
@@ -158,7 +158,7 @@ impl<'a> Watch<'a> {
         late && self.lost.is_none()
     }
 
-    /// Writes the metrics of the start, while the run goes on: the file may have to be waited for.
+    /// Writes the metrics of the start in the background, since the file may block.
     fn note_start(&mut self) {
         if let Some(file) = self.settings.metrics_file.clone() {
             let (key, now) = (self.settings.key.clone(), Timestamp::now());
@@ -166,22 +166,22 @@ impl<'a> Watch<'a> {
         }
     }
 
-    /// A process that outlives the lease: with the lock gone there is nothing that waiting for it could save.
-    /// Before the end of the lease it may only be slow to die.
+    /// Returns an unkillable process that outlives the lost lease: waiting for such a process protects nothing.
+    /// Before the end of the lease, the process may just be slow to die.
     pub(super) fn outlived_by(&self, now: BootTime) -> Option<i32> {
         self.stuck.first().copied().filter(|_| self.lost.is_some() && now >= self.ends_at)
     }
 
-    /// Whether the end of the lease decides about such a process.
+    /// Whether an unkillable process exists and may outlive the lost lease.
     pub(super) fn may_be_outlived(&self) -> bool {
         self.lost.is_some() && !self.stuck.is_empty()
     }
 
-    /// Stops dlock with a command that was stopped from the terminal. To be called once all events that came are known.
+    /// Stops dlock with a command that was stopped from the terminal. Call it after all pending events are handled.
     pub(super) fn stop_with_command(&mut self, supervisor: &mut Supervisor) {
         let Some(mut signal) = self.stopped else { return };
         if signal == rustix::process::Signal::STOP.as_raw() {
-            // A debugger, cpulimit or an administrator; or, after Ctrl-Z, the program's own way to stop.
+            // A debugger, cpulimit or an administrator sent STOP; or the program stopped itself after Ctrl-Z.
             if self.asked_to_stop.is_none_or(|at| BootClock::read().since(at) >= STOPS_WITHIN) {
                 return;
             }
@@ -208,7 +208,7 @@ impl<'a> Watch<'a> {
             self.stop_with_command(supervisor);
         }
         if self.outlived && signal.ends_wait() {
-            // Without a command there is nothing else that the keys could be for: they must get the user out of here.
+            // The command has ended, so the terminal's keys are for dlock: Ctrl-C must end the run.
             let again = std::mem::replace(&mut self.told_to_end, true);
             return supervisor.stop(if again { Duration::ZERO } else { self.budget.grace() });
         }
@@ -216,20 +216,20 @@ impl<'a> Watch<'a> {
             self.reraise = Some(signal.number);
         }
         if signal.is_orderly_stop() {
-            // Goes on renewing until the tree is empty.
+            // dlock renews until the tree is empty.
             supervisor.stop(self.budget.grace());
         } else {
             supervisor.forward(signal);
         }
     }
 
-    /// Says that the guardian stopped the command. The renewals know best why, if they have said it.
+    /// Reports that the guardian stopped the command. The reason is the renewals' one, if known, else `otherwise`.
     fn lose_by_silence(&mut self, otherwise: &str) {
         let how = self.unconfirmed.take();
         self.lose(&self.settings.key, how.as_deref().unwrap_or(otherwise));
     }
 
-    /// Says how a lock was lost, once for each. The first loss is the one that counts.
+    /// Reports how a lock was lost, once for each lock. The first loss determines the verdict.
     pub(super) fn lose(&mut self, key: &Key, how: &str) {
         if self.told.contains(key) {
             return;
@@ -246,21 +246,21 @@ impl<'a> Watch<'a> {
         self.lost.get_or_insert_with(|| if self.settings.also.is_empty() { how.to_owned() } else { format!("{}: {how}", key.escaped()) });
     }
 
-    /// Says that the command ran for as long as it may.
+    /// Reports that the command reached its maximum runtime.
     fn time_up(&mut self) {
         if !std::mem::replace(&mut self.timed_out, true) {
             self.context.out.timed_out(&self.settings.key, &self.settings.max_runtime());
         }
     }
 
-    /// Says that an operator breaks a lock.
+    /// Reports that an operator breaks a lock.
     pub(super) fn broken(&mut self, key: &Key, mark: Break) {
         self.context.out.broken(key, &mark);
         self.events.broken(&crate::output::mark(&mark));
         self.broken = Some(mark);
     }
 
-    /// How the hold ended, for the history.
+    /// Returns the release info of the hold, for the history.
     pub(super) fn info(&self, scope: Scope, end: &End, command: Option<CommandEnd>, ran: Duration) -> ReleaseInfo {
         let run_state = match (&self.broken, command) {
             (None, Some(CommandEnd::Exited(0))) if !self.timed_out => RunState::Ok,
@@ -269,7 +269,7 @@ impl<'a> Watch<'a> {
         let (end, why) = match (&self.lost, &self.broken, end, command) {
             (Some(how), ..) => (lock::End::Lost, Some(how.clone())),
             (None, Some(mark), ..) => mark.into(),
-            // However the command took its TERM, it did not do what it was to do.
+            // A command that timed out has failed, even if it exits with 0 after TERM.
             (None, None, ..) if self.timed_out => (lock::End::Exited(exit::TIMED_OUT), Some(self.settings.max_runtime())),
             (None, None, End::NotStarted(_, why, _), _) => (lock::End::NotStarted, Some(why.clone())),
             (None, None, _, Some(CommandEnd::Exited(status))) => (lock::End::Exited(status), None),
@@ -287,19 +287,19 @@ impl<'a> Watch<'a> {
         }
     }
 
-    /// Takes what the command printed, if that was kept, and notes the end of it.
+    /// Takes the command's output, if it was captured, and keeps its last part for messages.
     pub(super) fn take_printed(&mut self, supervisor: &mut Supervisor) -> Option<Printed> {
         let printed = supervisor.printed();
         self.said = printed.as_ref().and_then(crate::output::said);
         printed
     }
 
-    /// Why the run ended, with what the command said at last.
+    /// Returns why the run ended, with the last output of the command.
     pub(super) fn reason(&self, why: Option<String>) -> Option<String> {
         crate::output::reason(why, self.said.as_deref())
     }
 
-    /// Says that the lock is lost and this process of the tree is not.
+    /// Reports that the lock is lost while this process of the tree is still alive.
     pub(super) fn give_up_on(&mut self, pid: i32) {
         let what = if pid == 0 { "what the command started".to_owned() } else { format!("process {pid}") };
         let what = format!("{what} could not be killed, and runs on without the lock");
@@ -330,7 +330,7 @@ impl<'a> Watch<'a> {
         self.context.out.warn(&format!("{}: {what}", self.settings.key.escaped()));
     }
 
-    /// What giving the lock back tells.
+    /// Reports the result of the release.
     pub(super) fn released(&mut self, key: &Key, released: Released) -> GivenBack {
         match released {
             Released::Free => GivenBack::Yes,

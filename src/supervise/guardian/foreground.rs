@@ -1,4 +1,4 @@
-//! What a terminal and its user want of the command: signals passed on, and the foreground handed over and back.
+//! The guardian's terminal handling: forwards signals, and hands the foreground over and back.
 
 use rustix::process::{Pid, Signal, kill_process, kill_process_group};
 
@@ -6,8 +6,8 @@ use super::{Guardian, Phase};
 use crate::supervise::{sys, terminal, tree};
 
 impl Guardian {
-    /// A job that was started in the background has a group of its own, and a shell brings only dlock's to the foreground:
-    /// hands it on. Whether it did.
+    /// Hands the foreground on to the command's group. Returns whether it did. A job that was started in the background has
+    /// its own group, and a shell brings only dlock's group to the foreground.
     pub(super) fn lend_terminal(&mut self) -> bool {
         let (Some(terminal), Some(ours), Some(command)) = (&self.terminal, self.setup.group, &self.command) else { return false };
         let lends = !self.joined && self.outcome.is_none() && terminal::is_foreground(terminal, ours);
@@ -24,20 +24,20 @@ impl Guardian {
         }
     }
 
-    /// Whether dlock has stopped itself for a command that is stopped no longer, though the tree is not being stopped.
+    /// Whether dlock stopped itself for a command that now runs again, while the tree is not being stopped.
     pub(super) fn wakes_dlock(&self) -> bool {
         let stopped = self.stopped && self.outcome.is_none();
         self.paused && !stopped && !self.orphaned && matches!(self.phase, Phase::Running)
     }
 
-    /// Continues dlock, which may be about to stop itself just now: so again and again, until it says that it goes on.
+    /// Sends CONT to dlock. dlock may be just about to stop itself, so repeat this until dlock reports that it continues.
     pub(super) fn wake_dlock(&self) {
         if let Some(dlock) = self.dlock.filter(|_| self.wakes_dlock()) {
             let _ = kill_process(dlock, Signal::CONT);
         }
     }
 
-    /// Passes a signal on, as the terminal or a user meant it: those that end a job to all of the job.
+    /// Forwards a signal as the terminal or a user meant it: a signal that ends a job goes to the whole job.
     pub(super) fn forward(&mut self, number: i32) {
         let Some(signal) = sys::signal(number) else { return };
         let ends = [Signal::TERM, Signal::HUP].contains(&signal);
@@ -55,12 +55,12 @@ impl Guardian {
                 }
             }
             None if !for_all => {}
-            // dlock itself is in the command's group, or the group is only a number by now.
+            // dlock itself is in the command's group, or the group's ID is no longer valid.
             _ => {
                 let me = rustix::process::getpid().as_raw_pid();
                 let group = self.setup.group.map_or(0, Pid::as_raw_pid);
                 let all = tree::below(me, &[]).unwrap_or_default();
-                // Once the command is over, all of what it left behind is meant.
+                // Once the command has ended, the signal goes to all its leftover processes.
                 for process in all.iter().filter(|process| alive.is_none() || process.group == group) {
                     let _ = tree::signal(process, me, signal);
                     if ends {

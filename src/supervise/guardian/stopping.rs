@@ -1,4 +1,4 @@
-//! When the command and its tree are stopped, and how.
+//! The guardian's decisions when and how to stop the command and its tree.
 
 use rustix::process::{Pid, Signal, getpid, kill_process, kill_process_group};
 
@@ -16,12 +16,12 @@ use crate::{
 };
 
 impl Guardian {
-    /// What the clock and the state of the tree ask for.
+    /// Acts on the deadlines and the state of the tree.
     pub(super) fn judge(&mut self, now: BootTime) {
         if matches!(self.phase, Phase::Idle) || self.is_done() {
             return;
         }
-        // A command that isn't there can't be stopped; descendants of it can.
+        // A command that is gone can't be stopped, but its descendants can.
         if self.bound && !self.lapsed && now >= self.deadlines.term_at {
             self.lapsed = true;
             self.report(&Report::DeadlineTerm);
@@ -37,7 +37,7 @@ impl Guardian {
             self.report(&Report::TimeUp);
             self.stop(Why::TimeUp, now.plus(self.setup.plan.grace), Signal::TERM);
         }
-        // Right after the last one was reaped its cgroup may still seem populated.
+        // Right after the last process was reaped, its cgroup may still seem populated.
         let settled = self.emptied.is_none_or(|emptied| now.since(emptied) >= DRAIN_DELAY);
         if self.outcome.is_some() && matches!(self.phase, Phase::Running) && settled {
             self.judge_leftover(now);
@@ -80,16 +80,16 @@ impl Guardian {
                 News::Gone(pid) => Report::Gone(pid),
             });
         }
-        // Most are gone by now: no need to wait for the kernel to say so.
+        // Reap at once, without waiting for SIGCHLD: most processes are gone by now.
         self.reap();
     }
 
-    /// The command, unless it was reaped.
+    /// Returns the command's PID, unless the command was reaped.
     pub(super) fn alive(&self) -> Option<Pid> {
         self.command.as_ref().filter(|_| self.outcome.is_none()).map(|command| command.pid)
     }
 
-    /// The command's own process group, as long as its number can't have come to mean another one.
+    /// Returns the command's own process group, as long as its ID can't have been reused.
     pub(super) fn group(&self) -> Option<Pid> {
         self.alive().filter(|_| !self.joined)
     }
@@ -105,7 +105,7 @@ impl Guardian {
             }
             match tree::signal_all(getpid().as_raw_pid(), &[], group, signal) {
                 Ok(found) => self.termed = found,
-                // Without /proc the command and its group are all that we can name.
+                // Without /proc only the command and its group are known.
                 Err(_) => {
                     if let Some(command) = self.alive().filter(|_| group.is_none()) {
                         let _ = kill_process(command, signal);
@@ -126,7 +126,7 @@ impl Guardian {
     }
 
     fn begin_killing(&mut self, now: BootTime) {
-        // What can be named without looking.
+        // The processes that are known without /proc.
         let _ = match (self.group(), self.alive()) {
             (Some(group), _) => kill_process_group(group, Signal::KILL),
             (None, Some(command)) => kill_process(command, Signal::KILL),
@@ -145,7 +145,7 @@ impl Guardian {
         never_ran || (self.outcome.is_some() && (quiet || left))
     }
 
-    /// Whether descendants may live on: never those of a command that was stopped.
+    /// Whether descendants may be left running: never after the tree was stopped.
     pub(super) fn leaves_leftover(&self) -> bool {
         self.setup.plan.leftover == Leftover::Leave && self.outcome.is_some() && matches!(self.phase, Phase::Running) && !self.orphaned
     }

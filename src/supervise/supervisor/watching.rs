@@ -1,4 +1,4 @@
-//! Whether the guardian does what it has to, and what dlock does if not.
+//! The supervisor's checks that the guardian acts in time, and dlock's reaction if it doesn't.
 
 use std::time::Duration;
 
@@ -12,13 +12,13 @@ use crate::{
 };
 
 impl Supervisor {
-    /// When the guardian has to have acted on the end of the command's time, if it started then.
+    /// Returns when the guardian must have acted on the maximum runtime of a command started at `started`.
     pub(super) fn time_up_from(&self, started: BootTime) -> Option<Deadlines> {
         let term_at = started.plus(self.plan.max_runtime?);
         Some(Deadlines { term_at, kill_at: term_at.plus(self.plan.grace) })
     }
 
-    /// When the guardian has to have acted: TERM, KILL.
+    /// Returns when the guardian must have sent TERM and KILL.
     fn due(&self) -> Option<Deadlines> {
         let bound = self.acknowledged.filter(|_| self.plan.on_lost != OnLost::Continue);
         let lost = self.told_to_kill.map(|at| Deadlines { term_at: at, kill_at: at });
@@ -53,7 +53,7 @@ impl Supervisor {
         } else if late && now >= due.kill_at {
             self.take_over(true);
         } else if late && !self.termed {
-            // It may only be slow, so it gets its chance to reap; the command gets all of its grace.
+            // The guardian may just be slow, so it gets time to reap. The command gets its full grace.
             self.termed = true;
             let group = self.command.and_then(|command| tree::led_group(command, self.guardian));
             if let Some(group) = group {
@@ -84,12 +84,12 @@ impl Supervisor {
         Some(if self.termed && !self.unanswered.is_empty() { due.kill_at.max(answer_by) } else { due.term_at.max(answer_by) })
     }
 
-    /// The guardian is dead, or as good as dead.
+    /// Takes over from a guardian that is dead or doesn't answer.
     pub(super) fn take_over(&mut self, frozen: bool) {
         let now = BootClock::read();
         self.events.push_back(Event::GuardianLost { frozen });
         if self.acknowledged.is_none() {
-            // It died idle: there is no tree.
+            // The guardian died idle: there is no tree.
             self.over = true;
             self.events.push_back(Event::Ended(Ended { outcome: None, stopped: Some(Why::Guardian), leftover_left: false }));
             return;
