@@ -55,7 +55,7 @@ fn with_values_for_bash(made: &str) -> String {
     format!("{}{}", made[..registration].trim_end(), include_str!("completions/dlock.bash"))
 }
 
-/// What clap calls a default is a key, a store or a file: its kind stands before it.
+/// Replaces clap's `_default` completions with completions of keys, stores or files, by the value's name.
 fn with_values_for_zsh(made: &str) -> String {
     let line = |line: &str| {
         let kind = match line {

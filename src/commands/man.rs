@@ -1,4 +1,4 @@
-//! `dlock man`: the pages in `man/`. Options and tables come from the code, texts from the files `man/*.md` next to this one, a file per page.
+//! `dlock man`: the pages in `man/`. Options and tables come from the code, texts from `man/*.md` next to this file, one per page.
 
 mod markdown;
 

@@ -27,7 +27,7 @@ const UNTOLD: ReleaseInfo = ReleaseInfo { scope: Scope::Tree, ..ReleaseInfo::UND
 const TAKEN: &str = "acquire-renew-release";
 const MEND: &str = "an NTP client (chrony) on all hosts and servers";
 
-/// The trials with the probe lock, and the facts that stay unknown without each.
+/// The checks that need the probe lock, and the fact that each one measures.
 const TRIALS: &[(&str, &str)] =
     &[(TAKEN, "taking a lock"), ("hand-over", "how long the hand-over takes"), ("round-trip", "how long a renewal takes")];
 
