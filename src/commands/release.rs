@@ -41,7 +41,7 @@ pub struct ReleaseSettings {
 /// Releases the lock.
 ///
 /// # Errors
-/// What kept the store from answering. "Not held" after an attempt whose answer was lost is such an error too:
+/// The store's error. "Not held" after an attempt whose answer was lost is such an error too:
 /// that attempt may have released the lock.
 pub async fn run(settings: ReleaseSettings, context: &Context) -> Result<u8> {
     let mut backend = super::open(context);
