@@ -28,7 +28,7 @@ impl Target {
         !matches!(self.backend, BackendConfig::Sqlite { asked_for: false, .. })
     }
 
-    /// Returns why a trial lock would block other users, if all keys are one lock.
+    /// Returns why a trial lock would block other users' locks, if all keys are one lock.
     pub fn one_lock_for_all(&self) -> Option<&'static str> {
         match &self.backend {
             BackendConfig::Postgres(options) if options.advisory_key.is_some() => Some("pg_key makes every key the one lock of the jobs"),
