@@ -1,4 +1,4 @@
-//! What a store knows that can stand on a command line, within a moment.
+//! Completion values from the store, within a short time limit.
 
 use std::time::Duration;
 
@@ -8,10 +8,10 @@ use crate::{
     lock::Key,
 };
 
-/// How long a person who pressed Tab waits for a store.
+/// How long a completion waits for the store.
 const LIMIT: Duration = Duration::from_millis(300);
 
-/// The keys of held locks, or the fences of one lock; nothing if the store does not answer in time.
+/// Returns the keys of held locks, or the fences of one lock; nothing if the store does not answer in time.
 pub fn values(context: &Context, key: Option<&Key>) -> Vec<String> {
     let mut backend = open_as_it_is(context);
     let work = async {

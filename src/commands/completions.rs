@@ -1,4 +1,4 @@
-//! `dlock completions`: what `completions/` holds.
+//! `dlock completions`: the scripts in `completions/`.
 
 use clap::ValueEnum;
 use clap_complete::{Generator as _, shells};
@@ -25,7 +25,7 @@ pub enum Shell {
     Zsh,
 }
 
-/// The completions of `shell` for `command`.
+/// Returns the completions of `shell` for `command`.
 pub fn text(mut command: clap::Command, shell: Shell) -> Vec<u8> {
     let mut out = Vec::new();
     command = command.mut_subcommands(|command| command.hide(false));
@@ -49,13 +49,13 @@ pub fn text(mut command: clap::Command, shell: Shell) -> Vec<u8> {
     out
 }
 
-/// The function that clap makes knows options and commands; ours asks dlock for the rest, and is the one that is registered.
+/// Registers a function that asks dlock for values, and calls clap's function for options and commands.
 fn with_values_for_bash(made: &str) -> String {
     let registration = made.rfind("if [[ \"${BASH_VERSINFO").unwrap_or(made.len());
     format!("{}{}", made[..registration].trim_end(), include_str!("completions/dlock.bash"))
 }
 
-/// What clap calls a default is a key, a store or a file: its kind stands before it.
+/// Replaces clap's `_default` completions with completions of keys, stores or files, by the value's name.
 fn with_values_for_zsh(made: &str) -> String {
     let line = |line: &str| {
         let kind = match line {

@@ -1,4 +1,4 @@
-//! An operator's decision about others' locks: asked for on a terminal, given with `--yes --reason` elsewhere.
+//! An operator's consent to change other users' locks: from a terminal, or with `--yes --reason`.
 
 use std::io::{self, BufRead as _, IsTerminal as _};
 
@@ -8,8 +8,8 @@ use crate::{
     supervise::with_usual_signals,
 };
 
-/// Checks that the decision is complete before anything is asked; returns whether the question is still to be put. `what` is what is decided
-/// on: "break it".
+/// Checks that the decision is complete before any question. Returns whether the question must still be asked.
+/// `what` is the action, such as "break it".
 ///
 /// # Errors
 /// [`Kind::Usage`] if there is no terminal to ask on, or no reason.
@@ -17,10 +17,10 @@ pub fn check(context: &Context, key: &Key, decision: (bool, Option<&str>), what:
     check_for(decision, what, context).map_err(|error| error.key(key))
 }
 
-/// The same, of several locks.
+/// Checks the decision for several locks.
 ///
 /// # Errors
-/// Likewise.
+/// The same as for [`check`].
 pub fn check_for((yes, reason): (bool, Option<&str>), what: &str, context: &Context) -> Result<bool> {
     let out = &context.out;
     let attended = io::stdin().is_terminal() && out.attended() && !out.is_json();
@@ -33,14 +33,14 @@ pub fn check_for((yes, reason): (bool, Option<&str>), what: &str, context: &Cont
     Ok(!yes)
 }
 
-/// Puts a question on the terminal.
+/// Asks a question on the terminal.
 ///
 /// # Errors
 /// If stdin can't be read.
 pub fn agreed(question: &str) -> Result<bool> {
     crate::output::ask(&format!("{question} [y/N] "));
     let mut answer = String::new();
-    // Ctrl-C ends the question, whatever was to be decided.
+    // Ctrl-C ends dlock at the question.
     let read = with_usual_signals(|| io::stdin().lock().read_line(&mut answer));
     read.map_err(|error| Error::new(Kind::Usage, "no answer").source(error))?;
     if !answer.ends_with('\n') {
@@ -50,12 +50,12 @@ pub fn agreed(question: &str) -> Result<bool> {
     Ok(matches!(answer.trim(), "y" | "Y" | "yes"))
 }
 
-/// The operator: `user@host`.
+/// Returns the operator: `user@host`.
 pub fn decider(context: &Context) -> String {
     context.host.as_ref().map_or_else(here, |host| format!("{}@{host}", user_name()))
 }
 
-/// The operator, on this machine whatever `--host` says.
+/// Returns the operator on this host, regardless of `--host`.
 pub fn here() -> String {
     format!("{}@{}", user_name(), rustix::system::uname().nodename().to_string_lossy())
 }

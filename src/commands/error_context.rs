@@ -1,10 +1,10 @@
-//! What the configuration adds to a store's error: which user was refused, and what was expected at that address.
+//! Context from the configuration for a store's error: the rejected user, and the server expected at that address.
 
 use super::{BackendConfig, Context};
 use crate::lock::{Error, Kind};
 
 impl Context {
-    /// `error` with the configuration's names for it.
+    /// Returns `error` with context from the configuration.
     pub(crate) fn explain(&self, mut error: Error) -> Error {
         let backend = &self.target.backend;
         match (error.kind, backend.user()) {
@@ -22,7 +22,7 @@ impl Context {
 }
 
 impl BackendConfig {
-    /// The login, if it is known. A user is no secret, unlike the password.
+    /// Returns the user name, if known. Unlike the password, the user name is no secret.
     fn user(&self) -> Option<&str> {
         match self {
             Self::Sqlite { .. } | Self::Redlock(_) => None,
@@ -35,7 +35,7 @@ impl BackendConfig {
         }
     }
 
-    /// What should have answered, as a question.
+    /// Returns a question that names the expected server.
     fn expected(&self, url: &str) -> String {
         let (scheme, _) = url.split_once(':').unwrap_or_default();
         let tls = matches!(scheme, "rediss" | "redlocks" | "tairs" | "etcds" | "zookeepers") || scheme.starts_with("rediss+");

@@ -1,4 +1,4 @@
-//! `dlock gc`: remove what no lock has used for long.
+//! `dlock gc`: remove records that no lock has used for a long time.
 
 use std::time::Duration;
 
@@ -25,11 +25,11 @@ pub struct Args {
 /// The validated settings of `dlock gc`.
 #[derive(Clone, Debug)]
 pub struct GcSettings {
-    /// How long it must have been unused, by the store's clock.
+    /// The minimum age since the last use, by the store's clock.
     pub older_than: Duration,
 }
 
-/// Removes it.
+/// Removes the unused records.
 ///
 /// # Errors
 /// The store's error.

@@ -1,4 +1,4 @@
-//! `dlock history`: the holders of a lock, when they held it, and how that ended.
+//! `dlock history`: the holders of a lock, when they held it, and how each hold ended.
 
 use super::{
     Context, KeyArg,
@@ -39,20 +39,20 @@ pub struct Args {
 /// The validated settings of `dlock history`.
 #[derive(Clone, Debug)]
 pub struct HistorySettings {
-    /// Which lock; `None` for all.
+    /// The lock's key; `None` for all keys.
     pub key: Option<Key>,
-    /// How many runs at most; `None` for the usual number.
+    /// The most runs to show; `None` for the default number.
     pub last: Option<u32>,
-    /// Drawn.
+    /// Whether to draw a timeline.
     pub timeline: bool,
     /// Which runs.
     pub choice: Choice,
 }
 
-/// How many runs people want to see.
+/// The default number of runs to show.
 const USUAL: usize = 20;
 
-/// Shows the history, with the hold that goes on as its latest run.
+/// Shows the history, with the current hold as the latest run.
 ///
 /// # Errors
 /// The store's error.
@@ -64,7 +64,7 @@ pub async fn run(settings: HistorySettings, context: &Context) -> Result<u8> {
     }
     let Some(key) = &settings.key else { return all(&settings.choice, last, &mut *backend, context).await };
     let about = ("history", Some(key));
-    // The history last: what is over by then is told by it alone.
+    // Query the history last: a hold that ends in between then appears in the history.
     let state = ask(&mut *backend, &BootClock, context.limits(), about, async |b| b.inspect(key).await).await?;
     let past = ask(&mut *backend, &BootClock, context.limits(), about, async |b| b.history(key).await).await?;
     context.tell(&mut *backend);

@@ -64,7 +64,7 @@ const LAST_WORD: Duration = Duration::from_secs(1);
 /// The validated settings of `dlock hold`.
 #[derive(Clone, Debug)]
 pub struct HoldSettings {
-    /// What is taken.
+    /// The locks to take.
     pub wanted: Wanted,
     /// How long the lock is held.
     pub until: HoldUntil,

@@ -1,4 +1,4 @@
-//! `dlock init`: create what a store needs before it can keep locks.
+//! `dlock init`: create the schema that a store needs before it can keep locks.
 
 use super::Context;
 use crate::{
@@ -23,7 +23,7 @@ pub struct Args {
 /// The validated settings of `dlock init`.
 #[derive(Clone, Copy, Debug)]
 pub struct InitSettings {
-    /// Show it only.
+    /// Whether to print the statements without running them.
     pub print: bool,
 }
 

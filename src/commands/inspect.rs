@@ -63,7 +63,7 @@ pub async fn run(settings: InspectSettings, context: &Context) -> Result<u8> {
     Ok(out.finish(written, exit::OK))
 }
 
-/// The run records of a free lock, which may keep others from it.
+/// Returns the run records of a free lock, which may deny new runs.
 ///
 /// # Errors
 /// The store's error.

@@ -1,4 +1,4 @@
-//! `dlock man`: the pages in `man/`. Options and tables come from the code, texts from the files `man/*.md` next to this one, a file per page.
+//! `dlock man`: the pages in `man/`. Options and tables come from the code, texts from `man/*.md` next to this file, one per page.
 
 mod markdown;
 
@@ -17,7 +17,7 @@ pub struct Args {
     pub page: Option<String>,
 }
 
-/// Files of `contrib/` that stand in pages as they are.
+/// Files of `contrib/` that pages include verbatim.
 const EXAMPLES: &[(&str, &str)] = &[
     ("{contrib/systemd/sms-job.service}", include_str!("../../contrib/systemd/sms-job.service")),
     ("{contrib/systemd/sms-job.timer}", include_str!("../../contrib/systemd/sms-job.timer")),
@@ -28,7 +28,7 @@ const EXAMPLES: &[(&str, &str)] = &[
 /// When the pages were last revised.
 const REVISED: &str = "2026-11-23";
 
-/// The text of each command's page; `{options}` and the like stand for what the code knows.
+/// The text of each command's page; placeholders such as `{options}` are filled from the code.
 const COMMANDS: &[(&str, &str)] = &[
     ("run", include_str!("man/run.md")),
     ("acquire", include_str!("man/acquire.md")),
@@ -58,12 +58,12 @@ const TOPICS: &[(&str, &str, &str)] = &[
     ("migrate", "from flock, cronlock, consul lock, etcdctl lock and ShedLock to dlock", include_str!("man/migrate.md")),
 ];
 
-/// The page in roff.
+/// Returns the page in roff.
 ///
 /// # Errors
 /// [`Kind::Usage`] if there is no such command or topic.
 pub fn text(command: clap::Command, args: &Args, variables: &[(String, String)]) -> Result<Vec<u8>> {
-    // What is too much for a screen has its place here.
+    // The page shows the options that the short help hides.
     let show = |command: clap::Command| command.hide(false).mut_args(|argument| argument.hide_short_help(false));
     let mut command = show(command).mut_subcommands(show).subcommand_help_heading("COMMANDS");
     command.build();
@@ -74,7 +74,7 @@ pub fn text(command: clap::Command, args: &Args, variables: &[(String, String)])
             if let Some((name, about, text)) = TOPICS.iter().find(|(topic, ..)| *topic == name) {
                 topic(&command, (name, about), text, variables, &mut out)
             } else if let Some(found) = command.get_subcommands().find(|page| page.get_name() == name) {
-                // `dlock man run` makes dlock-run(1). What all commands take is in dlock(1).
+                // `dlock man run` makes dlock-run(1). The common options are in dlock(1).
                 let page = found.clone().name(format!("dlock-{name}")).bin_name(format!("dlock {name}"));
                 let page = page.mut_args(|argument| if argument.is_global_set() { argument.hide(true) } else { argument });
                 let text =
@@ -91,7 +91,7 @@ pub fn text(command: clap::Command, args: &Args, variables: &[(String, String)])
     Ok(out)
 }
 
-/// A page about more than one command.
+/// Returns a page about more than one command.
 fn topic(
     command: &clap::Command,
     (name, about): (&str, &str),
@@ -106,7 +106,7 @@ fn topic(
     body(text, command, None, variables, out)
 }
 
-/// What a command without a text of its own says: its help.
+/// Returns the help of a command that has no page text.
 fn plain(command: &clap::Command) -> String {
     let about = command.get_about().map(ToString::to_string).unwrap_or_default();
     let after = command.get_after_help().map(ToString::to_string).unwrap_or_default();
@@ -115,7 +115,7 @@ fn plain(command: &clap::Command) -> String {
     format!("# DESCRIPTION\n{about}\n\n{notes}\n{{options}}\n# EXIT STATUS\n{{errors}}\n# EXAMPLES\n    {}\n", lines.join("\n    "))
 }
 
-/// Which version the pages are of.
+/// Returns the version of the pages.
 fn source(command: &clap::Command) -> String {
     format!("dlock {}", command.get_version().unwrap_or_default())
 }
@@ -143,7 +143,7 @@ impl<'a> Page<'a> {
     }
 }
 
-/// A page's text, with what the code knows in the place of `{options}` and the like.
+/// Renders a page's text and fills placeholders such as `{options}` from the code.
 fn body(text: &str, all: &clap::Command, man: Option<&Man>, variables: &[(String, String)], out: &mut Vec<u8>) -> std::io::Result<()> {
     let mut pending = String::new();
     for line in text.lines() {
@@ -175,19 +175,19 @@ fn body(text: &str, all: &clap::Command, man: Option<&Man>, variables: &[(String
     render(&pending, out)
 }
 
-/// A file as an example: each line indented.
+/// Returns a file as an example: each line indented.
 fn verbatim(text: &str) -> String {
     text.lines().map(|line| format!("    {line}").trim_end().to_owned() + "\n").collect()
 }
 
-/// The options that every command has, by name: `dlock.1` says what they are.
+/// Returns the names of the options that every command has: `dlock.1` describes them.
 fn common(all: &clap::Command) -> String {
     let globals = all.get_arguments().filter(|argument| argument.is_global_set());
     let names: Vec<String> = globals.filter_map(|argument| argument.get_long()).map(|long| format!("`--{long}`")).collect();
     format!("\nEvery command also takes {}: see dlock(1).", names.join(", "))
 }
 
-/// The libraries of each store, from the tables that `dlock names` uses.
+/// Returns the libraries of each store, from the tables of `dlock names`.
 fn libraries() -> String {
     let one = |library: &Library| {
         let Library { name, code, about, .. } = library;
@@ -208,12 +208,12 @@ fn libraries() -> String {
     LIBRARIES.iter().map(of).collect()
 }
 
-/// Items of a list, as [`render`] reads them.
+/// Returns list items in the format of [`render`].
 fn items<T: AsRef<str>>(rows: impl IntoIterator<Item = (T, T)>) -> String {
     rows.into_iter().map(|(name, text)| ["- ", name.as_ref(), ": ", text.as_ref(), "\n"].concat()).collect()
 }
 
-/// Which store has which kinds of locks, from the backends' own capabilities.
+/// Returns which store has which kinds of locks, from the backends' capabilities.
 fn capabilities() -> String {
     let row = |name: &str, cells: [&str; 6]| {
         let [shared, permits, fair, nested, acquire, wakes] = cells;
@@ -229,7 +229,7 @@ fn capabilities() -> String {
     lines.join("\n")
 }
 
-/// The checks of `doctor`, from the tables that it uses itself.
+/// Returns the checks of `doctor`, from its own tables.
 fn checks() -> String {
     let all = [("Whatever the store", &[super::doctor::CHECKS] as &[&[Check]])];
     let of = |(title, tables): &(&str, &[&[Check]])| {

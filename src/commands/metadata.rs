@@ -1,10 +1,10 @@
-//! What this process says of itself in a lease, as far as the kernel and the password file tell it.
+//! The metadata of this process in a lease, from the kernel and the password file.
 
 use std::{fs, os::unix::fs::MetadataExt as _, path::Path};
 
 use crate::lock::Metadata;
 
-/// This process's metadata. What can't be found out is left out.
+/// Returns this process's metadata. Unknown values are omitted.
 ///
 /// `command` is the program that will run, of which only the file name is kept: arguments can hold secrets.
 pub fn collect(host: Option<&str>, command: Option<&std::ffi::OsStr>, describe: Option<String>) -> Metadata {
@@ -22,7 +22,7 @@ pub fn collect(host: Option<&str>, command: Option<&std::ffi::OsStr>, describe: 
     }
 }
 
-/// The name of the effective user, or the number where it has none.
+/// Returns the name of the effective user, or the UID if the user has no name.
 pub fn user() -> String {
     let uid = rustix::process::geteuid().as_raw().to_string();
     // A static binary can't ask the name service: the file has the local users, the session the others.

@@ -1,4 +1,4 @@
-//! `dlock names`: under which name a lock is stored, and what other lock libraries are given for it.
+//! `dlock names`: the stored name of a lock, and the name that other lock libraries need for the same lock.
 
 use super::{Context, KeyArg, open_as_it_is, sharing};
 use crate::{
@@ -26,7 +26,7 @@ pub struct NamesSettings {
     pub key: Key,
 }
 
-/// Shows the name, what each library is given for it, and how to test that the two exclude each other. Without I/O.
+/// Shows the stored name, the name for each library, and how to test that they exclude each other. Without I/O.
 ///
 /// # Errors
 /// If the key has no name in this namespace.

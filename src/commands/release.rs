@@ -1,4 +1,4 @@
-//! `dlock release`: give back a lock that was acquired.
+//! `dlock release`: release a lock that was acquired.
 
 use super::{Context, KeyArg, TokenArg, breaking::BreakArgs};
 use crate::{
@@ -34,15 +34,15 @@ pub struct Args {
 pub struct ReleaseSettings {
     /// The lock's key.
     pub key: Key,
-    /// The token that holds it.
+    /// The token that holds the lock.
     pub token: Token,
 }
 
-/// Gives the lock back.
+/// Releases the lock.
 ///
 /// # Errors
-/// What kept the store from answering. "Not held" after an attempt whose answer was lost is such an error too:
-/// that attempt may have done it.
+/// The store's error. "Not held" after an attempt whose answer was lost is such an error too:
+/// that attempt may have released the lock.
 pub async fn run(settings: ReleaseSettings, context: &Context) -> Result<u8> {
     let mut backend = super::open(context);
     let out = &context.out;

@@ -33,9 +33,9 @@ pub struct Args {
 pub struct RenewSettings {
     /// The lock's key.
     pub key: Key,
-    /// The token that holds it.
+    /// The token that holds the lock.
     pub token: Token,
-    /// The lease from now on; `None` for the TTL that it was taken with.
+    /// The new TTL; `None` for the TTL of the grant.
     pub ttl: Option<Ttl>,
 }
 
@@ -54,7 +54,7 @@ pub async fn run(settings: RenewSettings, context: &Context) -> Result<u8> {
     let out = &context.out;
     let (left, fence) = match (answer, settings.ttl) {
         (Renewal::Renewed { ttl, fence }, _) => (ttl.get(), Some(fence)),
-        // No length was asked for, and the lease is longer already.
+        // No TTL was requested, and the lease is already longer.
         (Renewal::Kept { expires_in }, None) => (expires_in.unwrap_or_default(), None),
         (Renewal::Kept { expires_in }, Some(_)) => return Err(would_shorten(&settings.key, expires_in.unwrap_or_default())),
         (Renewal::Broken(mark), _) => return Ok(out.to_be_broken(&settings.key, &backend.identity().url, &mark)),

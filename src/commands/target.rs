@@ -1,4 +1,4 @@
-//! Which store is meant, completely and checked, before anything touches it.
+//! The complete and validated address of a store, before any access.
 
 pub use crate::backends::{
     Secret, Tls,
@@ -13,22 +13,22 @@ pub use crate::backends::{
     zookeeper::Options as ZooKeeperOptions,
 };
 
-/// The store, and what the configuration file calls it.
+/// The store, and its name in the configuration file.
 #[derive(Clone, Debug)]
 pub struct Target {
-    /// Which store, with the namespace in it.
+    /// The store's backend, with the namespace.
     pub backend: BackendConfig,
-    /// Its name in the configuration file.
+    /// The store's name in the configuration file.
     pub name: Option<String>,
 }
 
 impl Target {
-    /// Whether a store was named; otherwise it is the embedded default.
+    /// Whether a store was configured; otherwise dlock uses the embedded default.
     pub fn is_asked_for(&self) -> bool {
         !matches!(self.backend, BackendConfig::Sqlite { asked_for: false, .. })
     }
 
-    /// Why no lock can be tried here without being in the way of others, if all keys are one lock.
+    /// Returns why a trial lock would block other users' locks, if all keys are one lock.
     pub fn one_lock_for_all(&self) -> Option<&'static str> {
         match &self.backend {
             BackendConfig::Postgres(options) if options.advisory_key.is_some() => Some("pg_key makes every key the one lock of the jobs"),
@@ -43,7 +43,7 @@ impl Target {
 pub enum BackendConfig {
     /// A database file on this host.
     Sqlite {
-        /// Where.
+        /// The database's options.
         options: SqliteOptions,
         /// False if nothing was configured, so that a warning is due.
         asked_for: bool,

@@ -28,13 +28,13 @@ pub struct Args {
 pub struct VerifySettings {
     /// The lock's key.
     pub key: Key,
-    /// The token that may hold it; `None` for that of the innermost `dlock run` of the key around this process.
+    /// The token to check; `None` for the token of the innermost `dlock run` of the key around this process.
     pub token: Option<Token>,
-    /// What the processes around this one hold.
+    /// The holds of this process's ancestors.
     pub held: Held,
 }
 
-/// Asks the store.
+/// Asks the store whether the token holds the lock.
 ///
 /// # Errors
 /// The store's error: then it is unknown whether the lock is held.

@@ -1,4 +1,4 @@
-//! Killing a tree in rounds: find, kill, look again, until the kernel says that no child is left.
+//! Killing a tree in rounds: find, kill, look again, until the kernel reports that no child is left.
 //!
 //! A round never waits. The caller reaps between rounds and starts the next round when it is due.
 

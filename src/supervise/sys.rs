@@ -193,7 +193,7 @@ pub fn set_ignored(signal: i32, ignored: bool) {
     unsafe { libc::signal(signal, if ignored { libc::SIG_IGN } else { libc::SIG_DFL }) };
 }
 
-/// Makes the signal have no effect until the next exec, unless the signal is already ignored beyond it.
+/// Makes the signal have no effect until the next exec, unless the signal is already ignored.
 pub fn swallow_until_exec(signal: i32) {
     extern "C" fn nothing(_: libc::c_int) {}
     if !is_ignored(signal) {

@@ -74,7 +74,7 @@ async fn work(settings: &AcquireSettings, pid: i32, context: &Context, caller: D
     Ok(exit::OK)
 }
 
-/// Renews until the process has ended, and sends it TERM if a lock is lost or broken. The keeper prints nothing.
+/// Renews until the process has ended, and sends it TERM if a lock is lost or broken. The keeper's output is not read.
 async fn keep_on(mut holds: Vec<Hold>, limits: Limits<'_>, until: &Until, mut signals: Signals, monitor: &Monitor) {
     let began = BootClock.now();
     let mut intent = Intent::Extend(None);

@@ -11,18 +11,18 @@ use crate::lock::{Finding, Severity};
 /// A file that not every user may read or change.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct FoundSecret {
-    /// What it is, for people.
+    /// A human-readable description.
     pub what: &'static str,
-    /// Where it is.
+    /// The place of the secret.
     pub place: SecretPlace,
 }
 
-/// Where a secret is.
+/// The place of a secret.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum SecretPlace {
-    /// A file that has a secret in it.
+    /// A file that contains a secret.
     File(PathBuf),
-    /// A file that says which store it is.
+    /// A file that selects the store.
     Configuration(PathBuf),
     /// A variable that the command of `run` doesn't see.
     Variable(&'static str),
@@ -33,13 +33,13 @@ pub enum SecretPlace {
 }
 
 impl FoundSecret {
-    /// What it is and where.
+    /// Returns a secret with its description and place.
     pub fn new(what: &'static str, place: SecretPlace) -> Self {
         Self { what, place }
     }
 }
 
-/// The worst of them, or that all is well.
+/// Returns the worst finding, or an all-clear.
 pub(super) fn look(secrets: &[FoundSecret]) -> Finding {
     const ID: &str = "secrets";
     let findings: Vec<Finding> = secrets.iter().map(|secret| one(ID, secret)).collect();
@@ -101,7 +101,7 @@ fn file(id: &'static str, what: &str, path: &Path, is_secret: bool) -> Finding {
     Finding::ok(id, text)
 }
 
-/// Where containers are given their secrets, with any mode.
+/// Whether the path is in memory, where containers get their secrets, with any mode.
 fn in_memory(path: &Path) -> bool {
     const TMPFS: u64 = 0x0102_1994;
     path.starts_with("/run/secrets")

@@ -1,4 +1,4 @@
-//! What this host lets dlock do in time: CPU time to kill with, and the right to.
+//! The checks of this host: whether dlock gets CPU time, and the privilege, to kill in time.
 
 use std::{
     fs,
@@ -17,7 +17,7 @@ const ID: &str = "host";
 /// A shorter lease has less than a second between KILL and its end.
 const SHORT: Duration = Duration::from_secs(5);
 
-/// All that is wrong, or that nothing is.
+/// Returns all problems, or an all-clear.
 pub(super) fn look(ttl: Option<Ttl>) -> Vec<Finding> {
     let mut found = Vec::new();
     if geteuid().is_root() && !may_kill_all() {
@@ -37,7 +37,7 @@ pub(super) fn look(ttl: Option<Ttl>) -> Vec<Finding> {
     found
 }
 
-/// The directories of this process's cgroup and those above it in which CPU time can be limited.
+/// Returns the directories of this process's cgroup and its ancestors that can limit CPU time.
 fn places(own: &str, root: &Path) -> Vec<PathBuf> {
     let mut all = Vec::new();
     for line in own.lines() {
@@ -52,7 +52,7 @@ fn places(own: &str, root: &Path) -> Vec<PathBuf> {
         };
         for base in bases {
             let below = base.join(path.trim_start_matches('/'));
-            // In a container the path may be that of the host, and what is mounted the container's own.
+            // In a container the path may be the host's, while the mount shows the container's own cgroup.
             let below = if below.is_dir() { below } else { base.clone() };
             all.extend(below.ancestors().take_while(|place| place.starts_with(&base)).map(Path::to_owned));
         }
@@ -60,7 +60,7 @@ fn places(own: &str, root: &Path) -> Vec<PathBuf> {
     all
 }
 
-/// Whether that cgroup gets less than half a CPU, or was often stopped for using more than it may.
+/// Reports a cgroup that gets less than half a CPU, or was often throttled.
 fn throttled(place: &Path) -> Option<Finding> {
     let number = |name: &str| fs::read_to_string(place.join(name)).ok()?.trim().parse::<f64>().ok();
     let share = match fs::read_to_string(place.join("cpu.max")) {

@@ -1,7 +1,7 @@
 //! `dlock doctor`: can this store, as configured, keep its promises?
 //!
-//! Each check by itself: one that fails is a finding, and the others go on. What is looked at stands in tables, which the man
-//! page is made from as well.
+//! The checks are independent: a failed check is a finding, and the others continue. Tables describe the checks, and the man
+//! page uses the same tables.
 
 mod files;
 mod host;
@@ -35,19 +35,19 @@ pub struct Args {
 /// The validated settings of `dlock doctor`.
 #[derive(Clone, Debug)]
 pub struct DoctorSettings {
-    /// The lease to judge by, if one was given.
+    /// The TTL to check against, if given.
     pub ttl: Option<Ttl>,
-    /// Nothing but the rights of this role.
+    /// Print only the privileges of this role.
     pub print_grants: Option<Role>,
-    /// Where the store's URL stood.
+    /// The source of the store's URL.
     pub from: Option<String>,
     /// All settings that were given.
     pub sources: Vec<Source>,
-    /// Where secrets are.
+    /// The places of secrets.
     pub secrets: Vec<FoundSecret>,
 }
 
-/// What is looked at whatever the store.
+/// The checks for all stores.
 pub const CHECKS: &[Check] = &[
     check("settings", "which settings count, and where each came from"),
     check("secrets", "which users can read passwords and keys, and change the configuration"),
@@ -59,10 +59,10 @@ pub const CHECKS: &[Check] = &[
     check("clock", "how far the store's clock is from this host's, and its servers' clocks are from one another"),
 ];
 
-/// Looks at everything, and says what it makes of the promise.
+/// Runs all checks, and reports the verdict.
 ///
 /// # Errors
-/// Nothing that is found is one.
+/// Findings are not errors.
 pub async fn run(settings: DoctorSettings, context: &Context) -> Result<u8> {
     let mut backend = open_as_it_is(context);
     if let Some(role) = settings.print_grants {
@@ -102,7 +102,7 @@ pub async fn run(settings: DoctorSettings, context: &Context) -> Result<u8> {
     Ok(out.finish(written, status))
 }
 
-/// What a question met.
+/// Returns the finding for a failed request.
 fn failed(check: &'static str, error: &Error, risk: &str) -> Finding {
     let finding = Finding::not_safe(check, error.message.clone(), risk);
     error.hint.iter().fold(finding, |finding, hint| finding.mend(hint.clone()))
@@ -135,7 +135,7 @@ fn print_grants(backend: &dyn Backend, role: Role, context: &Context) -> u8 {
 }
 
 impl DoctorReport {
-    /// 69 or 78 where nothing could be looked at; else by the worst that was found.
+    /// Returns the exit status: 69 or 78 if nothing could be checked; else by the worst finding.
     fn status(&self) -> u8 {
         if let Some(error) = &self.error {
             return exit::of(error);

@@ -1,7 +1,7 @@
-//! A lock of doctor's own, taken as `run` takes one.
+//! The probe lock of `doctor`, acquired as `run` acquires a lock.
 //!
-//! Its name can't be typed ([`Key::probe`]), so that it is no user's; it is the same each time, so that the most that stays
-//! behind is one record of a fence. Two doctors at a time wait for one another.
+//! The probe's name can't be typed ([`Key::probe`]), so no user has it. The name is always the same, so at most one fence
+//! record remains. Two concurrent doctors wait for each other.
 
 use std::{cell::Cell, time::Duration};
 
@@ -14,20 +14,20 @@ use crate::{
     supervise::{Signal, Signals, reraise},
 };
 
-/// So many renewals are timed; the one in the middle counts.
+/// The number of timed renewals; the median counts.
 const RENEWALS: usize = 5;
 /// A waiter should be woken sooner than this, where the store wakes waiters.
 const WOKEN: Duration = Duration::from_secs(1);
 /// Clocks that are further apart than this matter to cron.
 const APART: Duration = Duration::from_secs(1);
 
-/// No history is kept of it.
+/// The release info of the probe, which keeps no history.
 const UNTOLD: ReleaseInfo = ReleaseInfo { scope: Scope::Tree, ..ReleaseInfo::UNDO };
 
 const TAKEN: &str = "acquire-renew-release";
 const MEND: &str = "an NTP client (chrony) on all hosts and servers";
 
-/// What a lock is taken for, and what is not known without.
+/// The checks that need the probe lock, and the fact that each one measures.
 const TRIALS: &[(&str, &str)] =
     &[(TAKEN, "taking a lock"), ("hand-over", "how long the hand-over takes"), ("round-trip", "how long a renewal takes")];
 
@@ -35,7 +35,7 @@ fn untried(why: &str, trials: &[(&'static str, &str)]) -> Vec<Finding> {
     trials.iter().map(|(check, what)| Finding::unchecked(check, what, why)).collect()
 }
 
-/// Takes it, times it and gives it back. The exit status if a signal put an end to it.
+/// Acquires, times and releases the probe lock. Returns an exit status if a signal ended the trial.
 pub(super) async fn try_out(
     backend: &mut dyn Backend,
     settings: &DoctorSettings,
@@ -127,7 +127,7 @@ fn request(ttl: Ttl, ttl_asked: bool, context: &Context) -> Request {
     }
 }
 
-/// Renewals, and the store's clock.
+/// Measures renewals, and the store's clock.
 async fn measure(backend: &mut dyn Backend, lease: &Lease, context: &Context, report: &mut DoctorReport) {
     let mut took = Vec::new();
     let mut trouble = None;
@@ -202,12 +202,12 @@ async fn hand_over(
         interrupted(signals),
         |busy| {
             waits.set(true);
-            // Doctors of other hosts, whose turn comes first.
+            // Doctors of other hosts are earlier in the queue.
             others.set(others.get() || busy.position.is_some_and(|place| place > 1));
         },
     );
     let giving = async {
-        // Until the waiter waits; if it fails to, its error ends this first.
+        // Poll until the waiter is queued; if the waiter fails, its error ends this first.
         let until = BootClock.now().plus(limits.attempt());
         while !waits.get() && BootClock.now() < until {
             BootClock.sleep_until(BootClock.now().plus(Duration::from_millis(5))).await;
@@ -255,7 +255,7 @@ async fn hand_over(
     None
 }
 
-/// What giving the lock back says of taking it, unless something was said of that before.
+/// Returns the finding on acquiring, from the release's result, unless the report already has one.
 fn taken(gave: Released, report: &DoctorReport) -> Option<Finding> {
     match gave {
         Released::Free if report.findings.iter().any(|finding| finding.check == TAKEN) => None,
@@ -270,11 +270,11 @@ fn taken(gave: Released, report: &DoctorReport) -> Option<Finding> {
     }
 }
 
-/// How far the store's clocks are from this host's, and from one another.
+/// Compares the store's clocks with this host's, and with each other.
 async fn clock(backend: &mut dyn Backend, context: &Context) -> Finding {
     const ID: &str = "clock";
     let mut nearest: Option<(Duration, Vec<(String, i128)>)> = None;
-    // The first round trip may be that of connecting; the shortest is the most exact.
+    // The first round trip may include connecting; the shortest is the most exact.
     for _ in 0..3 {
         let (sent, wall) = (BootClock.now(), BootClock::wall());
         let asked = ask(backend, &BootClock, context.limits(), ("doctor", None), async |b| b.clocks().await).await;
@@ -329,7 +329,7 @@ fn unsigned(micros: i128) -> Duration {
     Duration::from_micros(u64::try_from(micros.unsigned_abs()).unwrap_or(u64::MAX))
 }
 
-/// In the unit that has the fewest digits.
+/// Formats a length in the unit that needs the fewest digits.
 fn shown(length: Duration) -> String {
     let ms = length.as_secs_f64() * 1000.0;
     match ms {

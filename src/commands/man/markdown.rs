@@ -1,4 +1,4 @@
-//! The little Markdown that the pages are written in, as roff: sections (`#`), subsections (`##`), paragraphs, items
+//! The translation of the pages' Markdown subset to roff: sections (`#`), subsections (`##`), paragraphs, items
 //! (`- name: text`), indented lines, which stay as they are, and words in backticks, which become bold.
 
 use clap_mangen::roff::{Inline, Roff, bold, roman};
@@ -10,7 +10,7 @@ use clap_mangen::roff::{Inline, Roff, bold, roman};
 pub fn render(text: &str, out: &mut Vec<u8>) -> std::io::Result<()> {
     let mut roff = Roff::new();
     let mut verbatim = false;
-    // A section's first paragraph, and one after an item's name, begin by themselves.
+    // A section's first paragraph, and one after an item's name, need no paragraph break.
     let mut paragraph = false;
     for line in text.trim_end().lines() {
         let indented = line.strip_prefix("    ");
@@ -55,7 +55,7 @@ pub fn render(text: &str, out: &mut Vec<u8>) -> std::io::Result<()> {
     roff.to_writer(out)
 }
 
-/// A line of text whose parts in backticks are bold.
+/// Returns a line of text whose parts in backticks are bold.
 fn inline(line: &str) -> Vec<Inline> {
     let parts = line.split('`').enumerate().filter(|(_, part)| !part.is_empty());
     parts.map(|(at, part)| if at % 2 == 0 { roman(part) } else { bold(part) }).collect()

@@ -129,7 +129,7 @@ impl Job<'_> {
         Ok(Done { verdict, reraise: None, printed: None })
     }
 
-    /// Has the command run under `holds`, and gives them back when nothing of the command is left.
+    /// Runs the command under `holds`, and releases the locks when no process of the command is left.
     async fn hold(mut self, mut holds: Vec<Hold>, waited: Duration) -> Result<Done> {
         let (settings, clock) = (self.settings, BootClock);
         let started = Timestamp::now();

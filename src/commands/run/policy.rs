@@ -104,7 +104,7 @@ impl Often {
     }
 }
 
-/// The flags of the run policy.
+/// The flags of it.
 #[derive(clap::Args, Debug, Default)]
 pub struct PolicyArgs {
     /// Run once per D, the period of the schedule

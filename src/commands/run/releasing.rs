@@ -1,4 +1,4 @@
-//! The end of a run in the store: its locks are released, or the store is told how they were lost.
+//! The end of a run in the store: dlock releases the locks, or records how they were lost.
 
 use std::time::Duration;
 
@@ -15,13 +15,13 @@ use crate::{
     output::GivenBack,
 };
 
-/// How long a store that did not confirm a lease any more is asked to take it back, and to write down how the hold ended: it may be back.
+/// How long dlock tries to release, or to record the loss, in a store that stopped confirming a lease: it may recover.
 const AFTERWARDS: Duration = Duration::from_secs(3);
-/// The same if all of that is over.
+/// The same limit if the lease is already over.
 const LAST_TRY: Duration = Duration::from_secs(1);
 
 impl Job<'_> {
-    /// Releases the locks. Returns the worst that became of them.
+    /// Releases the locks. Returns the worst outcome.
     pub(super) async fn release_all(&self, holds: &mut [Hold], info: &ReleaseInfo, watch: &mut Watch<'_>) -> Option<GivenBack> {
         let lost = watch.lost.is_some();
         let back = join_all(holds.iter_mut().map(|hold| self.release(hold, info.clone(), lost))).await;
@@ -37,7 +37,7 @@ impl Job<'_> {
         worst
     }
 
-    /// Releases one of the locks, unless the store has said that it is not ours.
+    /// Releases one of the locks, unless the store has said that dlock does not hold it.
     async fn release(&self, hold: &mut Hold, mut info: ReleaseInfo, lost: bool) -> Option<Released> {
         let Hold { backend, lease, standing } = hold;
         if *standing == Standing::Gone {
@@ -49,7 +49,7 @@ impl Job<'_> {
         let limits = if lost {
             Limits::of(AFTERWARDS)
         } else if recorded {
-            // What became of it is worth telling for as long as the lock lasts: it may not be run again by mistake, or not at all.
+            // Try to record the outcome until the lease ends: a missing record could cause a wrong repeat, or none at all.
             let left = lease.t0.plus(lease.ttl.get()).since(BootClock.now());
             Limits::of(self.context.answer.max(left))
         } else {
@@ -58,14 +58,14 @@ impl Job<'_> {
         Some(give_back(&mut **backend, &BootClock, &lease.key, &lease.token, &info, limits).await)
     }
 
-    /// Tells the store how the holds were lost that were not released; the others were told with their release.
+    /// Records how unreleased holds were lost. For released holds, the release carried that information.
     pub(super) async fn note_losses(&self, holds: &mut [Hold], how: &str, ran: Duration, ended: BootTime) {
         let untold = holds.iter_mut().filter(|hold| hold.standing != Standing::GivenBack);
         let answer = ended.plus(AFTERWARDS).since(BootClock.now()).max(LAST_TRY);
         join_all(untold.map(|hold| self.note_loss(hold, how, ran, Limits::of(answer)))).await;
     }
 
-    /// Tells the store how the hold was lost, which it can't know by itself. It may not answer: that was the reason perhaps.
+    /// Records in the store how the hold was lost. The store may not answer, which may have been the reason of the loss.
     async fn note_loss(&self, Hold { backend, lease, .. }: &mut Hold, how: &str, ran: Duration, limits: Limits<'_>) {
         let ended_ms = wall_ms();
         let past = HistoryEntry {

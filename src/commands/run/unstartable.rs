@@ -1,16 +1,16 @@
-//! Why a command could not be started, and what to do about it.
+//! The reason why a command could not be started, and the hint.
 
 use std::{fs, io::Read as _, path::Path};
 
 use crate::supervise::CannotStart;
 
-/// What shells know without a program of that name.
+/// Shell builtins that have no program of the same name.
 const BUILTINS: [&str; 18] = [
     ".", "alias", "cd", "eval", "exec", "exit", "export", "local", "read", "return", "set", "shift", "source", "trap", "ulimit", "umask",
     "unset", "wait",
 ];
 
-/// What happened, and what to do. `slow` if the store granted the lock in time; `nonblock` if `-n` was given.
+/// Returns the reason and the hint. `slow` if the store granted the lock in time; `nonblock` if `-n` was given.
 pub(super) fn explain(why: CannotStart, program: &str, slow: bool, nonblock: bool) -> (String, String) {
     let said = |what: &str| format!("{program}: {what}");
     let path = Path::new(program);
@@ -38,7 +38,7 @@ pub(super) fn explain(why: CannotStart, program: &str, slow: bool, nonblock: boo
     }
 }
 
-/// A path that can't be executed since something is missing: the file itself, or what it needs.
+/// Explains a path that can't be executed because a file is missing: the program itself, or its interpreter or loader.
 fn not_there(program: &str, path: &Path) -> (String, String) {
     if !path.exists() {
         let folder = std::env::current_dir().map(|folder| folder.display().to_string()).unwrap_or_default();
@@ -53,13 +53,13 @@ fn not_there(program: &str, path: &Path) -> (String, String) {
     }
 }
 
-/// What the first line of a script names.
+/// Returns the interpreter in the first line of a script.
 fn interpreter(path: &Path) -> Option<String> {
     let mut start = Vec::new();
     fs::File::open(path).ok()?.take(256).read_to_end(&mut start).ok()?;
     let line = start.strip_prefix(b"#!")?.split(|byte| *byte == b'\n').next()?;
     let line = String::from_utf8_lossy(line);
-    // A script of Windows has a carriage return there.
+    // A script from Windows has a carriage return here.
     line.trim_start().split([' ', '\t']).next().map(|name| name.escape_debug().to_string())
 }
 

@@ -148,7 +148,7 @@ impl<'a> Watch<'a> {
         None
     }
 
-    /// Whether the event reports that the lease ran out, and the reason is still unknown. The renewals report it as late as this.
+    /// Whether the event reports an expired lease with an unknown reason. The renewals know the reason, but may be late too.
     pub(super) fn is_unexplained(&self, event: &Event) -> bool {
         let late = match event {
             Event::DeadlineTerm => true,
