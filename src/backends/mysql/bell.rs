@@ -4,9 +4,9 @@
 //! over or the waiter is gone. The first waiter blocks on the holder's rope or gate. So the end of a turn wakes only the next waiter,
 //! regardless of the queue's length.
 //!
-//! Where the rules let others go as well, as readers and permits do, the client that changes the row so counts up the bell in it, in the same
-//! statement, and then ends the sleep of those whom the rules name, at most a few. A sleeper is told by its bed, a `GET_LOCK` for as
-//! long as it sleeps. Sleep begins by looking at the bell, which must be as it was when the row was asked, once the bed is taken: nothing
+//! Where the rules let other waiters proceed as well, as readers and permits do, the client that changes the row counts up its bell in the
+//! same statement. Then the client ends the sleep of the waiters that the rules name, at most a few. A sleeper is known by its bed, a
+//! `GET_LOCK` for the time of its sleep. Once a sleeper has its bed, it compares the bell with the value read from the row: no wake-up
 //! is missed.
 //!
 //! The row decides; all this only wakes. Worst cases: a waiter is frozen or dead (another one is woken with it; its place is another matter,
@@ -16,10 +16,10 @@
 //! that is over already (the server forgets that with the next question, or ends that one, which is asked again); a server has no
 //! `GET_LOCK` for all clients, or a proxy before it (everybody looks after pauses).
 //!
-//! A session that is told to end a question which is one of several statements forgets the others, and the client waits for their answers: so
-//! a client with a bed asks one at a time.
+//! If the server ends one of several statements in a request, the session drops the others, and the client waits for their answers: so
+//! a client with a bed sends one statement at a time.
 //!
-//! `SLEEP` is not what it sounds like: ending two of them at once stops a MariaDB's `KILL` for two seconds.
+//! dlock does not use `SLEEP`: ending two of them at once stops a MariaDB's `KILL` for two seconds.
 
 use std::time::Duration;
 

@@ -19,15 +19,15 @@
 //! - *The release can't be remembered.* dlock gives the lock back without a history entry.
 //! - *A holder vanishes.* Its record stays, and is reported as expired, or as broken if it was marked. The next grant writes it to
 //!   the history before it replaces the record, and retries if needed.
-//! - *A grant is undone whose answer was lost.* What it wrote is taken out, over its session if that still answers. If it was not executed
-//!   yet, it finds that its hold was undone, and writes nothing.
-//! - *A mark can't be read.* The holder goes on, and the breaking client ends its session when its lease is over. A mark that was heard is
-//!   noted as seen before the hold is extended for that.
+//! - *A grant is undone whose answer was lost.* dlock deletes its rows, over its session if that session still answers. If the grant runs
+//!   later, the grant finds that its hold was undone, and writes nothing.
+//! - *A mark can't be read.* The holder continues, and the breaking client ends its session when its lease is over. dlock notes a
+//!   mark as seen before it extends the hold for the drain.
 //! - *A hold is evicted that just ended.* Its session keeps no other lock, ever: what it does for its client is asked again.
 //! - *Readers come one after the other while a writer waits.* The server lets no session share a row for which a writer waits, not
 //!   even one that would not wait. A wait ends every few seconds and begins again: a reader that comes in just that instant gets in.
-//! - *A reader vanishes beside others.* What it wrote counts while its session has its lamp ([`readers`](super::readers)): the next one who
-//!   takes the row writes it down. Who writes has the row alone, and knows that all readers are gone.
+//! - *A reader vanishes while others hold the lock.* Its row counts while its session has its lamp ([`readers`](super::readers)): the
+//!   next holder of the row writes it to the history. A writer has the row alone, and knows that all readers are gone.
 //! - *dlock is killed.* The guardian has the socket as well, and closes it when the command's tree is dead.
 
 mod holding;
