@@ -1,12 +1,12 @@
-//! Waiting where the document says which waiter is next, and no other one is to be woken.
+//! Wakes waiters in the order of the lock's row, and only the waiters that can proceed.
 //!
-//! A waiter sleeps in the server, blocked on the rope of the one before it: a `GET_LOCK` that each waiter has from then on until it has had
-//! its turn, or is gone. The first one is blocked on that of a holder, or on its gate. So the next one wakes when a turn is over, however
-//! many wait.
+//! A waiter sleeps in the server, blocked on its predecessor's rope. A rope is a `GET_LOCK`. A waiter keeps its rope until its turn is
+//! over or the waiter is gone. The first waiter blocks on the holder's rope or gate. So the end of a turn wakes only the next waiter,
+//! regardless of the queue's length.
 //!
-//! Where the rules let others go as well, as readers and permits do, the client that changes the row so counts up the bell in it, in the same
-//! statement, and then ends the sleep of those whom the rules name, at most a few. A sleeper is told by its bed, a `GET_LOCK` for as
-//! long as it sleeps. Sleep begins by looking at the bell, which must be as it was when the row was asked, once the bed is taken: nothing
+//! Where the rules let other waiters proceed as well, as readers and permits do, the client that changes the row counts up its bell in the
+//! same statement. Then the client ends the sleep of the waiters that the rules name, at most a few. A sleeper is known by its bed, a
+//! `GET_LOCK` for the time of its sleep. Once a sleeper has its bed, it compares the bell with the value read from the row: no wake-up
 //! is missed.
 //!
 //! The row decides; all this only wakes. Worst cases: a waiter is frozen or dead (another one is woken with it; its place is another matter,
@@ -16,10 +16,10 @@
 //! that is over already (the server forgets that with the next question, or ends that one, which is asked again); a server has no
 //! `GET_LOCK` for all clients, or a proxy before it (everybody looks after pauses).
 //!
-//! A session that is told to end a question which is one of several statements forgets the others, and the client waits for their answers: so
-//! a client with a bed asks one at a time.
+//! If the server ends one of several statements in a request, the session drops the others, and the client waits for their answers: so
+//! a client with a bed sends one statement at a time.
 //!
-//! `SLEEP` is not what it sounds like: ending two of them at once stops a MariaDB's `KILL` for two seconds.
+//! dlock does not use `SLEEP`: ending two of them at once stops a MariaDB's `KILL` for two seconds.
 
 use std::time::Duration;
 
@@ -31,29 +31,29 @@ use crate::{
     lock::{Result, Wake, document::Document, random},
 };
 
-/// How often a waiter looks that has no rope to wait for, and up to as much more; a tenth of that at first.
+/// The interval at which a waiter without a rope to wait for polls, plus up to as much jitter; a tenth of that at first.
 const BRIEFLY: Duration = Duration::from_millis(50);
-/// How often the first ones look by themselves.
+/// The interval at which the first waiters poll.
 const LOOK: Duration = Duration::from_millis(250);
-/// How many of them do: as many as are woken at a time.
+/// The number of first waiters that poll: as many as are woken at a time.
 const LOOKING: u32 = 2;
-/// How often those look who come next.
+/// The interval at which the waiters behind the first ones poll.
 const LOOK_NOW_AND_THEN: Duration = Duration::from_secs(1);
 
-/// What a waiter in the document was told when it asked.
+/// The answer to a waiter's request for a lock in the document.
 #[derive(Clone, Debug)]
 pub(super) struct Told {
-    /// What the bell said then.
+    /// The value of the bell at that time.
     pub bell: i64,
-    /// Its place.
+    /// The waiter's position.
     pub place: Option<u32>,
     /// The holder rings no bell.
     pub foreign: bool,
-    /// What those have before whom it waits, as SQL; the first that is had counts.
+    /// The `GET_LOCK` names of the predecessors, as SQL; the first one that is taken counts.
     pub behind: Vec<String>,
 }
 
-/// What those have who are before this hold in a row.
+/// Returns the `GET_LOCK` names of the predecessors of this hold in a row.
 pub(super) fn behind(tables: &Tables, name: &str, hold: &str, document: Option<&str>) -> Vec<String> {
     // What can't be read was read before.
     let document = Document::read(document).unwrap_or_default();
@@ -75,7 +75,7 @@ impl LeaseStore {
     pub(super) async fn await_bell(&mut self, name: &str, hold: &str, told: Told, at_most: Duration) -> Result<Wake> {
         let mut session = self.take_session().await?;
         if session.gates.iter().any(|gate| gate == name) {
-            // A waiter for it would wait for nothing.
+            // A waiter for this hold would wait for nothing.
             session.ask(&format!("DO RELEASE_LOCK({})", self.tables.gate(name))).await?;
             session.gates.retain(|gate| gate != name);
         }
@@ -156,13 +156,13 @@ fn rise(bed: &str, told: &Told) -> String {
     format!("SELECT {}", locks.collect::<Vec<_>>().join(", "))
 }
 
-/// How a sleep ended.
+/// The reason why a sleep ended.
 enum Slept {
-    /// Its time was over.
+    /// The time was over.
     Whole,
-    /// There was no one to wait for.
+    /// There was no predecessor to wait for.
     Not,
-    /// Another client ended it, or is gone, or the bell was rung before.
+    /// Another client ended the sleep or is gone, or the bell was rung before.
     Woken,
 }
 

@@ -1,4 +1,4 @@
-//! What a server must be like for its locks to be relied on.
+//! The requirements on a server for reliable locks.
 
 use std::fmt;
 
@@ -22,7 +22,7 @@ pub(super) const QUESTION: &str = "SELECT CONNECTION_ID(), VERSION(), @@version_
 pub(super) const QUESTION_WITHOUT_CLUSTERS: &str = "SELECT CONNECTION_ID(), VERSION(), @@version_comment, @@global.read_only, @@global.innodb_flush_log_at_trx_commit, \
     @@global.log_bin AND @@global.sync_binlog <> 1, UNIX_TIMESTAMP(), CONCAT_WS('/', @@hostname, @@port, @@server_id), 0";
 
-/// The oldest servers that have all that the statements use.
+/// The oldest server versions that support all statements.
 pub(super) const OLDEST: &str = "MariaDB 10.6 or MySQL 8.0 at least";
 
 /// A server's version.
@@ -33,14 +33,14 @@ pub(super) struct Version {
 }
 
 impl Version {
-    /// Of `VERSION()`.
+    /// Parses the answer of `VERSION()`.
     pub(super) fn of(text: &str) -> Self {
         let mut parts = text.split('.').map(|part| part.parse().unwrap_or(0));
         let number = (parts.next().unwrap_or(0), parts.next().unwrap_or(0));
         Self { mariadb: text.contains("MariaDB"), number, text: text.split('-').next().unwrap_or(text).to_owned() }
     }
 
-    /// The oldest version that will do, if this one will not.
+    /// Returns the oldest supported version, if this one is too old.
     pub(super) fn outdated(&self) -> Option<&'static str> {
         let oldest = if self.mariadb { (10, 6) } else { (8, 0) };
         (self.number < oldest).then_some(OLDEST)
@@ -56,13 +56,13 @@ impl fmt::Display for Version {
 /// The number of the error that a variable does not exist.
 pub(super) const UNKNOWN_VARIABLE: u16 = 1193;
 
-/// What was found out about a server.
+/// The results of the server check.
 #[derive(Clone, Debug, Default)]
 #[allow(clippy::struct_excessive_bools)] // a table of yes and no
 pub(super) struct Checked {
     /// The number of the session that asked.
     pub session: i64,
-    /// When it asked, in seconds since 1970 by the server's clock.
+    /// The time of the check, in seconds since 1970 by the server's clock.
     pub since: i64,
     /// The host, port and number of the server.
     pub identity: String,
@@ -70,9 +70,9 @@ pub(super) struct Checked {
     outdated: Option<String>,
     /// MariaDB's dialect differs in places.
     pub mariadb: bool,
-    /// Statements of one session need not reach one session of the server.
+    /// Statements of one session may reach different sessions of the server.
     proxied: bool,
-    /// It takes no changes.
+    /// The server is read-only.
     read_only: bool,
     /// It is a node of a Galera cluster.
     galera: bool,
@@ -132,7 +132,7 @@ impl Checked {
         Ok(())
     }
 
-    /// Refuses servers whose locks are none.
+    /// Refuses servers whose locks would not be reliable.
     ///
     /// # Errors
     /// The reason.
@@ -151,7 +151,7 @@ impl Checked {
         Ok(())
     }
 
-    /// What people should know all the same.
+    /// Returns notices about an accepted server.
     pub(super) fn notices(&self) -> Vec<Notice> {
         let detail = |text: &str, hint: &str| Notice { warning: false, text: text.into(), hint: Some(hint.into()) };
         let mut notices = Vec::new();

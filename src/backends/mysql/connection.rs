@@ -1,8 +1,8 @@
-//! One session: opening it, setting it up, and asking over it.
+//! One session: opens it, sets it up, and runs statements over it.
 //!
 //! Statements go as text, several at once, so that a step of several statements is one round trip; values in them are
-//! written by [`super::statement`] alone. It never reconnects and knows no time limits. After a question that was dropped
-//! half-way, the next one first awaits and drops what is still to come; a session that keeps no lock is better dropped.
+//! written by [`super::statement`] alone. A session never reconnects and knows no time limits. After a dropped request,
+//! the next request first awaits and discards the rest of the answer; a session that keeps no lock is better dropped.
 
 use std::{
     collections::HashMap,
@@ -57,21 +57,21 @@ fn connecting(server: &Server) -> Arc<Mutex<()>> {
 /// The values of one row as text; `None` for NULL.
 pub(super) type Row = Vec<Option<Vec<u8>>>;
 
-/// What one statement came to.
+/// The answer to one statement.
 #[derive(Debug, Default)]
 pub(super) struct Answer {
-    /// The rows, if it gives any.
+    /// The rows, if the statement returns any.
     pub rows: Vec<Row>,
-    /// How many rows it matched, if it changes any.
+    /// The number of rows that the statement matched, if it changes any.
     pub matched: u64,
 }
 
 /// An error that the server answered with.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct ServerError {
-    /// Its number, as the manuals list them.
+    /// The error's number, as in the manuals.
     pub number: u16,
-    /// Its text. It can quote statements, and so what stands in them.
+    /// The error's text. The text can quote statements, including their values.
     pub message: String,
 }
 
@@ -82,39 +82,39 @@ pub(super) struct Answers {
     pub server_error: Option<ServerError>,
 }
 
-/// How often to look whether a session has ended, each time for 5 ms.
+/// The number of checks whether a session has ended, 5 ms apart.
 const ENDING: u32 = 40;
 
-/// What tells a session from all others.
+/// The identity of a session.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Known {
-    /// Its number in the server.
+    /// The session's number in the server.
     number: i64,
-    /// When it was there, in seconds since 1970 by the server's clock.
+    /// A time at which the session existed, in seconds since 1970 by the server's clock.
     since: i64,
-    /// Which server.
+    /// The server's identity.
     identity: String,
 }
 
 /// An open session.
 pub(super) struct Connection {
     driver: MySqlConnection,
-    /// What it goes through, if anything.
+    /// The relay that the session passes through, if any.
     _relay: Option<Relay>,
-    /// Its socket once more, if it could be told.
+    /// A duplicate of the session's socket, if dlock could identify the socket.
     socket: Option<OwnedFd>,
     encrypted: bool,
-    /// Nothing is under way.
+    /// No request is under way.
     at_rest: bool,
-    /// What was found out about the server.
+    /// The results of the server check.
     pub server: Checked,
     /// The gates that this session has.
     pub gates: Vec<String>,
-    /// The ropes that it has, as SQL.
+    /// The ropes that this session has, as SQL.
     pub ropes: Vec<String>,
-    /// Another client ended the last question, and not the session.
+    /// Another client ended the last request, and not the session.
     pub interrupted: bool,
-    /// After so many seconds without a question the server ends the session.
+    /// The server ends the session after so many seconds without a request.
     pub idle_limit: Option<u32>,
 }
 
@@ -127,7 +127,7 @@ impl Connection {
         Ok(connection)
     }
 
-    /// As [`Connection::open`], whatever the server is.
+    /// As [`Connection::open`], but refuses no server.
     pub(super) async fn open_to_look(options: &Options) -> Result<Self> {
         let (driver, socket, relay) = connect(&options.sql).await?;
         if let Some(socket) = &socket {
@@ -162,7 +162,7 @@ impl Connection {
         Ok(connection)
     }
 
-    /// This session, for a later one that is to end it.
+    /// Returns this session's identity, for a later session that ends it.
     pub(super) fn known(&self) -> Known {
         Known { number: self.server.session, since: self.server.since, identity: self.server.identity.clone() }
     }
@@ -194,7 +194,7 @@ impl Connection {
         Ok(self.try_ask(&format!("KILL {number}")).await?.server_error)
     }
 
-    /// Whether a session that was told to end is gone, and all that it had with it.
+    /// Whether a killed session is gone, with all its locks.
     pub(super) async fn outlast(&mut self, number: i64) -> Result<bool> {
         for _ in 0..ENDING {
             let question = format!("SELECT 1 FROM information_schema.processlist WHERE id = {number}; DO SLEEP(0.005)");
@@ -219,7 +219,7 @@ impl Connection {
         matches!(poll(&mut ends, Some(&Timespec::default())), Ok(0))
     }
 
-    /// Ready when the server ends the session. What can't be watched says nothing; the next question finds out.
+    /// Ready when the server ends the session. For an unwatchable socket this is never ready; the next request finds out.
     pub(super) async fn ended(&self) {
         match &self.socket {
             Some(socket) => socket::readable(socket).await,
@@ -227,7 +227,7 @@ impl Connection {
         }
     }
 
-    /// The socket once more.
+    /// Returns a duplicate of the socket.
     pub(super) fn lifeline(&self) -> std::io::Result<OwnedFd> {
         self.socket.as_ref().ok_or_else(|| std::io::Error::other("the connection's socket is not to be found in /proc"))?.try_clone()
     }

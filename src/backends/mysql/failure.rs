@@ -1,4 +1,4 @@
-//! What the server's refusals and a connection's ends mean.
+//! The meaning of the server's refusals and of broken connections.
 
 use std::io;
 
@@ -57,7 +57,7 @@ fn meaning(server_error: &ServerError) -> Error {
     }
 }
 
-/// The server takes no changes.
+/// The server is read-only.
 pub(super) fn read_only() -> Error {
     Error::new(Kind::Unavailable, "the server is read-only, as a replica is").hint("name the primary in the URL")
 }
@@ -86,7 +86,7 @@ fn cleaned(text: &str) -> String {
     text.chars().map(|c| if c.is_control() { ' ' } else { c }).take(200).collect()
 }
 
-/// No session: nothing was asked.
+/// There is no session: nothing was asked.
 pub(super) fn connecting(error: sqlx::Error) -> Error {
     if let Some(server_error) = connection::server_error(&error) {
         return meaning(&server_error);
@@ -154,7 +154,7 @@ pub(super) fn unreadable() -> Error {
     Error::new(Kind::Data, "the server's answer can't be understood").effect(Effect::Unknown).hint("is the table one that dlock init made?")
 }
 
-/// The number of the error that there is no such session.
+/// The number of the error that a session does not exist.
 pub(super) const NO_SESSION: u16 = 1094;
 /// The number of the error that a statement was ended, and its session was not.
 pub(super) const INTERRUPTED: u16 = 1317;
@@ -170,7 +170,7 @@ pub(super) const DEADLOCK: u16 = 1213;
 /// The same of sessions that wait for each other's `GET_LOCK`, on MySQL.
 pub(super) const GATE_DEADLOCK: u16 = 3058;
 
-/// What a newer dlock wrote is not to be touched.
+/// Data of a newer dlock must not be changed.
 pub(super) fn check_layout(layout: i64) -> Result<()> {
     if layout < i64::from(LAYOUT_REFUSED) {
         return Ok(());

@@ -1,4 +1,4 @@
-//! What the tables remember of holds that are over.
+//! The lock history in the tables.
 
 use super::{
     connection::{Answer, Connection, Row},
@@ -61,7 +61,7 @@ pub(super) fn trim(tables: &Tables, name: &str, due: &str) -> String {
     tables.fill(include_str!("sql/trim.sql"), &[("name", Value::Bytes(name)), ("due", Value::Sql(due))])
 }
 
-/// The holds that are over, the latest first, and the hosts that did without.
+/// Returns the history of a lock, the latest entry first, and its skipped runs by host.
 pub(super) async fn read(session: &mut Connection, tables: &Tables, name: &str) -> Result<(Vec<HistoryEntry>, Vec<SkipCount>)> {
     let answers = session.ask(&tables.fill(include_str!("sql/runs.sql"), &[("name", Value::Bytes(name))])).await?;
     let [runs, skips, ..] = &*answers else { return Err(failure::unreadable()) };

@@ -1,6 +1,6 @@
-//! What keeps a lock in `mode=row` and `mode=advisory`: one session for each hold, and its statements.
+//! The keeper of a lock in `mode=row` and `mode=advisory`: one session for each hold, and its statements.
 //!
-//! The session says nothing but renewals while it has the lock, so that the server's timeout for idle sessions, set to
+//! The session sends nothing but renewals while it has the lock. So the server's timeout for idle sessions, set to
 //! the TTL, ends it about when the lease of a vanished holder ends.
 
 mod beginning;
@@ -40,11 +40,11 @@ pub(super) struct Keeper {
     tables: Tables,
     /// The session's number in the server.
     pub number: i64,
-    /// The lock was seen to be ours.
+    /// The session was seen to have the lock.
     pub has: bool,
-    /// After how long of silence the server ends the session.
+    /// The silence after which the server ends the session.
     pub patience: Duration,
-    /// Attempts without an answer since the last one that had one.
+    /// Attempts without an answer since the last answered one.
     pub unanswered: u32,
     /// It blocks in the server, or was left blocking there.
     pub blocked: bool,
@@ -56,12 +56,12 @@ pub(super) struct Keeper {
     pub rests: Option<Duration>,
 }
 
-/// What a renewal learns of a break.
+/// What a renewal reads about a break.
 #[derive(Debug, Default)]
 pub(super) struct Heard {
-    /// Its mark.
+    /// The mark of the break.
     pub mark: Option<Break>,
-    /// That the holder knows was noted.
+    /// The store has noted that the holder knows of the break.
     pub noted: bool,
 }
 
@@ -70,13 +70,13 @@ type Begun = (Fence, i64, bool);
 /// `None` if something may be in the way, and nothing was done.
 type Counted = Option<Begun>;
 
-/// What came of a lock that a session has.
+/// The outcome for a lock that a session has.
 pub(super) enum Beginning {
-    /// It is held.
+    /// The lock is held.
     Begun(Begun),
-    /// A run before keeps it from this one.
+    /// An earlier run denies this one.
     Denied(Box<Denial>),
-    /// The lease of a hold may not be over whose server is gone.
+    /// The server of an earlier hold is gone, and that hold's lease may not be over.
     Left,
 }
 
@@ -117,7 +117,7 @@ impl Keeper {
         format!("SET SESSION wait_timeout = {seconds};\n")
     }
 
-    /// Asks for the lock, once. True if it is ours, asked for again too.
+    /// Asks for the lock once. True if the session has the lock, also on a repeated request.
     pub(super) async fn attempt(&mut self, request: &Request) -> Result<bool> {
         self.unanswered += 1;
         let first = self.set_patience(request.ttl.get());

@@ -1,4 +1,4 @@
-//! Which server has the session of a hold, and since when: what a session has ends with its server, and its holder may hear nothing of that.
+//! The server that has the session of a hold, and its start time: a lock ends with its server, and the holder may not notice.
 //!
 //! A server that is restarted or fails over frees the locks of its sessions at once. What such a hold wrote of itself tells that its session was
 //! of another server, or of this one before it was started: its lease counts until it is over by this server's clock.
@@ -14,11 +14,11 @@ pub(super) const START: &str = "(CAST(UNIX_TIMESTAMP() AS SIGNED) - (SELECT CAST
 
 /// What statements ask of the server that wrote a row of a session or of one who shares a row, as SQL.
 pub(super) struct Life {
-    /// The server as it writes itself down.
+    /// The server's identity as it is written into a row.
     pub server: String,
-    /// The row is of this server, since it was started.
+    /// The row was written by this server since its start.
     pub lives: String,
-    /// It is not, and its lease may not be over.
+    /// The row was not written by this server since its start, and its lease may not be over.
     pub left: String,
     /// When that lease is over: no renewal of a server that was restarted is later than its start. Of another one nothing is known: all of
     /// the lease, from when it is found.
@@ -39,7 +39,7 @@ impl Life {
         Self { server, lives, left, ends }
     }
 
-    /// As values of a statement.
+    /// Returns the fields as values of a statement.
     pub(super) fn values(&self) -> [(&str, Value<'_>); 4] {
         [
             ("server", Value::Sql(&self.server)),

@@ -1,8 +1,8 @@
-//! A relay between sqlx and a server whose certificate is to come from an authority that the user names.
+//! A relay between sqlx and a server, for a certificate authority that the user names.
 //!
-//! sqlx trusts the public authorities beside that one, and there is no way to tell it not to. So TLS is spoken here, and sqlx
-//! to a socket within this process, in clear. Of the protocol that takes:
-//! - the server's greeting goes on without its offer of TLS;
+//! sqlx always trusts the public authorities in addition to a named one. So this module speaks TLS to the server, and sqlx
+//! connects in clear to a socket within this process. The relay changes three parts of the protocol:
+//! - the relay removes the offer of TLS from the server's greeting;
 //! - the begin of sqlx's answer, which is what asks for TLS, goes first by itself, so that the answer is counted one further;
 //! - where the server wants the whole password, which sqlx would encrypt over what it takes for a connection in clear, sqlx is
 //!   asked for it as it is: the connection is encrypted and the server verified by then.
@@ -40,7 +40,7 @@ use crate::{
 
 /// The flag of a server, or a client, that can speak TLS.
 const CAN_TLS: u16 = 0x0800;
-/// What begins a client's answer, and by itself asks for TLS.
+/// The length of the first part of a client's answer, which by itself requests TLS.
 const ASKING: usize = 32;
 /// A packet that ends the login well, and one that ends it otherwise.
 const OK: u8 = 0;
@@ -49,26 +49,26 @@ const REFUSED: u8 = 0xff;
 const WHOLE_PASSWORD: [u8; 2] = [1, 4];
 /// Asks a client for it.
 const ASK_FOR_IT: &[u8] = b"\xfemysql_clear_password\0";
-/// A login method that always wants it.
+/// A login method that always wants the whole password.
 const SHA256: &[u8] = b"\xfesha256_password\0";
 
 /// A relay that runs, to the end of sqlx or the server, or with this value.
 pub(super) struct Relay {
-    /// Where sqlx is to connect to.
+    /// The address to which sqlx connects.
     pub path: String,
-    /// The server's socket once more.
+    /// A duplicate of the server's socket.
     pub socket: OwnedFd,
     task: JoinHandle<()>,
     failed: oneshot::Receiver<Error>,
 }
 
 impl Relay {
-    /// Whether `options` ask for what sqlx can't do.
+    /// Whether `options` need the relay, since sqlx can't fulfil them.
     pub(super) fn is_needed(options: &sql::Options) -> bool {
         options.files.ca_file.is_some() && matches!(options.tls, TlsMode::VerifyCa | TlsMode::VerifyFull)
     }
 
-    /// Connects with the server, and begins to wait for sqlx.
+    /// Connects to the server, and begins to wait for sqlx.
     pub(super) async fn start(options: &sql::Options) -> Result<Self> {
         let Server::Tcp { host, port } = &options.server else {
             return Err(Error::new(Kind::Internal, "TLS over a Unix socket"));

@@ -1,6 +1,6 @@
-//! The holders of locks that sessions keep: what the server knows of its locks, and what their holders wrote.
+//! The holders of locks that sessions keep: the server's view of its locks, and the holders' own records.
 //!
-//! Read only, but that a look at a row in `mode=row` locks it for readers for an instant.
+//! Read only, except that a look at a row in `mode=row` locks the row for readers for an instant.
 
 use std::time::Duration;
 
@@ -36,7 +36,7 @@ impl Sessions {
         if self.options.mode != Mode::Row {
             return look + &left;
         }
-        // A row that can't be locked by readers is locked by its holder. They let go of it at once.
+        // If readers can't lock a row, its holder has it locked. Readers release the row at once.
         let share = if server.mariadb { "LOCK IN SHARE MODE" } else { "FOR SHARE" };
         let template = format!("SELECT 1 FROM :rows WHERE name = :name;\nSELECT 1 FROM :rows WHERE name = :name {share} SKIP LOCKED;");
         let reads = reads(&self.tables, &name);
@@ -137,7 +137,7 @@ pub(super) fn rests(holders: &[Holder]) -> Option<Duration> {
     holders.iter().filter(|holder| !holder.foreign && holder.renewed_ago.is_none()).filter_map(|holder| holder.expires_in).max()
 }
 
-/// Who have the lock, and the last fence given out, from the answers to [`Sessions::look_sql`].
+/// Returns the holders of the lock, and the last fence given out, from the answers to [`Sessions::look_sql`].
 pub(super) fn read_holders(answers: &[Answer], at: usize) -> Result<(Vec<Holder>, Option<Fence>)> {
     let (mut holders, fence, looked) = read_present(answers, at)?;
     for row in answers.get(at + looked).map(|answer| &*answer.rows).unwrap_or_default() {

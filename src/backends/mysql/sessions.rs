@@ -1,33 +1,33 @@
-//! `mode=row` and `mode=advisory`: a lock is what a session has, and ends with it.
+//! `mode=row` and `mode=advisory`: a session has the lock, and the lock ends with the session.
 //!
-//! A hold can't be given to another process, nor entered by one. Whether it lasts is asked over its own session only:
-//! an error there that ended the session ended the hold. The fence is counted and committed once the lock is ours, before
-//! anybody is told, over a second session where the first is in a transaction.
+//! Another process can't take over or enter a hold. dlock checks a hold over the hold's own session only:
+//! an error that ended the session ended the hold. dlock counts and commits the fence once it has the lock, before
+//! it reports the grant, over a second session if the first is in a transaction.
 //!
-//! Worst interleavings, and what keeps them harmless:
-//! - *The reply to a grant is lost.* The same session is asked again, and has the lock already. A session that leaves
-//!   two questions unanswered is left to the server, which ends it after the TTL, and another one asks.
-//! - *The holder's fence is counted and the holder dies.* The number is skipped.
+//! Worst interleavings, and why they are harmless:
+//! - *The reply to a grant is lost.* dlock asks the same session again, which has the lock already. After two unanswered
+//!   requests dlock leaves the session to the server, which ends the session after the TTL, and dlock asks over another session.
+//! - *The holder's fence is counted and the holder dies.* The fence is skipped.
 //! - *The session is ended by an administrator, a restart or the idle timeout.* The socket says so at once ([`Tether::watch`]),
-//!   or the next renewal does, and the command is killed. The next holder may have the lock in that instant: what the one
-//!   before left behind tells it to wait a moment before it starts anything.
-//! - *The server crashes, or another one takes over, and a holder hears nothing of it.* What it left behind says which server had its session
-//!   ([`life`](super::life)): the lock is busy until its lease is over by the server's clock.
-//! - *Another mode is used for the same lock.* The lock's row in the table of leases says in which mode it is kept: others are refused.
+//!   or the next renewal does, and dlock kills the command. The next holder may have the lock in that instant: the record
+//!   of the previous holder makes it wait a moment before it starts anything.
+//! - *The server crashes or fails over, and a holder does not notice.* The holder's record names the server that had its session
+//!   ([`life`](super::life)): the lock is busy until the holder's lease is over by the server's clock.
+//! - *Another mode is used for the same lock.* The lock's row in the table of leases names its mode: other modes are refused.
 //! - *A waiter gets the lock while it is frozen.* The server ends that session after ten seconds of silence.
-//! - *The reply to a release is lost.* It took its hold out in the step that remembered it: asked again it finds nothing to remember.
-//! - *The release can't be remembered.* The lock is given back without.
-//! - *A holder vanishes.* Who it was stays behind, and is told as expired, or as broken if it was marked; the next grant writes it down
-//!   before it takes its place, again and again if need be.
-//! - *A grant is undone whose answer was lost.* What it wrote is taken out, over its session if that still answers. If it was not executed
-//!   yet, it finds that its hold was undone, and writes nothing.
-//! - *A mark can't be read.* The holder goes on, and the breaking client ends its session when its lease is over. A mark that was heard is
-//!   noted as seen before the hold is extended for that.
+//! - *The reply to a release is lost.* The release removed and remembered its hold in one step: a retry finds nothing to remember.
+//! - *The release can't be remembered.* dlock gives the lock back without a history entry.
+//! - *A holder vanishes.* Its record stays, and is reported as expired, or as broken if it was marked. The next grant writes it to
+//!   the history before it replaces the record, and retries if needed.
+//! - *A grant is undone whose answer was lost.* dlock deletes its rows, over its session if that session still answers. If the grant runs
+//!   later, the grant finds that its hold was undone, and writes nothing.
+//! - *A mark can't be read.* The holder continues, and the breaking client ends its session when its lease is over. dlock notes a
+//!   mark as seen before it extends the hold for the drain.
 //! - *A hold is evicted that just ended.* Its session keeps no other lock, ever: what it does for its client is asked again.
 //! - *Readers come one after the other while a writer waits.* The server lets no session share a row for which a writer waits, not
 //!   even one that would not wait. A wait ends every few seconds and begins again: a reader that comes in just that instant gets in.
-//! - *A reader vanishes beside others.* What it wrote counts while its session has its lamp ([`readers`](super::readers)): the next one who
-//!   takes the row writes it down. Who writes has the row alone, and knows that all readers are gone.
+//! - *A reader vanishes while others hold the lock.* Its row counts while its session has its lamp ([`readers`](super::readers)): the
+//!   next holder of the row writes it to the history. A writer has the row alone, and knows that all readers are gone.
 //! - *dlock is killed.* The guardian has the socket as well, and closes it when the command's tree is dead.
 
 mod holding;
@@ -63,7 +63,7 @@ pub(super) const ROW: Capabilities = Capabilities {
 };
 pub(super) const ADVISORY: Capabilities = Capabilities { shared: false, backend: "mysql mode=advisory", ..ROW };
 
-/// What a holder that vanished may need to see that its session is over, and to stop what it ran.
+/// What a vanished holder may need to notice that its session is over, and to stop its command.
 const DRAIN_DELAY: Duration = Duration::from_millis(500);
 
 /// Locks that sessions keep.
@@ -72,7 +72,7 @@ pub struct Sessions {
     pub(super) tables: Tables,
     pub(super) names: Names,
     holds: Vec<Hold>,
-    /// The requests that ask or wait, each with a session of its own.
+    /// The requests that ask or wait, each with its own session.
     tries: Vec<(Key, Token, Keeper)>,
     /// Sessions that were left blocking in the server: a row lock that they no longer wait for would be given to them all the same.
     stuck: Vec<Known>,
@@ -83,23 +83,23 @@ pub struct Sessions {
     notices: Vec<Notice>,
 }
 
-/// A lock that a session of ours has.
+/// A lock that one of this process's sessions has.
 struct Hold {
     key: Key,
     token: Token,
     keeper: Keeper,
     fence: Fence,
     ttl: Ttl,
-    /// When it ends by the server's clock, in µs.
+    /// The end of the lease by the server's clock, in µs.
     ends: i64,
-    /// It is being given back, and not to be relied on any more.
+    /// The lock is being given back and must not be relied on.
     leaving: bool,
-    /// It is being broken.
+    /// The hold is being broken.
     marked: bool,
 }
 
 impl Sessions {
-    /// A backend for `options`. Without I/O.
+    /// Returns a backend for `options`, without I/O.
     pub fn new(options: Options) -> Self {
         let (tables, names) = (Tables::new(&options.sql), Names::new(&options.sql.namespace));
         Self {
@@ -123,12 +123,12 @@ impl Sessions {
         self.holds.iter().position(|hold| hold.key == *key && hold.token == *token)
     }
 
-    /// What `GET_LOCK` takes for a key, as SQL.
+    /// Returns the argument of `GET_LOCK` for a key, as SQL.
     pub(super) fn lock_of(&self, key: &Key) -> String {
         advisory(&self.options, key, &self.names.of(key))
     }
 
-    /// Takes the session that asks for this request out, if there is one that may still answer.
+    /// Takes out the session that asks for this request, if there is one that may still answer.
     fn take_try(&mut self, key: &Key, token: &Token) -> Option<Keeper> {
         let at = self.tries.iter().position(|(of, who, _)| of == key && who == token)?;
         let (_, _, keeper) = self.tries.swap_remove(at);

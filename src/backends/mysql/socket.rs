@@ -24,12 +24,12 @@ use rustix::{
 
 use crate::backends::sql::Server;
 
-/// The sockets that there are, by the numbers that the kernel gives them and does not give again.
+/// The open sockets, by the numbers that the kernel gives them and never reuses.
 #[derive(Debug, Default)]
 pub(super) struct Sockets(HashSet<String>);
 
 impl Sockets {
-    /// Those of this process.
+    /// Returns the sockets of this process.
     pub(super) fn of_this_process() -> Self {
         Self(all().into_iter().map(|(_, name)| name).collect())
     }

@@ -33,14 +33,14 @@ use crate::{
     lock::{Error, Kind, Result, random},
 };
 
-/// What the server says unasked.
+/// The server's unsolicited messages.
 #[derive(Default)]
 pub(super) struct Unasked {
-    /// Rung by each notification.
+    /// Notified by each notification of the server.
     pub rung: Notify,
     /// The server's process.
     pub pid: AtomicI32,
-    /// The database's encoding does not have all characters.
+    /// The database's encoding lacks some characters.
     pub narrow: AtomicBool,
     ended: AtomicBool,
     end: Notify,
@@ -65,15 +65,15 @@ impl Unasked {
     }
 }
 
-/// The oldest server that has all that the statements use.
+/// The oldest server version that supports all statements.
 pub(super) const OLDEST: u32 = 110_000;
-/// The same for people.
+/// The same as text for error messages.
 pub(super) const OLDEST_NAME: &str = "PostgreSQL 11 at least";
 
-/// From this version on the server can look whether its client is still there.
+/// From this version on the server can check whether its client is still connected.
 pub(super) const CLIENT_CHECK: u32 = 140_000;
 
-/// What tells a session from all others: no server gives the name to another one, whatever was restarted.
+/// The identity of a session: no server gives the name to another session, not even after a restart.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Known {
     /// The server's process.
@@ -93,7 +93,7 @@ pub(super) struct Session {
     pub version: u32,
     /// A statement is on its way, or was dropped there.
     asking: bool,
-    /// Throw away what was sent and not delivered yet, with the session.
+    /// Discard data that was sent but not delivered yet, when the session closes.
     pub drop_unsent: bool,
 }
 
@@ -109,7 +109,7 @@ impl Session {
         Ok(session)
     }
 
-    /// As [`Session::open`], whatever the server is.
+    /// As [`Session::open`], but refuses no server.
     pub(super) async fn open_to_look(options: &Options) -> Result<Self> {
         let tls = Tls::new(options)?;
         let (mut stream, socket) = dial::dial(&options.server).await?;
@@ -127,17 +127,17 @@ impl Session {
         Ok(Self { name, driver, passing, unasked, socket, version, asking: false, drop_unsent: false })
     }
 
-    /// Whether it can be asked, and answers at once.
+    /// Whether the session is open and no statement is on its way.
     pub(super) fn is_open(&self) -> bool {
         !self.asking && self.is_alive()
     }
 
-    /// Whether it is not known to be over, whatever is on its way.
+    /// Whether the session is not known to be over, even if a statement is on its way.
     pub(super) fn is_alive(&self) -> bool {
         !self.unasked.is_over()
     }
 
-    /// What the server says unasked.
+    /// Returns the server's unsolicited messages.
     pub(super) fn unasked(&self) -> Arc<Unasked> {
         Arc::clone(&self.unasked)
     }
@@ -147,12 +147,12 @@ impl Session {
         self.unasked.pid.load(Ordering::SeqCst)
     }
 
-    /// This session, for a later one that ends it.
+    /// Returns this session's identity, for a later session that ends it.
     pub(super) fn known(&self) -> Known {
         Known { pid: self.pid(), name: self.name.clone() }
     }
 
-    /// Ends a session that was ours and did not answer. Process numbers come again: it is known by its name.
+    /// Ends a session of this process that did not answer. The server reuses process numbers, so the session's name identifies it.
     pub(super) async fn end_other(&mut self, other: &Known) -> Result<()> {
         let Known { pid, name } = other;
         self.end_process(*pid, &format!("application_name = '{name}' AND usename = session_user")).await
@@ -186,7 +186,7 @@ impl Session {
         text.chars().map(|c| if c.is_ascii() { c } else { '?' }).collect::<String>().into()
     }
 
-    /// Whether the database's encoding does not have all characters.
+    /// Whether the database's encoding lacks some characters.
     pub(super) fn is_narrow(&self) -> bool {
         self.unasked.narrow.load(Ordering::SeqCst)
     }
@@ -201,7 +201,7 @@ impl Session {
         "SELECT set_config('client_connection_check_interval', '500ms', true) WHERE version() LIKE '%linux%';\n"
     }
 
-    /// Our port, if there is one.
+    /// Returns the local port, if there is one.
     pub(super) fn local_port(&self) -> Option<u16> {
         let address = rustix::net::getsockname(&self.socket).ok()?;
         std::net::SocketAddr::try_from(address).ok().map(|address| address.port())

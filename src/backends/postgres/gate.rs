@@ -4,11 +4,11 @@
 //! listens for the notification that each release sends, and its core's timer covers holders that vanish. All others
 //! are blocked on the gate in the server, so that a release wakes one session however many wait.
 //!
-//! A fair waiter, or one for a share ([`crate::lock::document`]), listens on a channel of its own, and is told by
-//! the step that offers it the lock. Unfair exclusive waiters stand at the gate in any case: whichever of them is its head
-//! goes in the place of all.
+//! A fair or shared waiter ([`crate::lock::document`]) listens on a channel of its own, and is notified by
+//! the step that offers it the lock. Unfair exclusive waiters always wait at the gate: their head represents
+//! all of them.
 //!
-//! A waiter that is frozen with the gate keeps the others from being woken, not from the lock: none is blocked for longer
+//! A waiter that is frozen with the gate delays the others' wake-up but does not block the lock: each waiter is blocked no longer
 //! than its core lets it wait, and then tries the row.
 
 use std::{pin::pin, time::Duration};
@@ -19,12 +19,12 @@ use tokio::time::sleep;
 use super::{checks, connection::CLIENT_CHECK, failure, lease::LeaseStore, statement::Value};
 use crate::lock::{Key, Notice, Result, Wake};
 
-/// Blocked statements keep a snapshot, which keeps the server from tidying up.
+/// The limit of a blocked statement: its snapshot keeps the server from vacuuming.
 const BLOCKED: Duration = Duration::from_secs(60);
-/// How often to look where nothing can be heard, less up to a quarter.
+/// The polling interval where no notification can arrive, less up to a quarter.
 const POLL: Duration = Duration::from_millis(250);
 
-/// What a session waits with.
+/// The state of a session's wait.
 #[derive(Default)]
 pub(super) struct Gate {
     /// The lock that was found busy over this session, so that waiting for its release misses nothing.
@@ -37,7 +37,7 @@ pub(super) struct Gate {
     listens: Option<String>,
     /// The lock whose gate this session has, and to whose releases it listens.
     kept: Option<Key>,
-    /// Whether something between us and the server hands its sessions out by the transaction, so that neither is possible.
+    /// Whether a pooler between dlock and the server reassigns sessions per transaction, so that neither is possible.
     pooled: Option<bool>,
     told: bool,
 }
@@ -56,12 +56,12 @@ impl Gate {
         (self.asked, self.foreign, self.own) = (Some(key.clone()), foreign, None);
     }
 
-    /// It went with the grant. The session may still listen, which tells it of nothing but its own release.
+    /// Notes that the grant released the gate. The session may still listen, but hears only of its own release.
     pub(super) fn is_left(&mut self) {
         (self.asked, self.kept) = (None, None);
     }
 
-    /// What undoes it all in the session.
+    /// Returns the SQL that leaves the gate and stops listening.
     pub(super) fn leave(&mut self) -> &'static str {
         self.asked = None;
         match (self.kept.take(), self.listens.take()) {
@@ -71,7 +71,7 @@ impl Gate {
         }
     }
 
-    /// What people should know, once.
+    /// Returns the notice about a pooler, once.
     pub(super) fn notice(&mut self) -> Option<Notice> {
         (self.is_pooled() && !std::mem::replace(&mut self.told, true)).then(|| Notice {
             warning: false,

@@ -1,6 +1,6 @@
-//! What keeps a lock in `mode=row` and `mode=advisory`: one session for each hold, and its statements.
+//! The keeper of a lock in `mode=row` and `mode=advisory`: one session for each hold, and its statements.
 //!
-//! The session says nothing but renewals while it has the lock, so that the server's timeout for idle sessions, set to
+//! The session sends nothing but renewals while it has the lock. So the server's timeout for idle sessions, set to
 //! the TTL, ends it about when the lease of a vanished holder ends.
 
 use std::time::Duration;
@@ -46,11 +46,11 @@ pub(super) struct Keeper {
     pub pid: i32,
     /// A transaction was begun.
     begun: bool,
-    /// The lock was seen to be ours.
+    /// The session was seen to have the lock.
     pub has: bool,
-    /// After how long of silence the server ends the session.
+    /// The silence after which the server ends the session.
     pub patience: Duration,
-    /// Attempts without an answer since the last one that had one.
+    /// Attempts without an answer since the last answered one.
     pub unanswered: u32,
     /// It blocks in the server, or was left blocking there.
     pub blocked: bool,
@@ -106,7 +106,7 @@ impl Keeper {
         )
     }
 
-    /// Asks for the lock. True if it is ours, asked for again too.
+    /// Asks for the lock. True if the session has the lock, also on a repeated request.
     pub(super) async fn attempt(&mut self, ttl: Ttl) -> Result<bool> {
         self.unanswered += 1;
         let mut first = self.set_patience(ttl.get());
@@ -207,7 +207,7 @@ impl Keeper {
         Ok(made)
     }
 
-    /// Waits in the server for the lock, at most for so long. True if it is ours then.
+    /// Waits in the server for the lock, at most for the given time. True if the session has the lock then.
     pub(super) async fn wait(&mut self, ttl: Ttl, at_most: Duration) -> Result<bool> {
         (self.blocked, self.attempted) = (true, false);
         let mut first = self.set_patience(ttl.get().min(UNCLAIMED));

@@ -15,7 +15,7 @@ pub(super) struct Tables {
     standby: bool,
 }
 
-/// Which server this is, as the table of sessions has it: its timeline, which a promotion changes, and since when it runs.
+/// The server's identity in the table of sessions: its timeline, which a promotion changes, and its start time.
 const SERVER: &str = "(CASE WHEN pg_is_in_recovery() THEN 'standby' ELSE left(pg_walfile_name(pg_current_wal_lsn()), 8) END || '/' || (extract(epoch FROM pg_postmaster_start_time()) * 1000000)::bigint)";
 
 /// That the server of the session `s` was restarted, or is another one by now, and the lease may not be over.
@@ -83,7 +83,7 @@ impl Tables {
         format!("\"{}{suffix}\"", parts.join("\".\""))
     }
 
-    /// Where a lock's release is told.
+    /// Returns the channel on which a lock's release is announced.
     pub(super) fn channel(&self, name: &str) -> String {
         format!("dlock_{:016x}", fingerprint(&["channel", &self.plain, name]))
     }
@@ -104,7 +104,7 @@ impl Tables {
         fingerprint(&["turn", &self.plain, name]).cast_signed()
     }
 
-    /// The advisory lock that is the line in which a session of this process of the server waits.
+    /// Returns the advisory lock for the line in which a session of this server process waits.
     pub(super) fn line(&self, name: &str, pid: i32) -> i64 {
         let nth = pid.unsigned_abs() % LINES;
         fingerprint(&["line", &self.plain, name, &nth.to_string()]).cast_signed()

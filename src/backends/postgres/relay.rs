@@ -1,10 +1,10 @@
 //! A relay between sqlx and the server's socket, within this process.
 //!
-//! sqlx does all of the protocol but what it has no way for, and that is done around it:
+//! sqlx speaks the protocol, except for these parts, which the relay adds:
 //! - It takes no stream and hides the one it opens: a session lock must outlive a killed dlock by way of its socket, which so has
 //!   to be one of ours.
 //! - It trusts the public authorities in addition to the one that a user names: TLS is spoken here, with that one alone.
-//! - It takes a notification for a mistake of the server's: they are taken out here, and rung.
+//! - It treats a notification as an error of the server: the relay takes notifications out and reports them.
 //! - It keeps to itself which process of the server's serves a session, by which a session is ended that does not listen, and the
 //!   database's encoding.
 //! - It ends a session without a word, which the server would log: what is left by it is said here.
@@ -30,7 +30,7 @@ use tokio::{
 use super::{connection::Unasked, dial::Stream, options::PORT};
 use crate::lock::random;
 
-/// What ends a session.
+/// The message that ends a session.
 const TERMINATE: [u8; 5] = [b'X', 0, 0, 0, 4];
 /// A message of the server's that answers nothing.
 const NOTIFICATION: u8 = b'A';
@@ -41,7 +41,7 @@ const SETTING: u8 = b'S';
 /// As much of a message is kept.
 const KEPT: usize = 64;
 
-/// Where sqlx is to connect to.
+/// The address to which sqlx connects.
 pub(super) struct Relay {
     name: String,
     listener: UnixListener,
@@ -56,12 +56,12 @@ impl Relay {
         Ok(Self { name, listener: UnixListener::from_std(listener)? })
     }
 
-    /// The folder of the socket, for [`PORT`].
+    /// Returns the folder of the socket, for [`PORT`].
     pub(super) fn folder(&self) -> String {
         format!("\0{}", self.name)
     }
 
-    /// Passes on what one client and the server say, to the end of either.
+    /// Passes messages between one client and the server, until either ends.
     pub(super) fn start(self, server: Box<dyn Stream>, unasked: Arc<Unasked>) -> Passing {
         let task = tokio::spawn(async move {
             if let Ok(client) = self.accept().await {
@@ -144,9 +144,9 @@ struct Messages {
     left: usize,
     /// What it says, as far as that is of use here.
     said: Vec<u8>,
-    /// The server's process, once it was named.
+    /// The server's process, once the server has named it.
     process: Option<i32>,
-    /// The database's encoding does not have all characters.
+    /// The database's encoding lacks some characters.
     narrow: bool,
 }
 

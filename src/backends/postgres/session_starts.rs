@@ -1,4 +1,4 @@
-//! Beginning a hold of a session: its fence, and the starts that it is judged by.
+//! Begins a hold of a session: its fence, and the run records that decide about it.
 //!
 //! The holder is alone with its row of fences, and sees all that was committed before it got the lock: one statement judges,
 //! counts and writes. A refused request gives the lock back at once, and keeps the session.
@@ -33,13 +33,13 @@ const DRAIN_DELAY: Duration = Duration::from_millis(500);
 /// The fence, the server's time in µs, and how long nothing may be started.
 type Begun = (Fence, i64, Duration);
 
-/// What came of a lock that a session has.
+/// The outcome for a lock that a session has.
 pub(super) enum Beginning {
-    /// It is held.
+    /// The lock is held.
     Begun(Begun),
-    /// A run before keeps it from this one.
+    /// An earlier run denies this one.
     Denied(Box<Denial>),
-    /// The lease of a hold may not be over whose server is gone.
+    /// The server of an earlier hold is gone, and that hold's lease may not be over.
     Left,
 }
 

@@ -1,19 +1,19 @@
-//! `mode=row` and `mode=advisory`: a lock is what a session has, and ends with it.
+//! `mode=row` and `mode=advisory`: a session has the lock, and the lock ends with the session.
 //!
-//! A hold can't be given to another process, nor entered by one. Whether it lasts is asked over its own session only:
-//! an error there that ended the session ended the hold. The fence is counted and committed once the lock is ours, before
-//! the grant is reported, over a second session where the first is in a transaction.
+//! Another process can't take over or enter a hold. dlock checks a hold over the hold's own session only:
+//! an error that ended the session ended the hold. dlock counts and commits the fence once it has the lock, before
+//! it reports the grant, over a second session if the first is in a transaction.
 //!
-//! Worst interleavings, and what keeps them harmless:
-//! - *The reply to a grant is lost.* The same session is asked again, and has the lock already. A session that leaves
-//!   two questions unanswered is left to the server, which ends it after the TTL, and another one asks.
-//! - *The holder's fence is counted and the holder dies.* The number is skipped.
+//! Worst interleavings, and why they are harmless:
+//! - *The reply to a grant is lost.* dlock asks the same session again, which has the lock already. After two unanswered
+//!   requests dlock leaves the session to the server, which ends the session after the TTL, and dlock asks over another session.
+//! - *The holder's fence is counted and the holder dies.* The fence is skipped.
 //! - *The session is ended by an administrator, a restart or the idle timeout.* The socket says so at once ([`Tether::watch`]),
-//!   or the next renewal does, and the command is killed. The next holder may have the lock in that instant: the row that
-//!   the one before left behind tells it to wait a moment before it starts anything.
-//! - *The server crashes, or another one takes over, and a holder hears nothing of it.* The row that it left behind says which server had
-//!   its session: the lock is busy until its lease is over by the server's clock.
-//! - *Another mode is used for the same lock.* The lock's row in the table of leases says in which mode it is kept: others are refused.
+//!   or the next renewal does, and dlock kills the command. The next holder may have the lock in that instant: the row
+//!   of the previous holder makes it wait a moment before it starts anything.
+//! - *The server crashes or fails over, and a holder does not notice.* The holder's row names the server that had
+//!   its session: the lock is busy until the holder's lease is over by the server's clock.
+//! - *Another mode is used for the same lock.* The lock's row in the table of leases names its mode: other modes are refused.
 //! - *A waiter gets the lock while it is frozen.* The server ends that session after five seconds of silence.
 //! - *Readers come one after the other while a writer waits.* The server checks for waiting writers before it lets a reader in, in `mode=row` by an
 //!   advisory lock next to the row. A wait ends every few seconds and begins again: a reader that comes in just that instant gets in.
@@ -64,7 +64,7 @@ pub struct Sessions {
     pub(super) tables: Tables,
     pub(super) names: Names,
     holds: Vec<Hold>,
-    /// Requests that try or wait, each with a session of its own.
+    /// Requests that try or wait, each with its own session.
     pub(super) tries: Vec<(Key, Token, Keeper)>,
     /// For all that is not a lock.
     pub(super) side: Option<Session>,
@@ -77,23 +77,23 @@ pub struct Sessions {
     pub(super) notices: Vec<Notice>,
 }
 
-/// A lock that a session of ours has.
+/// A lock that one of this process's sessions has.
 struct Hold {
     key: Key,
     token: Token,
     keeper: Keeper,
     fence: Fence,
     ttl: Ttl,
-    /// When it ends by the server's clock, in µs.
+    /// The end of the lease by the server's clock, in µs.
     ends: i64,
     /// Later runs depend on its outcome.
     matters: bool,
-    /// It is being given back, and not to be relied on any more.
+    /// The lock is being given back and must not be relied on.
     leaving: bool,
 }
 
 impl Sessions {
-    /// A backend for `options`. Without I/O.
+    /// Returns a backend for `options`, without I/O.
     pub fn new(options: Options) -> Self {
         let (tables, names) = (Tables::new(&options.sql.table), Names::new(&options.sql.namespace));
         Self {
@@ -122,7 +122,7 @@ impl Sessions {
         self.tries.iter().position(|(of, who, _)| of == key && who == token)
     }
 
-    /// Takes the session that asks for this request out, if there is one that may still answer.
+    /// Takes out the session that asks for this request, if there is one that may still answer.
     async fn take_try(&mut self, key: &Key, token: &Token) -> Option<Keeper> {
         let at = self.try_of(key, token)?;
         self.end_blocked(at).await;
@@ -207,7 +207,7 @@ impl Sessions {
         }
         let begun = self.begin(request, at).await;
         if begun.as_ref().is_err_and(|error| !error.is_transient()) {
-            // No one will ask again: the session would keep the lock for nothing.
+            // The request will not be repeated: the session would keep the lock for nothing.
             drop(self.tries.swap_remove(at));
         }
         let (fence, now, drain_delay) = match begun? {
@@ -234,7 +234,7 @@ impl Sessions {
         Ok(Attempt::Granted(Grant { drain_delay, ..grant(fence, request.ttl) }))
     }
 
-    /// Gives the lock back that a run before keeps from this one.
+    /// Gives back a lock whose grant an earlier run denies.
     async fn turn_away(&mut self, request: &Request, at: usize, denial: Box<Denial>) -> Result<Attempt> {
         self.tries[at].2.give_back().await?;
         if !request.waiting {

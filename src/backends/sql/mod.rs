@@ -1,20 +1,20 @@
-//! What lock tables in SQL servers have in common, whatever the dialect and the driver.
+//! The common parts of lock tables in SQL servers, independent of dialect and driver.
 //!
 //! A lock is a row with the columns that ShedLock has (`name, lock_until, locked_at, locked_by`), so that its nodes and
-//! dlock exclude each other, and further columns of ours, which count only while `locked_by` is what we wrote. A row is
-//! never deleted by a release: ShedLock's nodes remember that it exists, and the fence in it must not start again.
+//! dlock exclude each other, and further columns of dlock, which count only while `locked_by` is dlock's value. A release
+//! never deletes a row: ShedLock's nodes remember that the row exists, and its fence must not start again.
 //!
 //! The usual case of a grant, a renewal and a release is one statement. All else is decided by
 //! [`Kept`](crate::backends::kept::Kept): a row is read ([`LockRow::document`]), and written back ([`row::Write`]) if no other client changed it
 //! meanwhile.
 //!
-//! Worst interleavings of `mode=lease`, and what keeps them harmless:
-//! - *The reply to a grant is lost.* Asked again, the row says that the lock is ours: same fence, counted once.
+//! Worst interleavings of `mode=lease`, and why they are harmless:
+//! - *The reply to a grant is lost.* On a retry the row names this hold's token: same fence, counted once.
 //! - *A request arrives late, after it was given up.* Its connection is reset with what it had not delivered; what was
 //!   delivered all the same is freed by the release that the core sends, or ends with its lease.
-//! - *The row is changed between being read and written back.* `revision` tells, and it is read again. ShedLock counts no revision, but
+//! - *The row changes between the read and the write.* `revision` differs, and dlock reads again. ShedLock counts no revision, but
 //!   changes `locked_by` or `lock_until`, which are compared as well.
-//! - *What was decided is written late.* The write says until when the holds last that it relies on; and a new hold's end counts from when the
+//! - *A decision is written late.* The write names the end of the holds that the decision relies on. A new hold's end counts from when the
 //!   row was read.
 //! - *ShedLock takes the row over after our lease ended.* The document stays behind: it counts only while `owner` is what `locked_by`
 //!   says, which ShedLock changes. While several share the lock, ShedLock sees one holder that ends with the last of them.
@@ -23,8 +23,8 @@
 //! - *A run begins and ends while another one's grant waits for the row.* The row is judged as it is then ([`Columns`]).
 //! - *A waiter that was notified is frozen or dead.* Two are notified; the second waits a second for the first
 //!   ([`crate::lock::document`]).
-//! - *A client is frozen in the midst of anything.* No transaction spans a round trip, so that it keeps no row locked.
-//! - *The server's clock is stepped.* Forward ends leases early, back keeps them longer; fences go on rising either way.
+//! - *A client freezes at any point.* No transaction spans a round trip, so that a frozen client keeps no row locked.
+//! - *The server's clock is stepped.* A step forward ends leases early, a step back keeps them longer; fences always rise.
 //!
 //! This module may not: know a driver, speak SQL, do I/O by itself but read certificates.
 

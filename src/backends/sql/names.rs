@@ -1,4 +1,4 @@
-//! How locks and holds are written in a lock table.
+//! The names of locks and holds in a lock table.
 
 use crate::lock::{Key, Namespace, Token};
 
@@ -8,7 +8,7 @@ use crate::lock::{Key, Namespace, Token};
 pub struct Names(String);
 
 impl Names {
-    /// The names of `namespace`.
+    /// Returns the names of `namespace`.
     pub fn new(namespace: &Namespace) -> Self {
         Self(match namespace.as_str() {
             "" => String::new(),
@@ -16,23 +16,23 @@ impl Names {
         })
     }
 
-    /// The lock's name in the table.
+    /// Returns the lock's name in the table.
     pub fn of(&self, key: &Key) -> String {
         self.starting_with(key.as_str())
     }
 
-    /// What the names of all keys begin with that begin with `start`.
+    /// Returns the common prefix of the names of all keys that begin with `start`.
     pub fn starting_with(&self, start: &str) -> String {
         format!("{}{start}", self.0)
     }
 
-    /// The key of a name; `None` if no key of this namespace has it.
+    /// Returns the key of a name; `None` if no key of this namespace has the name.
     pub fn key(&self, name: &str) -> Option<Key> {
         Key::new(name.strip_prefix(&self.0)?).ok()
     }
 }
 
-/// What `locked_by` begins with.
+/// The prefix of `locked_by`.
 pub(super) const OWNER: &str = "dlock:";
 
 /// What stands in `locked_by` while a token's owner has the lock: unique per lease, so that no other client's "is it

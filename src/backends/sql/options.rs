@@ -1,16 +1,16 @@
-//! What a connection to a SQL server needs to know, decoded already: no URL is parsed and nothing is opened here.
+//! The decoded options of a connection to a SQL server: this module parses no URL and opens nothing.
 
 use std::path::PathBuf;
 
 use crate::backends::{Secret, net::tls::Tls};
 use crate::lock::{Error, Kind, Namespace, Result};
 
-/// Where a server is, how to speak with it, and where the locks are.
+/// The server's address, its protocol options, and the location of the locks.
 #[derive(Clone, Debug)]
 pub struct Options {
-    /// Where it listens.
+    /// The address at which the server listens.
     pub server: Server,
-    /// Whether to encrypt, and what the server must prove.
+    /// Whether to encrypt, and how to verify the server.
     pub tls: TlsMode,
     /// The certificates for that.
     pub files: Tls,
@@ -22,7 +22,7 @@ pub struct Options {
     pub database: Option<String>,
     /// The table of the locks.
     pub table: String,
-    /// What every key is put under.
+    /// The namespace of every key.
     pub namespace: Namespace,
     /// The configuration vouches that no ShedLock shares the table.
     pub no_shedlock: bool,
@@ -63,7 +63,7 @@ impl Options {
         .hint("?shedlock=no says that no ShedLock shares it"))
     }
 
-    /// The URL without user and password.
+    /// Returns the URL without user and password.
     pub fn redacted_url(&self, scheme: &str, usual_port: u16) -> String {
         let database = self.database.as_deref().map(|name| format!("/{name}")).unwrap_or_default();
         match &self.server {
@@ -77,7 +77,7 @@ impl Options {
     }
 }
 
-/// Where a server listens.
+/// The address at which a server listens.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Server {
     /// A host name or address (IPv6 without brackets) and a port.
@@ -89,7 +89,7 @@ pub enum Server {
     },
     /// A socket in the file system: PostgreSQL's directory, MySQL's file.
     Unix {
-        /// Where.
+        /// The path.
         path: PathBuf,
         /// The port, which is in the name of PostgreSQL's socket.
         port: u16,

@@ -1,4 +1,4 @@
-//! A row of a lock table, and what it means.
+//! A row of a lock table, and its meaning.
 
 use std::time::Duration;
 
@@ -11,14 +11,14 @@ use crate::{
     },
 };
 
-/// The layout that this version writes: its major number by a hundred, and its minor one.
+/// The layout that this version writes: its major number times a hundred, plus its minor one.
 pub const LAYOUT: i16 = 200;
-/// From here on a layout is a newer major one, which must not be touched.
+/// From this number on a layout has a newer major version and must not be changed.
 pub const LAYOUT_REFUSED: i16 = 300;
 
-/// From here on fences are too high for one more: programs that read JSON have no exact numbers beyond.
+/// From this number on a fence can't be raised: programs that read JSON have no exact numbers beyond.
 pub const LAST_FENCE: i64 = (1 << 53) - 2;
-/// What stands in `locked_by` while several may hold the lock: no hold's name.
+/// The value of `locked_by` while several may hold the lock: no hold's name.
 pub const SHARED_BY: &str = "dlock:shared";
 /// When a lock that was given back ended, in µs since 1970: 2000, before any clock's now.
 pub const ENDED_US: i64 = 946_684_800_000_000;
@@ -28,21 +28,21 @@ pub const ENDED_US: i64 = 946_684_800_000_000;
 pub struct LockRow {
     /// The lock's name in the table.
     pub name: String,
-    /// When it was read.
+    /// The time of the read.
     pub now_us: i64,
     /// ShedLock's: held until then, by any client.
     pub lock_until_us: i64,
-    /// ShedLock's: when it was taken.
+    /// ShedLock's: the time of the grant.
     pub locked_at_us: i64,
     /// ShedLock's: the owner.
     pub locked_by: String,
     /// The layout of what follows; `None` if no dlock ever had the lock.
     pub layout: Option<i16>,
-    /// What we wrote into `locked_by`. While both are the same, no other program has taken the lock since.
+    /// The value that dlock wrote into `locked_by`. While both are the same, no other program has taken the lock since.
     pub owner: Option<String>,
     /// The last fence given out; 0 for none.
     pub fence: i64,
-    /// When it was last extended.
+    /// The time of the last renewal.
     pub renewed_us: i64,
     /// The holders and the queue, as [`Document`] writes them; `None` if there are none. Of a hold that has the lock alone, the times and the
     /// fence are in their columns, since the statement that grants or extends it knows them first.
@@ -64,13 +64,13 @@ pub struct Plain {
     pub name: String,
     /// The hold, as [`Token::hold_text`] has it.
     pub hold: String,
-    /// Since when.
+    /// The start of the wait.
     pub since_ms: u64,
-    /// When it last asked.
+    /// The time of the waiter's last request.
     pub seen_ms: u64,
-    /// For how long it has waited.
+    /// The waiting time.
     pub waited: Duration,
-    /// What it said of itself, as JSON.
+    /// The waiter's description of itself, as JSON.
     pub metadata: Option<String>,
 }
 
@@ -79,7 +79,7 @@ impl Plain {
         self.metadata.as_deref().and_then(|json| serde_json::from_str(json).ok())
     }
 
-    /// Puts the waiter into a document, at its place.
+    /// Puts the waiter into a document, at its position.
     pub fn join(&self, document: &mut Document) {
         document.absorb(self.hold.clone(), self.metadata(), self.since_ms, self.seen_ms);
     }
@@ -91,7 +91,7 @@ impl Plain {
 }
 
 impl LockRow {
-    /// When it was read, in ms.
+    /// The time of the read, in ms.
     pub fn now_ms(&self) -> u64 {
         floor_ms(self.now_us)
     }

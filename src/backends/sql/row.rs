@@ -14,7 +14,7 @@ use crate::{
 /// A row as it was read; `None` if there is none.
 pub struct Version {
     pub(in crate::backends) row: Option<LockRow>,
-    /// The plain waiters that are in the document since.
+    /// The plain waiters that this read moved into the document.
     absorbed: Vec<String>,
     /// The owner of the hold to release.
     releases: Option<Token>,
@@ -27,23 +27,23 @@ pub struct Write {
     pub was: LockRow,
     /// The row to write.
     pub is: LockRow,
-    /// When the first hold ends that the decision relies on, by the server's clock: after that it must not be written any more.
+    /// The server time at which the first hold ends that the decision relies on: after that the change must not be written.
     pub by_us: Option<i64>,
     /// Ended holds, for the history.
     pub past: Vec<HistoryEntry>,
-    /// The waiters that are in the document now, or have the lock, and so no plain ones any more.
+    /// The waiters that are in the document now, or have the lock, and so are no longer plain waiters.
     pub absorbed: Vec<String>,
     /// Whether to wake one of the plain waiters.
     pub wake_plain: bool,
     /// One of those that are in the document; any other will do.
     pub plain: Option<String>,
-    /// The other holds to be woken.
+    /// The other holds to wake.
     pub wake: Vec<String>,
-    /// It was not read before it is written: what ends by it ends when it is written.
+    /// The row was not read before the write: its ended holds end at the time of the write.
     pub unread: bool,
     /// The request that is granted a fresh hold.
     pub granted: Option<Request>,
-    /// Whose hold is released, if one is.
+    /// The owner of the released hold, if one is released.
     pub releases: Option<Token>,
 }
 
@@ -53,18 +53,18 @@ impl Write {
         self.was.is_held() && !self.is.is_held()
     }
 
-    /// The row as it is when it is written.
+    /// Returns the row as it is after the write.
     pub fn written(&self) -> LockRow {
         LockRow { revision: self.was.revision + 1, ..self.is.clone() }
     }
 }
 
-/// The holds for whose lock a queue's rules had to be asked when it was last read: what is done in one step without would be in vain.
+/// The holds whose lock needed the queue's rules at the last read: a one-step change without these rules would be in vain.
 #[derive(Default)]
 pub struct Documented(Vec<u64>);
 
 impl Documented {
-    /// Whether it was so.
+    /// Whether the lock needed the rules at this hold's last read.
     pub fn has(&self, token: &Token) -> bool {
         self.0.contains(&token.hold)
     }

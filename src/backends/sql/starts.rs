@@ -6,13 +6,13 @@
 
 use crate::lock::{Cooldown, Fence, LastRun, Metadata, Request, RunRecord, RunState, whole_ms};
 
-/// The longest that columns can have: a hundred years, in ms.
+/// The longest time that columns can have: a hundred years, in ms.
 const LONGEST: u64 = 100 * 366 * 24 * 3_600_000;
 
 /// The columns, times in ms since 1970.
 #[derive(Debug, Default)]
 pub struct Columns {
-    /// When the last run with a skew guard or at-least began; `None`: there was none, or it was undone.
+    /// The start of the last run with a skew guard or at-least; `None` if there was none, or if it was cancelled.
     pub paced_at_ms: Option<i64>,
     /// See [`Cooldown`].
     pub paced_fence: Option<i64>,
@@ -26,11 +26,11 @@ pub struct Columns {
     pub paced_who: Option<String>,
     /// See [`Cooldown`].
     pub paced_hold: Option<String>,
-    /// When the last run with once began.
+    /// The start of the last run with once.
     pub start_at_ms: Option<i64>,
     /// See [`LastRun`].
     pub start_fence: Option<i64>,
-    /// What became of it. That it was undone changes no other column.
+    /// The outcome of that run. A cancelled run changes no other column.
     pub start_stage: Option<String>,
     /// See [`LastRun`].
     pub start_tries: Option<i64>,
@@ -100,7 +100,7 @@ impl From<&RunRecord> for Columns {
     }
 }
 
-/// What a grant asks of the columns, and writes into them.
+/// The run policy that a grant checks against the columns, and the values that it writes.
 #[derive(Debug, Default)]
 pub struct Begin<'a> {
     /// [`RunPolicy::place`](crate::lock::RunPolicy::place).
@@ -111,7 +111,7 @@ pub struct Begin<'a> {
     pub at_least_ms: Option<i64>,
     /// The window of once, in ms.
     pub window_ms: Option<i64>,
-    /// The number of the attempt, from 1.
+    /// The number of the attempt, starting at 1.
     pub tries: i64,
 }
 

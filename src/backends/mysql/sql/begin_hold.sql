@@ -1,6 +1,6 @@
 -- Counts the fence of a hold that was just taken, and says whose it is, unless a start of a run before may be in the way, or the lease of
--- a hold whose server was restarted or is another one by now, or the lock may be kept in another mode. Asked again it is what it was, and
--- nothing if it was undone. It is committed by itself while the lock is held, so that it survives however the hold ends.
+-- a hold whose server was restarted or replaced, or the lock may be kept in another mode. A retry gets the same fence, and
+-- nothing if the hold was undone. The fence is committed while the lock is held, so that it survives however the hold ends.
 UPDATE :sessions
    SET :start_set
        fence = GREATEST(fence + 1, TIMESTAMPDIFF(MICROSECOND, '1970-01-01', UTC_TIMESTAMP(6))),

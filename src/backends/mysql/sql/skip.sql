@@ -1,4 +1,4 @@
--- Counts a host that did without. A new one only if there are not too many.
+-- Counts a skipped run of a host. A new host is added only below the limit.
 INSERT INTO :skips (name, print, host, times, since, last, reason)
 SELECT :name, SHA2(:host, 256), :host, 1, UTC_TIMESTAMP(6), UTC_TIMESTAMP(6), :reason FROM DUAL
  WHERE EXISTS (SELECT 1 FROM :skips AS k WHERE k.name = :name AND k.print = SHA2(:host, 256))

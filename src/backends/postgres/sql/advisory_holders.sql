@@ -1,4 +1,4 @@
--- Which sessions have the advisory lock {k}, and what they said of it.
+-- The sessions that have the advisory lock {k}, and their notes.
 -- $1 name
 SELECT l.pid, l.mode = 'ShareLock' AS shared, s.fence, s.metadata,
        (extract(epoch FROM clock_timestamp() - s.since) * 1000000)::bigint AS held_us,

@@ -1,5 +1,5 @@
 others AS (
-    -- Next to a reader there can be others.
+    -- A reader shares the row with other readers.
     SELECT s.pid, s.hold, s.fence, s.since, s.metadata FROM {sessions} AS s, f, t
      WHERE s.name = $1 AND (s.pid <> $2 OR s.hold <> $6)
        AND NOT ($3 AND s.shared

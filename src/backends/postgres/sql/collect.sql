@@ -1,5 +1,5 @@
--- Removes rows last used longer ago than this, what is remembered from before then, and waiters that are gone.
--- $1 seconds, $2 what names of the namespace begin with
+-- Removes rows last used longer ago than this, history from before then, and waiters that are gone.
+-- $1 seconds, $2 the common prefix of the names of the namespace
 WITH t AS (
     SELECT timezone('utc', clock_timestamp()) - $1 * interval '1 second' AS before
 ), gone AS (
@@ -15,7 +15,7 @@ WITH t AS (
 DELETE FROM {table} AS l USING t
  WHERE left(l.name, length($2)) = $2 AND l.mode IS NULL AND greatest(l.lock_until, l.locked_at, l.renewed_at) < t.before
    AND l.lock_until < timezone('utc', clock_timestamp())
-   -- What later runs depend on stays as long as they do.
+   -- Run records stay as long as later runs depend on them.
    AND coalesce(l.paced_at + greatest(l.guard_ms, l.at_least_ms) * interval '1 millisecond' < timezone('utc', clock_timestamp()), true)
    AND coalesce(l.start_at + l.start_window_ms * interval '1 millisecond' < timezone('utc', clock_timestamp()), true)
    AND l.fence < extract(epoch FROM t.before) * 1000000

@@ -1,4 +1,4 @@
--- Takes out what was written of a hold, and says what became of its start.
+-- Deletes the rows of a hold, and writes the outcome of its start.
 -- $1 name, $2 hold
 WITH freed AS (
     DELETE FROM {sessions} AS s WHERE s.name = $1 AND s.hold = $2 {which} RETURNING s.fence

@@ -1,5 +1,5 @@
--- Puts a waiter into the queue, or says that it is still there; its place, from 1. Silent waiters are
--- swept. The queue only informs: no turn depends on it.
+-- Puts a waiter into the queue, or confirms its entry, and returns its position, from 1. Silent waiters are
+-- swept. The queue only informs: no grant depends on it.
 -- $1 name, $2 hold, $3 metadata
 WITH swept AS (
     DELETE FROM {waiters} WHERE name = $1 AND hold <> $2 AND seen < clock_timestamp() - interval '20 seconds'

@@ -1,4 +1,4 @@
--- Marks the hold with this fence as to be broken. One that was marked before keeps whether it was seen.
+-- Marks the hold with this fence for a break. A hold that was marked before keeps its note of whether the mark was seen.
 -- $1 name, $2 fence, $3 mark, $4 the same as the history has it
 WITH old AS (
     DELETE FROM {marks} AS m WHERE m.name = $1 AND m.fence <> $2

@@ -1,4 +1,4 @@
--- Which sessions keep the row locked, and what they said of it. The row names the transaction that locked it last, which
+-- The sessions that keep the row locked, and their notes. The row names the transaction that locked it last, which
 -- keeps a lock on its own number for as long as it lasts. A waiter for the row got it in a part of a transaction, whose
 -- number is locked no more, and several readers share a number of another kind; but their sessions have the table, said that
 -- they have the row, and never lock another. Process numbers come again: a session's note was written by this very session.

@@ -1,4 +1,4 @@
--- What is remembered of a lock, the latest first.
+-- The history of a lock, the latest entry first.
 -- $1 name
 SELECT fence, (extract(epoch FROM since) * 1000)::bigint AS since_ms, (extract(epoch FROM ended) * 1000)::bigint AS ended_ms, how, why,
        metadata

@@ -1,4 +1,4 @@
--- Counts a host that did without. A new one only if there are not too many.
+-- Counts a skipped run of a host. A new host is added only below the limit.
 -- $1 name, $2 host, $3 reason, $4 how many hosts at most
 INSERT INTO {skips} AS s (name, host, count, since, last, reason)
 SELECT $1, $2, 1, t.now, t.now, $3 FROM (SELECT timezone('utc', clock_timestamp()) AS now) AS t
