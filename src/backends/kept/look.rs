@@ -42,7 +42,7 @@ impl<S: Store> Kept<S> {
         past.extend(snapshot.document.take_ended());
         past.retain(|past| past.fence.is_none_or(|fence| !held.contains(&fence)));
         for one in past.iter_mut().filter(|one| one.end == End::Expired) {
-            // A lease that was cut short would have ended later.
+            // A hold that ended before its lease has the lease's later end here.
             one.ended_ms = one.ended_ms.map(|ended| ended.min(now));
         }
         Ok(History { record: snapshot.document.run_record().clone(), ..History::new(past, skips) })

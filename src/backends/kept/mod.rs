@@ -2,7 +2,7 @@
 //! client changed it meanwhile. The rules are in [`crate::lock::document`]; a [`Store`] only reads and writes.
 //!
 //! Worst cases: another client writes between reading and writing (the swap fails, and the step begins anew); an answer is lost (the same
-//! again with the same token, the step finds what it did); a grant is written late (a release that does not find it writes the document all
+//! token asks again, and the step finds its own result); a grant is written late (a release without that grant writes the document
 //! anyway, so the late swap fails); a hold ends by its time (the client writes that before it reports it, so no late renewal
 //! revives the hold).
 

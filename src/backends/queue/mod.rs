@@ -3,7 +3,7 @@
 //! The store reads the contenders and their grants. This module decides the rules, without I/O and without a clock:
 //! - An exclusive contender waits for each contender in front of it, a reader for each one that is no reader.
 //! - A permit is granted as soon as there is room for all that wait in front of it and for itself, in whichever order they ask. Held
-//! permits are counted, not their numbers: a lower number of permits applies to the contenders that ask for it.
+//!   permits are counted, not their numbers: a lower number of permits applies to the contenders that ask for it.
 //! - A contender without a record belongs to another library. Its position tells whether it holds the lock.
 //!
 //! [`record`] has the records that both stores write next to their contenders, [`history`] those of ended holds and skips.

@@ -1,4 +1,4 @@
-//! What dlock writes for a contender: its own value, the record next to it, and the run records of the lock. JSON, whose short names are part
+//! The data that dlock writes for a contender: its value, its record, and the lock's run records. JSON, whose short names are part
 //! of the layout.
 
 use serde::{Deserialize, Serialize};

@@ -5,8 +5,8 @@
 //! the lock.
 //!
 //! **The model.** Time is whole ticks, which the store and all others see at the same moment. A request reaches the store at any time or
-//! or not. The holder counts on its lease from before it asked, and what it runs is dead when that ends. One of its requests may arrive long
-//! after it gave it up. The one who breaks does as `lease::breaking`: a mark, a lease's time, and then eviction unless the holder has answered.
+//! never, and its answer may be lost. The holder counts its lease from before it asked; its command is dead when that lease ends. One of
+//! its requests may arrive long after it gave up. The breaker acts as `lease::breaking`: a mark, a lease's time, then perhaps eviction.
 //! "Eventually" is checked in each state without a next one: time ends, and before that the holder stops asking.
 
 use stateright::{Checker, HasDiscoveries, Model, Property};
