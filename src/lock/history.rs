@@ -174,7 +174,7 @@ pub struct ReleaseInfo {
     pub at_ms: Option<u64>,
     /// How long the lock was held, by the host's clock, for stores without one; `None` if another process took it.
     pub held_ms: Option<u64>,
-    /// What became of the start that was recorded for the hold ([`RunRecord::end`]), told to the store even if nested holds go on; `None` if
+    /// The outcome of the start recorded for the hold ([`RunRecord::end`]). The store gets it even if nested holds go on; `None` if
     /// another client reports it.
     pub run_state: Option<RunState>,
 }

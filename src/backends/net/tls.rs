@@ -160,7 +160,7 @@ fn private_key(file: &Path) -> Result<PrivateKeyDer<'static>> {
     PrivateKeyDer::from_pem_file(file).map_err(|error| unreadable(file, "private key", error))
 }
 
-/// Returns the error. The cause may quote the file, so it is left out for the private key.
+/// Returns the error. A parse error may quote the file, so it is left out.
 fn unreadable(file: &Path, what: &str, error: pem::Error) -> Error {
     let why = match error {
         pem::Error::Io(error) => error.to_string(),
