@@ -1,4 +1,4 @@
-//! Damaged input for tests: what another program, another version or a broken disk may have left where dlock reads.
+//! Damaged input for tests, as another program, another version or a broken disk may leave it.
 
 use serde_json::{Map, Value};
 
@@ -6,7 +6,7 @@ use serde_json::{Map, Value};
 pub struct Dice(pub u64);
 
 impl Dice {
-    /// A number below `most`.
+    /// Returns a number below `most`.
     pub fn below(&mut self, most: usize) -> usize {
         self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
         let mixed = (self.0 ^ (self.0 >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
@@ -18,7 +18,7 @@ impl Dice {
     }
 }
 
-/// JSON with some of its parts replaced, lost or doubled.
+/// Returns JSON with some of its parts replaced, lost or doubled.
 pub fn json(value: &Value, dice: &mut Dice) -> Value {
     let odd = [
         0.into(),
@@ -64,7 +64,7 @@ pub fn json(value: &Value, dice: &mut Dice) -> Value {
     }
 }
 
-/// Text with some of its numbers replaced by extreme ones.
+/// Returns text with some of its numbers replaced by extreme ones.
 fn digits(text: &str, dice: &mut Dice) -> String {
     const ODD: &[&str] =
         &["0", "1", "-1", "-9223372036854775808", "9223372036854775807", "18446744073709551615", "99999999999999999999", "", "1.5"];
@@ -81,7 +81,7 @@ fn digits(text: &str, dice: &mut Dice) -> String {
     out
 }
 
-/// Text with some of its characters replaced, lost or doubled, or cut off.
+/// Returns text with some of its characters replaced, lost or doubled, or cut off.
 pub fn text(text: &str, dice: &mut Dice) -> String {
     const ODD: &[char] =
         &['\0', '"', '\'', '=', '[', ']', '{', '}', '#', '%', '@', ':', '/', '?', '&', '\n', '\u{202e}', '\u{1F469}', '9', '-', '.'];
@@ -98,7 +98,7 @@ pub fn text(text: &str, dice: &mut Dice) -> String {
     out
 }
 
-/// Bytes with some of them replaced, lost or doubled, or cut off.
+/// Returns bytes with some of them replaced, lost or doubled, or cut off.
 pub fn bytes(bytes: &[u8], dice: &mut Dice) -> Vec<u8> {
     let mut out = Vec::new();
     for byte in bytes {
@@ -116,12 +116,12 @@ pub fn bytes(bytes: &[u8], dice: &mut Dice) -> Vec<u8> {
 /// How many inputs a case tries.
 pub const TRIES: u64 = 2000;
 
-/// Where the seeds of a case begin: at `DLOCK_TEST_SEED`, or anywhere.
+/// Returns the first seed of a case: `DLOCK_TEST_SEED`, or a random one.
 pub fn first_seed() -> u64 {
     std::env::var("DLOCK_TEST_SEED").ok().and_then(|seed| seed.parse().ok()).unwrap_or_else(crate::lock::random)
 }
 
-/// Tries damaged inputs; a panic tells the seed.
+/// Tries damaged inputs; a panic prints the seed.
 pub fn each(mut case: impl FnMut(&mut Dice)) {
     let first = first_seed();
     for seed in (0..TRIES).map(|nth| first.wrapping_add(nth)) {

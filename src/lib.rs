@@ -15,7 +15,7 @@ use std::io::Write as _;
 
 use rustix::process::{DumpableBehavior, set_dumpable_behavior};
 
-/// Does what this process's command line says.
+/// Runs the command line of this process.
 pub fn run() -> std::process::ExitCode {
     // Passwords and tokens stay out of core files and of other processes' reach. A command that is executed is its own master.
     let _ = set_dumpable_behavior(DumpableBehavior::NotDumpable);

@@ -1,9 +1,9 @@
 //! Taking a lock: asking, waiting, asking again, and leaving the queue on every way out.
 //!
-//! The loop is written against these interleavings. The grant's answer is lost: the same token asks again, which counts
+//! The loop covers these interleavings. The grant's answer is lost: the same token asks again, which counts
 //! once. The grant comes so late that too little of the lease is left: dlock asks again, which sets the expiry anew. The
-//! wait ends during an attempt: the attempt is undone. The turn comes while the waiter leaves: `leave_queue` passes it
-//! on. The store goes away and comes back: dlock asks on until the wait ends.
+//! wait ends during an attempt: dlock undoes the attempt. The waiter is notified while it leaves: `leave_queue` passes the
+//! offer on. The store goes away and comes back: dlock goes on asking until the wait ends.
 
 use std::{future::Future, time::Duration};
 
@@ -22,44 +22,44 @@ use crate::lock::{
 pub enum WaitPolicy {
     /// Not at all.
     Try,
-    /// So long.
+    /// At most this long.
     For(Duration),
-    /// Without end.
+    /// Without limit.
     Forever,
 }
 
 /// How an attempt to take a lock ended.
 #[derive(Debug)]
 pub enum Outcome<S> {
-    /// The lock is ours.
+    /// The lock is granted.
     Granted(Lease),
     /// Another process held the lock until the wait ended.
     Busy(Busy),
-    /// The lock is free, but an earlier run left a record that keeps it from this one.
+    /// The lock is free, but a run record denies it to this run.
     Denied(Box<Denial>),
-    /// `stop` was ready first; nothing is left behind.
+    /// `stop` was ready first; no hold and no waiter is left behind.
     Stopped(S),
 }
 
-/// The longest time that a waiter relies on being woken. It covers lost wake-ups and keeps the queue entry fresh.
+/// The longest time that a waiter relies on a wake-up. It covers lost wake-ups and keeps the queue entry fresh.
 const RECHECK: Duration = Duration::from_secs(5);
-/// How often to ask when the waiter's turn has come and an earlier run still keeps it from the lock.
+/// How often a waiter asks when it is next in the queue and a run record still denies the lock.
 const KEPT: Duration = Duration::from_millis(1500);
 /// How often to look at a lock whose holder announces no release.
 const POLL: Duration = Duration::from_millis(250);
-/// How long a request in try mode still waits for a lock that is free, or is busy only in passing.
+/// How long a request in try mode waits for a lock that is free, or is busy only in passing.
 const PASSING: Duration = Duration::from_millis(100);
-/// The time limit for undoing an attempt after giving up: long enough for several tries, so that another server can answer.
+/// The time limit for undoing an attempt: long enough for several tries, so that another server can answer.
 pub(super) const UNDO: Duration = Duration::from_secs(2);
 
-/// Takes the lock that `request` describes, waiting as long as `patience` says.
+/// Takes the lock that `request` describes, and waits as long as `patience` says.
 ///
 /// `stop` ends the attempt from outside; `busy` is called each time the lock is found held while waiting.
 /// Not cancel safe: end it through `stop`.
 ///
 /// # Errors
-/// What the store can't do ([`crate::lock::Capabilities::check`]), and what asking again didn't fix: within
-/// `limits.answer`, or to the end of the wait if that is later.
+/// What the store can't do ([`crate::lock::Capabilities::check`]), and failures that asking again didn't fix: within
+/// `limits.answer`, or by the end of the wait if that is later.
 pub async fn acquire<S>(
     backend: &mut dyn Backend,
     clock: &dyn Clock,
@@ -92,9 +92,9 @@ pub async fn acquire<S>(
     result.map_err(|error| error.during("acquire").key(&request.key))
 }
 
-/// Gives back what may have been granted and leaves the queue, asking several times within [`UNDO`].
+/// Releases a possible grant and leaves the queue, asking several times within [`UNDO`].
 ///
-/// Nothing depends on the answer: the lease ends by itself if this does not end it.
+/// Nothing depends on the answer: without it the lease ends by itself.
 async fn undo(
     backend: &mut dyn Backend,
     clock: &dyn Clock,
@@ -102,7 +102,7 @@ async fn undo(
     limits: Limits<'_>,
     (mut maybe_granted, waited): (bool, bool),
 ) {
-    // What becomes of a nested hold is nothing to the run around it.
+    // The run around a nested hold does not depend on the outcome.
     let info = ReleaseInfo { run_state: ReleaseInfo::UNDO.run_state.filter(|_| request.entry == Entry::Fresh), ..ReleaseInfo::UNDO };
     let limits = limits.within(UNDO.min(limits.answer));
     let undone = ask(backend, clock, limits, ("acquire", Some(&request.key)), async |backend: &mut dyn Backend| {
@@ -118,26 +118,26 @@ async fn undo(
     let _ = undone.await;
 }
 
-/// One attempt at one lock, over all of its questions.
+/// One attempt at one lock, with all of its questions.
 #[allow(clippy::struct_excessive_bools)] // what may have happened, each by itself
 struct AcquireLoop<'a> {
     limits: Limits<'a>,
     began: BootTime,
-    /// When waiting ends; `None` for never.
+    /// When waiting ends; `None` if it has no end.
     wait_until: Option<BootTime>,
-    /// When a store that doesn't answer is given up; `None` for never.
+    /// When dlock gives up on a silent store; `None` for never.
     outage_until: Option<BootTime>,
-    /// An attempt was sent and its answer not seen yet.
+    /// An attempt was sent, and its answer is still missing.
     in_flight: bool,
-    /// An attempt's answer was lost: it may have been granted, and may still be.
+    /// An attempt's answer was lost: the attempt may have been granted, and may still be.
     unsure: bool,
-    /// Something may stand in the queue.
+    /// The queue may have an entry of this waiter.
     waited: bool,
-    /// Until when a lock that is busy in passing is asked for again.
+    /// Until when dlock asks again for a lock that is busy in passing.
     passing_until: Option<BootTime>,
-    /// What the grant asked to be waited for was waited for.
+    /// The drain delay of the grant is over.
     settled: bool,
-    /// How many attempts in a row had no answer so far.
+    /// How many attempts in a row have had no answer so far.
     silences: u32,
 }
 
@@ -203,12 +203,12 @@ impl<'a> AcquireLoop<'a> {
                 }
                 Some(Ok(Attempt::Busy(mut found))) => {
                     self.in_flight = false;
-                    // Where a newcomer may go first, a position would promise a turn.
+                    // If a newcomer may go first, a position would promise too much.
                     found.position = found.position.filter(|_| request.fair || capabilities.always_fair);
                     pause = Pause::new();
                     let now = clock.now();
                     let Some(most) = self.found_busy(now, &found, capabilities, busy) else { return Ok(Outcome::Busy(found)) };
-                    // A failed wait is found out by asking again.
+                    // The next request shows whether the store failed.
                     let grown = most.saturating_add(self.limits.attempt());
                     match bounded(clock, now.plus(grown), backend.wait(request, most)).await {
                         Some(Ok(_)) | None => continue,
@@ -222,7 +222,7 @@ impl<'a> AcquireLoop<'a> {
                     if !(matches!(denial.rule, Rule::AtLeast(_)) && self.waits_at(now)) {
                         return Ok(Outcome::Denied(denial));
                     }
-                    // It is first in the queue, and proves by asking that it lives.
+                    // The waiter is first in the queue, and shows by asking that it is alive.
                     clock.sleep_until(now.plus(self.longest_wait(now, denial.again_in, true).min(KEPT))).await;
                     continue;
                 }
@@ -247,12 +247,12 @@ impl<'a> AcquireLoop<'a> {
         }
     }
 
-    /// Whether waiting has not ended by now.
+    /// Whether waiting goes on.
     fn waits_at(&self, now: BootTime) -> bool {
         self.wait_until.is_none_or(|end| now < end)
     }
 
-    /// How long an attempt that is sent now has for its answer.
+    /// Returns the time limit for the answer to an attempt that is sent now.
     fn attempt_until(&self, sent: BootTime) -> BootTime {
         let end = sent.plus(self.attempt());
         match self.outage_until {
@@ -265,7 +265,7 @@ impl<'a> AcquireLoop<'a> {
         self.limits.attempt() * patience(self.silences)
     }
 
-    /// Makes a lease of a grant. `None` if too little of it is left.
+    /// Makes a lease of a grant. Returns `None` if too little of it is left.
     async fn granted(
         &mut self,
         clock: &dyn Clock,
@@ -293,11 +293,11 @@ impl<'a> AcquireLoop<'a> {
         }))
     }
 
-    /// For how long to wait for a lock that was found busy. `None` if waiting has ended.
+    /// Returns how long to wait for a lock that was found busy. Returns `None` if waiting has ended.
     fn found_busy(&mut self, now: BootTime, found: &Busy, capabilities: &Capabilities, busy: &mut dyn FnMut(&Busy)) -> Option<Duration> {
         if self.waits_at(now) {
             busy(found);
-            // A store that announces no release paces its waiters itself.
+            // A store that announces no release sets the pace of its waiters itself.
             return Some(self.longest_wait(now, found.expires_in, found.notifies || !capabilities.notification));
         }
         let until = *self.passing_until.get_or_insert(now.plus(PASSING));
@@ -308,7 +308,7 @@ impl<'a> AcquireLoop<'a> {
         Some(until.since(now))
     }
 
-    /// How long to wait before the lock is looked at again without having been woken.
+    /// Returns how long to wait before the next look at the lock without a wake-up.
     fn longest_wait(&self, now: BootTime, free_in: Option<Duration>, ends_by_itself: bool) -> Duration {
         let mut most = if ends_by_itself { RECHECK } else { POLL.saturating_sub(spread(POLL / 4)) };
         if let Some(expires) = free_in {

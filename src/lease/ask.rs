@@ -5,12 +5,12 @@ use std::time::Duration;
 use super::{Clock, Silence, bounded};
 use crate::lock::{Backend, BootTime, Effect, Error, Key, Kind, Release, ReleaseInfo, Result, Scope, Token};
 
-/// How long a store may take, and where it is noted that it does.
+/// The time limits of a store, and the place where its silence is recorded.
 #[derive(Clone, Copy, Debug)]
 pub struct Limits<'a> {
-    /// For one question altogether, asked again as often as it fits (`--backend-timeout`).
+    /// The time limit for one question, with all of its attempts (`--backend-timeout`).
     pub answer: Duration,
-    /// What shows people a store that does not answer; `None` without a terminal.
+    /// Shows people a store that does not answer; `None` without a terminal.
     pub silence: Option<&'a Silence>,
 }
 
@@ -18,46 +18,46 @@ impl Limits<'_> {
     /// The default of `--backend-timeout`.
     pub const DEFAULT: Self = Self::of(Duration::from_secs(5));
 
-    /// This long, and noted nowhere.
+    /// Returns limits of this length, with no record of silence.
     pub const fn of(answer: Duration) -> Self {
         Self { answer, silence: None }
     }
 
-    /// The same for another time.
+    /// Returns the same limits with another time.
     #[must_use]
     pub const fn within(self, answer: Duration) -> Self {
         Self { answer, ..self }
     }
 
-    /// A question is sent.
+    /// Records that a question is sent.
     pub(super) fn asked(&self, url: impl FnOnce() -> String, since: BootTime, until: Option<BootTime>) {
         if let Some(silence) = self.silence {
             silence.asked(url, since, until);
         }
     }
 
-    /// A question was answered, or given up, if so.
+    /// Records that a question was answered or given up.
     pub(super) fn answered_if(&self, over: bool) {
         if let Some(silence) = self.silence.filter(|_| over) {
             silence.over();
         }
     }
 
-    /// A question failed, and will be asked again.
+    /// Records that a question failed, and will be asked again.
     pub(super) fn failed(&self, error: &Error) {
         if let Some(silence) = self.silence {
             silence.failed(&error.message);
         }
     }
 
-    /// For one attempt at a question: short enough that a lost answer leaves room to ask again.
+    /// Returns the time for one attempt: short enough that a lost answer leaves time to ask again.
     pub fn attempt(&self) -> Duration {
         self.answer.mul_f64(0.4)
     }
 }
 
-/// How many times as long an attempt may take after so many in a row that had no answer. One answer may be lost; a store that has more
-/// to do than it can is given time, since each question that is given up and asked again is one more to answer.
+/// Returns the factor by which an attempt is longer after this many in a row without an answer. One answer may be lost. An overloaded store
+/// gets more time, since each question that dlock gives up and repeats adds to its load.
 pub(super) fn patience(silences: u32) -> u32 {
     1 << silences.saturating_sub(1).min(2)
 }
@@ -84,20 +84,20 @@ pub(super) fn spread(most: Duration) -> Duration {
     most * thousandth / 1000
 }
 
-/// What a question without an answer means.
+/// Returns the error for a question without an answer.
 pub(super) fn no_answer(after: Duration) -> Error {
     Error::new(Kind::Timeout, format!("no answer within {}", humantime::format_duration(rounded(after))))
         .effect(Effect::Unknown)
         .hint("is the server up and reachable from here? --backend-timeout gives it more time")
 }
 
-/// What it means that the last attempt, which there was little time left for, had no answer: what went wrong `before` it,
-/// if something did, and that this one may have been served.
+/// Returns the error for a last attempt that had little time and no answer. It names the failure `before` that attempt, if there was
+/// one, and says that the last attempt may have been served.
 pub(super) fn silence(after: Duration, before: Option<Error>) -> Error {
     before.map_or_else(|| no_answer(after), |error| error.effect(Effect::Unknown))
 }
 
-/// As people say it: tenths of a second, or milliseconds below one.
+/// Formats a duration for people: tenths of a second, or milliseconds below one.
 fn rounded(length: Duration) -> Duration {
     let ms = u64::try_from(length.as_millis()).unwrap_or(u64::MAX);
     Duration::from_millis(if ms < 1000 { ms } else { ms / 100 * 100 })
@@ -105,8 +105,8 @@ fn rounded(length: Duration) -> Duration {
 
 /// Asks until there is an answer, an error that asking again can't fix, or `limits.answer` is over.
 ///
-/// The question must be one that can be asked twice. The error's effect is [`Effect::Unknown`] if any attempt's was; it names the
-/// store, and what the question was about.
+/// The question must be idempotent. The error's effect is [`Effect::Unknown`] if any attempt's was. The error names the
+/// store and the subject of the question.
 pub async fn ask<T>(
     backend: &mut dyn Backend,
     clock: &dyn Clock,
@@ -117,7 +117,7 @@ pub async fn ask<T>(
     ask_first(backend, clock, limits, limits.attempt(), about, question).await
 }
 
-/// The same for a question whose answer may be long, as a list is: where no other server can be asked, it has all the time at once.
+/// Asks a question with a long answer, such as a list: if no other server can be asked, the first attempt has all the time.
 pub async fn ask_at_length<T>(
     backend: &mut dyn Backend,
     clock: &dyn Clock,
@@ -129,7 +129,7 @@ pub async fn ask_at_length<T>(
     ask_first(backend, clock, limits, first, about, question).await
 }
 
-/// The same, with a time limit of its own for the first attempt.
+/// Asks with a separate time limit for the first attempt.
 async fn ask_first<T>(
     backend: &mut dyn Backend,
     clock: &dyn Clock,
@@ -169,30 +169,30 @@ async fn ask_first<T>(
     }
 }
 
-/// How a release went.
+/// The outcome of a release.
 #[derive(Debug)]
 pub enum Released {
     /// The lock is free.
     Free,
-    /// So many holds of the same owner keep it.
+    /// This many holds of the same owner keep the lock.
     StillHeld(u32),
-    /// It was not ours any more when it was to be given back.
+    /// The token did not hold the lock any more.
     NotHeld,
-    /// The store did not say; the lease ends by itself.
+    /// The store did not answer; the lease ends by itself.
     Unknown(Error),
-    /// The lock is free, since what the hold lasted by was ended; but the store was not told how the hold ended.
+    /// The lock is free, since its session was ended; but the store does not know how the hold ended.
     Untold(Error),
 }
 
-/// The time limit for ending what a hold lasts by, once its release was given up.
+/// The time limit for cutting the tether, after a failed release.
 const CUT: Duration = Duration::from_secs(1);
-/// The time limit for the first attempt at a release, where another server can answer the second.
+/// The time limit for the first attempt at a release, if another server can answer the second.
 const ELSEWHERE: Duration = Duration::from_secs(1);
 
-/// Gives a lease back, asking again while `limits` last.
+/// Releases a lease, asking again while `limits` last.
 ///
-/// "Not held" counts as an answer only if no attempt before it may have done the work. Without an answer, the store is told to end
-/// what the hold lasts by ([`Tether::cut`](crate::lock::Tether::cut)).
+/// "Not held" counts as an answer only if no earlier attempt may have done the work. Without an answer, dlock cuts the hold's
+/// tether ([`Tether::cut`](crate::lock::Tether::cut)).
 pub async fn give_back(
     backend: &mut dyn Backend,
     clock: &dyn Clock,

@@ -12,43 +12,43 @@ use crate::lock::{Amendment, Backend, Break, Fence, Holder, Key, Result};
 /// How breaking a hold ended.
 #[derive(Debug)]
 pub enum Breaking<S> {
-    /// The hold is over: its holder gave it back, or its lease ended.
+    /// The hold is over: its holder released it, or its lease ended.
     Over,
-    /// The holder did not answer for all of its lease, so the lock was taken from it; or the caller asked for that.
+    /// The holder did not answer for all of its lease, and was evicted; or the caller asked for an eviction.
     Evicted,
-    /// There is no such hold any more: nothing was done.
+    /// The hold no longer exists: nothing was done.
     Changed,
     /// `stop` was ready first. The mark stays.
     Stopped(S),
 }
 
-/// Which hold to break, for whom, and how.
+/// The hold to break, the operator, and the way to break it.
 #[derive(Clone, Copy, Debug)]
 pub struct BreakRequest<'a> {
     /// The lock.
     pub key: &'a Key,
-    /// The hold, as it was seen.
+    /// The hold, as the operator saw it.
     pub seen: &'a Holder,
     /// Its fence.
     pub fence: Fence,
-    /// The operator, and the reason.
+    /// The operator and the reason.
     pub mark: &'a Break,
-    /// Evict it without asking.
+    /// Evict the holder without asking.
     pub at_once: bool,
 }
 
 /// How often to look whether the hold is over.
 const LOOK: Duration = Duration::from_millis(200);
-/// How much longer than its lease a hold is waited for before it is taken away.
+/// How much longer than its lease dlock waits for a hold before the eviction.
 const SLACK: Duration = Duration::from_secs(1);
 
-/// Marks the hold that was seen, and waits until it is over. Its holder stops what it runs, which may take as long as it takes; one
-/// that gives no sign for the whole of its lease has nothing running any more, and is evicted where the store still has it.
+/// Marks the hold that was seen, and waits until it is over. Its holder stops the command, however long that takes. A holder
+/// without a sign of life for a whole lease has nothing running, and is evicted if the store still has the hold.
 ///
-/// `told` hears what the store says of the hold, each time it was looked at.
+/// `told` gets the store's state of the hold after each look.
 ///
 /// # Errors
-/// What kept the store from answering while marking; afterwards it is asked on and on.
+/// What kept the store from answering the mark. After the mark, dlock asks without limit.
 pub async fn break_hold<S>(
     backend: &mut dyn Backend,
     clock: &dyn Clock,
@@ -88,7 +88,7 @@ pub async fn break_hold<S>(
             let answered = holder.broken.as_ref().is_some_and(|mark| mark.seen);
             if !answered && patience.is_some_and(|end| clock.now() >= end) {
                 let done = evict(&mut *backend).await?;
-                // It ended by itself meanwhile.
+                // The hold ended by itself meanwhile.
                 return Ok(if matches!(done, Breaking::Changed) { Breaking::Over } else { done });
             }
         }

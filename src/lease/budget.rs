@@ -1,4 +1,4 @@
-//! How a lease's time is spent: when to renew, when to warn the command, when it must be dead.
+//! How a lease's time is spent: when dlock renews, when the command gets TERM, when it must be dead.
 
 use std::time::Duration;
 
@@ -20,7 +20,7 @@ impl Budget {
     /// The default time between TERM and KILL.
     pub const DEFAULT_GRACE: Duration = Duration::from_secs(10);
 
-    /// The budget of a lease of `ttl` at this pace, with the grace that was asked for.
+    /// Returns the budget of a lease of `ttl` at this pace, with the requested grace.
     ///
     /// # Errors
     /// [`Kind::Usage`] with the arithmetic if an explicit grace doesn't fit.
@@ -48,39 +48,39 @@ impl Budget {
         }
     }
 
-    /// The budget of the same grace for the TTL that a store granted, which may differ from what was asked.
+    /// Returns the budget with the same grace for the TTL that a store granted, which may differ from the requested one.
     #[must_use]
     pub fn for_ttl(self, ttl: Ttl) -> Self {
         let lease = without_drift(ttl.get());
         Self { lease, grace: self.grace.min(lease * (self.pace.kill - self.pace.term) / 100), ..self }
     }
 
-    /// How long after t₀ the next renewal is sent.
+    /// Returns how long after t₀ the next renewal is sent.
     pub fn renew_every(&self) -> Duration {
         self.lease / 6
     }
 
-    /// The time between TERM and KILL.
+    /// Returns the time between TERM and KILL.
     pub fn grace(&self) -> Duration {
         self.grace
     }
 
-    /// Until when a command may still be started: usually with half of the lease left.
+    /// Returns until when a command may start: usually with half of the lease left.
     pub fn start_by(&self, t0: BootTime) -> BootTime {
         t0.plus(self.lease * self.pace.start / 100)
     }
 
-    /// When the command gets TERM.
+    /// Returns when the command gets TERM.
     pub fn term_at(&self, t0: BootTime) -> BootTime {
         t0.plus(self.lease * self.pace.term / 100)
     }
 
-    /// When the command gets KILL.
+    /// Returns when the command gets KILL.
     pub fn kill_at(&self, t0: BootTime) -> BootTime {
         self.term_at(t0).plus(self.grace)
     }
 
-    /// When another process may get the lock.
+    /// Returns when another process may get the lock.
     pub fn ends_at(&self, t0: BootTime) -> BootTime {
         t0.plus(self.lease)
     }

@@ -12,7 +12,7 @@ use crate::lock::BootTime;
 /// A clock that goes on while the machine is suspended, and can be waited on.
 #[async_trait(?Send)]
 pub trait Clock {
-    /// Now.
+    /// Returns the present time.
     fn now(&self) -> BootTime;
 
     /// Waits until `when` has come. Cancel safe. May return late, by up to a second after a suspend: check [`Clock::now`].
@@ -27,7 +27,7 @@ const STEP: Duration = Duration::from_secs(1);
 pub struct BootClock;
 
 impl BootClock {
-    /// Now, for code that has no use for a clock of another kind (the guardian).
+    /// Returns the present time, for code that needs no other clock (the guardian).
     pub fn read() -> BootTime {
         let now = rustix::time::clock_gettime(rustix::time::ClockId::Boottime);
         let seconds = u64::try_from(now.tv_sec).unwrap_or_default();
@@ -35,14 +35,14 @@ impl BootClock {
         BootTime::from_boot(Duration::new(seconds, nanos))
     }
 
-    /// The wall clock, since the Unix epoch: for comparing it with others', never for a lease.
+    /// Returns the wall clock's time since the Unix epoch: for comparison with other clocks, never for a lease.
     pub fn wall() -> Duration {
         let now = rustix::time::clock_gettime(rustix::time::ClockId::Realtime);
         Duration::new(u64::try_from(now.tv_sec).unwrap_or_default(), u32::try_from(now.tv_nsec).unwrap_or_default())
     }
 }
 
-/// This host's calendar time in ms since 1970: for people to read, never to judge a lease by.
+/// Returns this host's calendar time in ms since 1970: for people to read, never to judge a lease by.
 #[allow(clippy::disallowed_methods)] // the one place
 pub fn wall_ms() -> u64 {
     let since = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default();
@@ -56,7 +56,7 @@ impl Clock for BootClock {
     }
 
     async fn sleep_until(&self, when: BootTime) {
-        // Tokio's timers stand still while the machine is suspended. In short steps, what is due then is done soon after.
+        // Tokio's timers stand still while the machine is suspended. Short steps keep the delay after a suspend short.
         let mut left = when.since(Self::read());
         while !left.is_zero() {
             let step = left.min(STEP);

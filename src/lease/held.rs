@@ -1,6 +1,6 @@
 //! `DLOCK_HELD`: the locks that ancestor processes hold, so that a nested `dlock run` enters instead of deadlocking.
 //!
-//! Only a claim: whether a token still holds its lock is asked of the store each time.
+//! The variable is only a claim: the store is asked each time whether a token still holds its lock.
 
 use crate::lock::{Encoding, Key, Token};
 
@@ -34,12 +34,12 @@ impl Held {
         Self(value.split(' ').filter_map(entry).collect())
     }
 
-    /// The innermost hold that is claimed of `key` in the store with this fingerprint.
+    /// Returns the innermost hold that is claimed of `key` in the store with this fingerprint.
     pub fn find(&self, store: u64, key: &Key) -> Option<Token> {
         self.0.iter().rev().find(|entry| entry.store == store && entry.key == *key).map(|entry| entry.token)
     }
 
-    /// The value for a command that runs under one more hold.
+    /// Returns the value for a command that runs under one more hold.
     #[must_use]
     pub fn and(mut self, store: u64, key: &Key, token: Token) -> Self {
         self.0.retain(|entry| entry.store != store || entry.key != *key);
@@ -47,7 +47,7 @@ impl Held {
         self
     }
 
-    /// The variable's value, which is a secret as its tokens are.
+    /// Returns the variable's value, which is a secret because it has tokens.
     pub fn reveal(&self) -> String {
         let entry = |e: &Entry| format!("{:016x}/{}/{}", e.store, e.token.reveal(), ENCODING.encode(&e.key));
         self.0.iter().map(entry).collect::<Vec<_>>().join(" ")
@@ -78,7 +78,7 @@ mod tests {
         assert!(held.0.is_empty());
     }
 
-    /// Any process may set the variable. What is left of one is what was in it, or no hold.
+    /// Any process may set the variable. Each parsed hold was in the text, or there is none.
     #[test]
     fn a_damaged_value_is_read_as_far_as_it_goes() {
         let key = |name: &str| Key::new(name).unwrap();

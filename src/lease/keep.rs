@@ -9,27 +9,27 @@ use super::{
 };
 use crate::lock::{Backend, Break, Error, Intent, Renewal};
 
-/// Why a lease can't be relied on any more.
+/// Why dlock can't rely on a lease any more.
 #[derive(Debug)]
 pub enum Loss {
     /// The store says that the token does not hold the lock: another process may have it already.
     NotOwner,
-    /// Nothing was confirmed for so long that the command must be stopped now, to be dead before the lease ends.
+    /// No renewal was confirmed for so long that the command must be stopped now, to be dead before the lease ends.
     Unconfirmed {
         /// How long ago the last confirmed renewal was sent.
         since: Duration,
         /// How the last attempt failed.
         last: Option<Error>,
     },
-    /// An operator marked the hold to be broken. It was not extended, and lasts to the end of its lease.
+    /// An operator marked the hold to be broken. The hold was not extended, and lasts to the end of its lease.
     Broken(Break),
 }
 
 /// Renews `lease` every sixth of it, and when the store hints at its end. Returns only when the lease is lost.
 ///
-/// A hold that is marked to be broken is lost, unless the `intent` is to drain: then dlock keeps the lease until the tree is empty,
-/// and renews at once, so that the store knows. `extended` is called with the new t₀ after each confirmed renewal, before anything else
-/// happens. A missing answer is unknown, never renewed: dlock asks again until TERM time. It waits for no answer beyond TERM
+/// A hold with the mark of a break is lost, unless the `intent` is to drain. To drain, dlock keeps the lease until the tree is empty,
+/// and renews at once, so that the store learns of it. `extended` gets the new t₀ after each confirmed renewal, before any other
+/// step. A missing answer is unknown, never renewed: dlock asks again until TERM time. dlock waits for no answer beyond TERM
 /// time. Cancel safe: dropping the future leaves `lease` as last confirmed.
 pub async fn keep(
     backend: &mut dyn Backend,
@@ -44,7 +44,7 @@ pub async fn keep(
     let mut budget = budget.for_ttl(lease.ttl);
     let mut next = if intent == Intent::Drain { clock.now() } else { lease.t0.plus(budget.renew_every()) };
     let (mut last, mut silences) = (None, 0);
-    // A hint that proves wrong is not listened for again before this.
+    // After a wrong hint, dlock ignores hints until this time.
     let mut deaf_until = lease.t0;
     loop {
         let term_at = budget.term_at(lease.t0);
@@ -64,14 +64,14 @@ pub async fn keep(
         if sent >= term_at {
             return Loss::Unconfirmed { since: sent.since(lease.t0), last };
         }
-        // An outage may end at any moment, and there are but a few attempts before TERM time.
+        // An outage may end at any moment, and only few attempts fit before TERM time.
         let attempt = limits.attempt().min(budget.renew_every()) * patience(silences).min(2);
         let question = backend.renew(&lease.key, &lease.token, intent);
         let answer = bounded(clock, sent.plus(attempt).min(term_at), question).await;
         silences = if answer.is_some() { 0 } else { silences + 1 };
         let confirmed = match answer {
             Some(Ok(Renewal::Renewed { ttl, .. })) => Some(ttl),
-            // Another process with our token extended the lease: it is ours for at least as long as we know of.
+            // Another process with this token extended the lease: the lease lasts at least as long as dlock knows.
             Some(Ok(Renewal::Kept { .. })) => Some(lease.ttl),
             Some(Ok(Renewal::NotHeld)) => return Loss::NotOwner,
             Some(Ok(Renewal::Broken(mark))) => return Loss::Broken(mark),

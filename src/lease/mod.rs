@@ -1,4 +1,4 @@
-//! Everything about a lease that is the same for all backends: asking again, waiting, renewing, giving back,
+//! Everything about a lease that is the same for all backends: asking again, waiting, renewing, releasing,
 //! entering an ancestor's hold, and how the lease's time is spent.
 //!
 //! A backend answers one question once; this module decides how long to wait for the answer, whether to ask again,
@@ -28,22 +28,22 @@ pub use together::{Claim, GroupOutcome, acquire_all, in_order, keep_all};
 
 use crate::lock::{BootTime, Fence, Key, Token, Ttl};
 
-/// A lock that is ours until told otherwise.
+/// A lock that this process holds, as far as it knows.
 #[derive(Clone, Debug)]
 pub struct Lease {
-    /// Which lock.
+    /// The lock.
     pub key: Key,
-    /// What it is renewed and released with.
+    /// The token for renewing and releasing.
     pub token: Token,
     /// The hold's public number.
     pub fence: Fence,
     /// The length that the store granted.
     pub ttl: Ttl,
-    /// When the last confirmed acquire or renewal was sent: the lease is counted from here.
+    /// When the last confirmed acquire or renewal was sent: the lease counts from here.
     pub t0: BootTime,
     /// How many holds the owner had when this one was granted: 1 unless it was entered.
     pub holds: u32,
-    /// Which permit it is, from 0; only of a lock that is held by permits.
+    /// The number of the permit, from 0; only of a lock that is held by permits.
     pub permit: Option<u32>,
 }
 

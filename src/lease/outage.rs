@@ -1,4 +1,4 @@
-//! Whether a store leaves a question unanswered now, for what is shown on a terminal meanwhile. Nothing is decided by it.
+//! Whether a store leaves a question unanswered now, for display on a terminal. No decision depends on it.
 
 use std::cell::RefCell;
 
@@ -9,37 +9,37 @@ use crate::lock::BootTime;
 pub struct Outage {
     /// The store, without secrets.
     pub url: String,
-    /// What went wrong last; `None` if the store is only silent.
+    /// The last failure; `None` if the store is only silent.
     pub why: Option<String>,
-    /// Since when it has not answered.
+    /// Since when the store has not answered.
     pub since: BootTime,
-    /// When it is given up; `None` for never.
+    /// When dlock gives up; `None` for never.
     pub until: Option<BootTime>,
 }
 
-/// Where the questions to one store note whether they are answered. Clients that ask at the same time share it: an answer to any is one.
+/// The record of unanswered questions to one store. Clients that ask at the same time share it: one answer counts for all.
 #[derive(Debug, Default)]
 pub struct Silence(RefCell<Option<Outage>>);
 
 impl Silence {
-    /// The question that has no answer yet, if there is one.
+    /// Returns the question that has no answer yet, if there is one.
     pub fn outage(&self) -> Option<Outage> {
         self.0.borrow().clone()
     }
 
-    /// Something was asked.
+    /// Records that a question was asked.
     pub(super) fn asked(&self, url: impl FnOnce() -> String, since: BootTime, until: Option<BootTime>) {
         self.0.borrow_mut().get_or_insert_with(|| Outage { url: url(), why: None, since, until });
     }
 
-    /// It failed, and will be asked again.
+    /// Records that the question failed, and will be asked again.
     pub(super) fn failed(&self, why: &str) {
         if let Some(outage) = &mut *self.0.borrow_mut() {
             outage.why = Some(why.to_owned());
         }
     }
 
-    /// It was answered, or given up.
+    /// Records that the question was answered or given up.
     pub(super) fn over(&self) {
         self.0.take();
     }

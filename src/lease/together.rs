@@ -1,6 +1,6 @@
 //! Several locks that are taken together: all of them or none.
 //!
-//! Every command takes its locks in one order, that of their keys, so that no two can wait for each other. dlock renews the locks that it
+//! Every command takes its locks in the order of their keys, so that no two can wait for each other. dlock renews the locks that it
 //! has while it waits for the next one. Worst cases: one of them is lost meanwhile (all are released, and dlock begins
 //! again if there is time to wait); the wait ends, or the next one is refused (all are released); the store is away when
 //! dlock releases (its leases end by themselves).
@@ -19,24 +19,24 @@ use super::{
 };
 use crate::lock::{Backend, BootTime, Busy, Denial, Entry, Error, Intent, Key, Kind, ReleaseInfo, Request, Result, Token};
 
-/// A lock that is wanted, with a client of its own: no lock is kept waiting by what another one's store does.
+/// A requested lock, with a client of its own: no lock waits for another lock's store.
 pub struct Claim {
-    /// Its store.
+    /// The lock's store.
     pub backend: Box<dyn Backend>,
-    /// What is asked for.
+    /// The request.
     pub request: Request,
 }
 
 /// How an attempt to take several locks ended.
 #[derive(Debug)]
 pub enum GroupOutcome<S> {
-    /// All are ours, in the order of the claims.
+    /// All locks are granted, in the order of the claims.
     Granted(Vec<Lease>),
-    /// Another process held the claim with this index until the wait ended; none is ours.
+    /// Another process held the claim with this index until the wait ended; no lock is held.
     Busy(usize, Busy),
-    /// That claim is free, but an earlier run left a record that keeps it from this one; none is ours.
+    /// The claim with this index is free, but a run record denies it to this run; no lock is held.
     Denied(usize, Box<Denial>),
-    /// `stop` was ready first; nothing is left behind.
+    /// `stop` was ready first; no hold and no waiter is left behind.
     Stopped(S),
 }
 
@@ -45,12 +45,12 @@ pub fn in_order(claims: &mut [Claim]) {
     claims.sort_by(|one, other| one.request.key.cmp(&other.request.key));
 }
 
-/// Takes all locks of `claims`, which are [`in_order`], or none, waiting as long as `patience` says for all of it.
+/// Takes all locks of `claims`, which are [`in_order`], or none. `patience` says how long to wait for all of them.
 ///
-/// Otherwise as [`acquire`](super::acquire()): `busy` is called for each lock that is found held while waiting.
+/// Otherwise the same as [`acquire`](super::acquire()): `busy` is called for each lock that is found held while waiting.
 ///
 /// # Errors
-/// As for one lock. Also if one that was taken is broken, or lost with no time to begin again, while the others are taken.
+/// As for one lock. Also if a granted lock is broken, or is lost with no time to begin again, while dlock takes the others.
 pub async fn acquire_all<S>(
     claims: &mut [Claim],
     clock: &dyn Clock,
@@ -113,9 +113,9 @@ pub async fn acquire_all<S>(
     }
 }
 
-/// Renews all of `holds` until the first of them is lost: the number that it came with, and how. Never returns otherwise.
+/// Renews all of `holds` until the first one is lost. Returns its index and the loss; never returns otherwise.
 ///
-/// Each as [`keep`] does it, at a pace of its own. Cancel safe.
+/// Renews each as [`keep`] does, at its own pace. Cancel safe.
 pub async fn keep_all<'a>(
     holds: impl IntoIterator<Item = (usize, (&'a mut Box<dyn Backend>, &'a mut Lease))>,
     clock: &dyn Clock,
@@ -137,24 +137,24 @@ pub async fn keep_all<'a>(
     select_all(kept).await.0
 }
 
-/// Gives back what nothing was done under.
+/// Releases a hold under which no command ran.
 async fn undo(backend: &mut dyn Backend, clock: &dyn Clock, lease: &Lease, limits: Limits<'_>) {
-    // What becomes of a nested hold is nothing to the run around it.
+    // The run around a nested hold does not depend on the outcome.
     let info = ReleaseInfo { run_state: ReleaseInfo::UNDO.run_state.filter(|_| lease.holds == 1), ..ReleaseInfo::UNDO };
-    // However it goes: the lease ends by itself if this doesn't end it.
+    // The result does not matter: without a release the lease ends by itself.
     let _ = give_back(backend, clock, &lease.key, &lease.token, &info, limits).await;
 }
 
-/// Why not all locks are ours.
+/// Why dlock does not have all locks.
 enum End<S> {
     Not(GroupOutcome<S>),
     Stopped(S),
     Failed(Error),
-    /// The claim with this index is not ours any more.
+    /// The claim with this index is lost.
     Lost(usize, Loss),
 }
 
-/// For how long yet the others may be waited for.
+/// Returns how much longer dlock may wait for the others.
 fn what_is_left(until: Option<BootTime>, now: BootTime) -> WaitPolicy {
     match until.map(|end| end.since(now)) {
         None => WaitPolicy::Forever,

@@ -1,4 +1,4 @@
-//! What an operator asks of a store: to be set up and swept, and what its settings make of the promise (`dlock doctor`).
+//! The operator's view of a store: setting it up, sweeping it, and checking its settings (`dlock doctor`).
 
 use std::{borrow::Cow, time::Duration};
 
@@ -6,12 +6,12 @@ use async_trait::async_trait;
 
 use super::{Notice, Result};
 
-/// One thing that is looked at. The tables of these are what `doctor`, the man page and the tests go by.
+/// One check of `doctor`. `doctor`, the man page and the tests read the tables of these.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Check {
     /// Its name in findings.
     pub id: &'static str,
-    /// What is looked at, in one line.
+    /// What the check reads, in one line.
     pub about: &'static str,
 }
 
@@ -20,57 +20,57 @@ pub const fn check(id: &'static str, about: &'static str) -> Check {
     Check { id, about }
 }
 
-/// What a finding makes of the promise. The order is that of severity.
+/// How bad a finding is. The order is that of severity.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Severity {
-    /// As it should be.
+    /// The setting is right.
     Ok,
-    /// A promise is weaker than it could be, or it is not known whether it holds.
+    /// A promise is weaker than it could be, or dlock can't tell whether it holds.
     Warn,
-    /// Two can run at a time, or none can.
+    /// Two commands can run at the same time, or none can.
     Unsafe,
 }
 
-/// What the text of a finding begins with if nothing could be found.
+/// The start of a finding's text if the check could not read anything.
 pub const UNCHECKED: &str = "not checked: ";
 
-/// What was found by one check.
+/// The result of one check.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Finding {
     /// The id of the check.
     pub check: &'static str,
     /// How bad it is.
     pub severity: Severity,
-    /// What was read, with its value, in one line.
+    /// What the check read, with its value, in one line.
     pub text: String,
-    /// What could happen, in one line.
+    /// The possible consequence, in one line.
     pub risk: Option<String>,
-    /// What to do about it, in one line.
+    /// The remedy, in one line.
     pub mend: Option<String>,
 }
 
 impl Finding {
-    /// As it should be.
+    /// Returns a finding without a problem.
     pub fn ok(check: &'static str, text: impl Into<String>) -> Self {
         Self { check, severity: Severity::Ok, text: text.into(), risk: None, mend: None }
     }
 
-    /// Weaker than it could be.
+    /// Returns a finding of a weaker promise.
     pub fn warn<'a>(check: &'static str, text: impl Into<String>, risk: impl Into<Cow<'a, str>>) -> Self {
         Self { severity: Severity::Warn, risk: Some(risk.into().into_owned()), ..Self::ok(check, text) }
     }
 
-    /// No promise holds.
+    /// Returns a finding of a broken promise.
     pub fn not_safe<'a>(check: &'static str, text: impl Into<String>, risk: impl Into<Cow<'a, str>>) -> Self {
         Self { severity: Severity::Unsafe, ..Self::warn(check, text, risk) }
     }
 
-    /// Nothing is known of `what`, which is no reason to call it fine.
+    /// Returns the finding that `what` could not be read. It is no reason to call the store fine.
     pub fn unchecked(check: &'static str, what: &str, why: &str) -> Self {
         Self { severity: Severity::Warn, ..Self::ok(check, format!("{UNCHECKED}{what}, because {why}")) }
     }
 
-    /// What a backend notices by itself, as a finding: what is so, and behind a colon what could happen.
+    /// Returns what a backend noticed as a finding. The text before the colon is the state, the text behind it the consequence.
     pub fn noticed(check: &'static str, notice: Notice) -> Self {
         let (text, risk) = match notice.text.split_once(": ") {
             Some((text, risk)) => (text.to_owned(), Some(risk.to_owned())),
@@ -79,14 +79,14 @@ impl Finding {
         Self { check, severity: Severity::Warn, text, risk, mend: notice.hint }
     }
 
-    /// With what to do about it.
+    /// Adds the remedy.
     #[must_use]
     pub fn mend(mut self, how: impl Into<String>) -> Self {
         self.mend = Some(how.into());
         self
     }
 
-    /// Says which of several servers it was found at.
+    /// Adds the name of the server that the finding is about.
     #[must_use]
     pub fn at(mut self, server: &str) -> Self {
         self.text = format!("{server}: {}", self.text);
@@ -94,19 +94,19 @@ impl Finding {
     }
 }
 
-/// Whom rights are for.
+/// The role that rights are granted to.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Role {
-    /// Takes, waits for, renews and gives back locks.
+    /// Takes, waits for, renews and releases locks.
     Run,
-    /// Looks at them.
+    /// Looks at locks.
     View,
-    /// Looks at them, and takes one away from its holder.
+    /// Looks at locks, and breaks holds.
     Break,
 }
 
 impl Role {
-    /// What the user of this role is called in what is printed.
+    /// Returns the user name of this role in printed text.
     pub const fn user(self) -> &'static str {
         match self {
             Self::Run => "dlock-run",
@@ -115,7 +115,7 @@ impl Role {
         }
     }
 
-    /// Whether it writes.
+    /// Whether the role writes.
     pub const fn writes(self) -> bool {
         !matches!(self, Self::View)
     }
@@ -124,13 +124,13 @@ impl Role {
 /// The least rights of a role.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Grants {
-    /// Lines to be pasted into the store's own client.
+    /// Lines for the store's own client.
     pub text: String,
-    /// What to know before, a line each.
+    /// Notes to read first, one per line.
     pub notes: Vec<String>,
 }
 
-/// What stands for the password in [`Grants::text`].
+/// The placeholder of the password in [`Grants::text`].
 pub const PASSWORD: &str = "CHANGE-ME";
 
 /// The time on a server's own clock.
@@ -142,7 +142,7 @@ pub struct ServerTime {
     pub since_epoch: Duration,
 }
 
-/// What a backend does to its store, and tells of it, besides locks.
+/// What a backend does to its store, and reports of it, besides locks.
 #[async_trait(?Send)]
 pub trait Admin {
     /// Creates or upgrades what the store must have before locks can be kept (a schema). Idempotent.
@@ -155,23 +155,23 @@ pub trait Admin {
         None
     }
 
-    /// Removes what no lock has used for so long by the store's clock, and says how much that was; `None` where nothing is left
-    /// behind. Never what a lock's fences depend on.
+    /// Removes what no lock has used for this long by the store's clock, and returns how much. Returns `None` if the store keeps no
+    /// leftovers. Never removes what a lock's fences depend on.
     async fn collect(&mut self, _unused_for: Duration) -> Result<Option<u64>> {
         Ok(None)
     }
 
-    /// Returns what [`Admin::examine`] looks at: each of its findings is of one of these, and each of these has a finding.
+    /// Returns the checks of [`Admin::examine`]: each finding belongs to one of these, and each of these has a finding.
     fn checks(&self) -> Vec<Check>;
 
-    /// Reads the store's settings. Read only. What can't be read is a finding that says so, never one that is fine.
+    /// Reads the store's settings. Read only. A setting that can't be read gives a finding that says so, never one without a problem.
     async fn examine(&mut self) -> Result<Vec<Finding>>;
 
-    /// What the clocks say that decide when leases end; none where there is no such clock, or none that tells. May need
-    /// that a lock is held.
+    /// Returns the clocks that decide when leases end. The list is empty if the store has no such clock or none can be read. Some stores
+    /// need a held lock for this.
     async fn clocks(&mut self) -> Result<Vec<ServerTime>>;
 
-    /// The least rights for `role`, in the store's own language. Without I/O.
+    /// Returns the least rights for `role`, in the store's own language. Does no I/O.
     fn grants(&self, role: Role) -> Grants;
 }
 
@@ -180,8 +180,8 @@ pub trait Admin {
 pub enum Init {
     /// The store needs nothing.
     NotNeeded,
-    /// It was there already, in this version.
+    /// The store was set up already, in this version.
     UpToDate,
-    /// It was created or upgraded.
+    /// The store was set up or upgraded.
     Created,
 }

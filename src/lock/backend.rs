@@ -12,31 +12,31 @@ use super::{
 /// A store that keeps locks.
 ///
 /// A backend answers one question per call, once, atomically. It never retries, never waits except in
-/// [`Backend::wait`], never sets time limits, prints, or reads the host's clock: expiry is judged by the store in
-/// the step that grants. The core does all of the rest, once for all backends.
+/// [`Backend::wait`], never sets time limits, prints, or reads the host's clock: the store judges expiry in
+/// the step that grants. The core does the rest, once for all backends.
 ///
 /// **Cancel safety.** The core bounds every call by dropping its future. The call may then have taken effect,
-/// or may still take effect; the backend must answer the next call all the same, by connecting anew if need be.
+/// or may still take effect. The backend must answer the next call all the same, on a new connection if necessary.
 ///
 /// **Errors** say by [`crate::lock::Effect`] whether the step happened. A request that was sent and not answered
 /// is `Unknown`. The core adds the operation, the store's URL and the key.
 #[async_trait(?Send)]
 pub trait Backend: Admin {
-    /// Returns what is known of the store without I/O.
+    /// Returns the facts about the store that need no I/O.
     fn identity(&self) -> Identity;
 
     /// Takes the lock if it is free, or enters it if `request.entry` says so.
     ///
-    /// A fresh hold is judged by what is recorded of earlier runs ([`RunRecord::judge`](super::RunRecord::judge)) and recorded itself, in the same step;
-    /// one that is asked for again, or entered, is not.
+    /// The granting step judges a fresh hold by the records of earlier runs ([`RunRecord::judge`](super::RunRecord::judge)) and records it.
+    /// A repeated or nested request is neither judged nor recorded.
     ///
-    /// Idempotent for one token: a request whose answer was lost can be asked again, and counts once; asked
-    /// again it sets the expiry anew.
+    /// Idempotent for one token: a request whose answer was lost can be repeated, and counts once. The repeated request
+    /// sets the expiry anew.
     async fn try_acquire(&mut self, request: &Request) -> Result<Attempt>;
 
     /// Waits until the lock may be free, at most for `at_most`. Only called after `try_acquire` said busy.
     ///
-    /// A hint: waking for nothing is allowed, and not waking is covered by `at_most`.
+    /// A hint: it may return without a reason. `at_most` covers a wake-up that never comes.
     async fn wait(&mut self, request: &Request, at_most: Duration) -> Result<Wake>;
 
     /// Leaves the queue, and passes on a wake-up that this waiter consumed without using it.
@@ -44,64 +44,64 @@ pub trait Backend: Admin {
     /// Called on every way out of waiting, granted or not. A no-op if nothing was queued.
     async fn leave_queue(&mut self, request: &Request) -> Result<()>;
 
-    /// Extends the hold; never re-creates it, and never moves its expiry backwards. With [`Intent::Probe`] only tells whether it is
-    /// there, read only, whichever process asks.
+    /// Extends the hold; never re-creates it, and never moves its expiry backwards. With [`Intent::Probe`] it only checks that the hold
+    /// exists: read only, from any process.
     ///
-    /// The new TTL counts from now by the store's clock. A hold that is marked to be broken is extended only for
-    /// [`Intent::Drain`], which is noted with the mark.
+    /// The new TTL counts from now by the store's clock. A hold with the mark of a break is extended only for
+    /// [`Intent::Drain`], and the mark then records that.
     async fn renew(&mut self, key: &Key, token: &Token, intent: Intent) -> Result<Renewal>;
 
-    /// Gives the hold back, and wakes waiters if the lock becomes free; then the step that frees it also remembers how the hold
+    /// Releases the hold, and wakes waiters if the lock becomes free. The step that frees the lock also records how the hold
     /// ended ([`Backend::history`]).
     async fn release(&mut self, key: &Key, token: &Token, info: &ReleaseInfo) -> Result<Release>;
 
-    /// Changes what the store keeps of a lock or of one hold. False if that hold is not there any more, and for a warning that
-    /// was claimed before.
+    /// Changes what the store keeps of a lock or of one hold. Returns false if that hold no longer exists, or if the warning was
+    /// claimed before.
     async fn amend(&mut self, key: &Key, change: Amendment<'_>) -> Result<bool>;
 
     /// Returns what the store knows of one lock. Read only.
     async fn inspect(&mut self, key: &Key) -> Result<LockState>;
 
-    /// Returns every held lock of the namespace whose key starts with `start`, literally, by key. Read only.
+    /// Returns every held lock of the namespace whose key starts literally with `start`, sorted by key. Read only.
     async fn list(&mut self, start: &str) -> Result<Vec<LockState>>;
 
-    /// Returns the keys that start with `start`, literally, and of which the store keeps anything, held or not, by key. Read only.
+    /// Returns the keys that start literally with `start` and for which the store keeps data, held or not, sorted by key. Read only.
     ///
-    /// A key that has nothing to tell may be among them.
+    /// The list may have keys without any state to show.
     async fn known(&mut self, start: &str, which: Which) -> Result<Vec<Key>>;
 
     /// Returns the lock's history: finished holds and skipped runs. Read only.
     ///
-    /// A hold that was never given back is [`End::Expired`](super::End::Expired) once its lease is over, whether or not the lock
-    /// has been taken since.
+    /// A hold that was never released is [`End::Expired`](super::End::Expired) once its lease is over, whether or not another client
+    /// has taken the lock since.
     async fn history(&mut self, key: &Key) -> Result<History>;
 
-    /// Returns what was noticed of the store since this was last called, for people.
+    /// Returns what the backend noticed about the store since the last call, for people.
     fn notices(&mut self) -> Vec<Notice> {
         Vec::new()
     }
 
-    /// Returns what ties holds to this process, in stores where they are more than leases.
+    /// Returns the tether of this process's holds, in stores where holds are more than leases.
     fn tether(&mut self) -> Option<&mut dyn Tether> {
         None
     }
 }
 
-/// What is known of a store without I/O.
+/// The facts about a store that need no I/O.
 #[derive(Clone, Debug)]
 pub struct Identity {
     /// What its backend can do.
     pub capabilities: &'static Capabilities,
-    /// The store as people know it: its URL without secrets.
+    /// The store's URL without secrets, for people.
     pub url: String,
     /// Tells this store and namespace from others, for `DLOCK_HELD`.
     pub fingerprint: u64,
-    /// Whether a call that one server did not answer goes to another one when it is repeated.
+    /// Whether a repeated call goes to another server if the first one did not answer.
     pub has_other_servers: bool,
 }
 
 impl Identity {
-    /// Of a store with one server, known by `parts` ([`fingerprint`]).
+    /// Returns the facts of a store with one server, identified by `parts` ([`fingerprint`]).
     pub fn new(capabilities: &'static Capabilities, url: String, parts: &[&str]) -> Self {
         Self { capabilities, url, fingerprint: fingerprint(parts), has_other_servers: false }
     }
@@ -110,7 +110,7 @@ impl Identity {
 /// What ties holds to this process: a session, a connection, a file that the kernel has locked.
 #[async_trait(?Send)]
 pub trait Tether {
-    /// Opens what a guardian process must share, before it is forked. Starts no thread and no connection.
+    /// Opens what the guardian must share, before dlock forks it. Starts no thread and no connection.
     ///
     /// # Errors
     /// As for any other call, with nothing applied.
@@ -119,24 +119,24 @@ pub trait Tether {
     }
 
     /// Returns duplicates of the connections that must stay open for holds to last. The guardian keeps them until the command's
-    /// tree is dead, whatever becomes of this process; and shuts them down when the lease ran out with this process stopped.
+    /// tree is dead, even if this process dies. It shuts them down if the lease runs out while this process is stopped.
     ///
     /// # Errors
-    /// When no descriptor is left.
+    /// If the process has no descriptor left.
     fn lifelines(&self) -> io::Result<Vec<OwnedFd>> {
         Ok(Vec::new())
     }
 
-    /// Ready when the hold may be gone although its lease is not over: a session was ended, a key was deleted.
+    /// Completes when the hold may be gone before its lease is over: a session was ended, a key was deleted.
     ///
-    /// A hint: the core renews at once, and goes by that answer. Cancel safe; called again and again while the hold is
-    /// kept, never during another call.
+    /// A hint: the core renews at once, and relies on that answer. Cancel safe. The core calls it repeatedly while it keeps the
+    /// hold, never during another call.
     async fn watch(&mut self, _key: &Key, _token: &Token) {
         pending::<()>().await;
     }
 
-    /// Ends what the hold lasts by, and says whether the hold is known to be over. Called after a release of the whole hold
-    /// failed, and only then.
+    /// Ends the session, connection or file behind the hold, and returns whether the hold is known to be over. Called only after a
+    /// release of the whole hold failed.
     async fn cut(&mut self, _key: &Key, _token: &Token) -> bool {
         false
     }
@@ -151,62 +151,62 @@ pub enum Which {
     Kept,
 }
 
-/// A change to what a store keeps of a lock, for [`Backend::amend`].
+/// A change to the data that a store keeps of a lock, for [`Backend::amend`].
 #[derive(Clone, Copy, Debug)]
 pub enum Amendment<'a> {
-    /// Remembers something that does not come with a grant or a release. Changes nothing about the holders.
+    /// Adds a history entry that no grant or release writes. Changes nothing about the holders.
     Note(&'a Note),
-    /// Claims the warning of this level about the hold with this fence; done for the first that claims that level or a higher one.
+    /// Claims the warning of this level for the hold with this fence. Only the first claim of a level or a higher one succeeds.
     Warn(Fence, u32),
-    /// Marks the hold with this fence as to be broken: from then on it is renewed only to be drained. Never another hold.
+    /// Marks the hold with this fence to be broken: from then on it is renewed only for draining. Touches no other hold.
     ///
-    /// Asked again it is one mark, the latest.
+    /// A repeated request replaces the mark.
     Mark(Fence, &'a Break),
-    /// Frees the lock of the hold with this fence at once, with all holds nested in it, whatever still runs under it, and
-    /// remembers it as broken. Never another hold.
+    /// Frees the lock of the hold with this fence at once, with all holds nested in it, even if their commands still run. Records
+    /// the hold as broken. Touches no other hold.
     Evict(Fence, &'a Break),
 }
 
-/// Something that people should know of a store, although it answers.
+/// A notice about a store that does answer, for people.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Notice {
-    /// Worth a line of its own; otherwise it is told under `-v` only.
+    /// Whether the notice has a line of its own. Otherwise only `-v` shows it.
     pub warning: bool,
-    /// What, in one line.
+    /// The notice, in one line.
     pub text: String,
-    /// What to do about it, in one line.
+    /// The remedy, in one line.
     pub hint: Option<String>,
 }
 
-/// Gives back what the kernel keeps for a process that is stopped; called in the guardian, once the lease ran out and
+/// Releases what the kernel keeps for a stopped process. The guardian calls it once the lease is over and
 /// nothing of the command is left.
 pub type LastResort = Box<dyn FnOnce()>;
 
 /// The answer to [`Backend::try_acquire`].
 #[derive(Clone, Debug)]
 pub enum Attempt {
-    /// The lock is ours.
+    /// The lock is granted.
     Granted(Grant),
-    /// Another client has it.
+    /// Another client holds the lock.
     Busy(Busy),
-    /// It is free, but what a run before has left keeps it from this request.
+    /// The lock is free, but a run record denies it to this request.
     Denied(Box<Denial>),
-    /// Only for [`crate::lock::Entry::Reenter`]: the owner to be joined does not hold the lock.
+    /// Only for [`crate::lock::Entry::Reenter`]: the owner to join does not hold the lock.
     NotHeld,
 }
 
 /// A granted hold.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Grant {
-    /// The hold's fence; re-entry has that of the hold it enters.
+    /// The hold's fence. A nested hold has the fence of the hold that it enters.
     pub fence: Fence,
-    /// The lease that the store granted, from the moment it granted it.
+    /// The lease that the store granted, from the moment of the grant.
     pub ttl: Ttl,
     /// How many holds the owner has now.
     pub holds: u32,
-    /// How long nothing may be started yet: a holder that vanished may need so long to stop what it ran.
+    /// The drain delay: no command may start for this long, since a vanished holder may still be stopping its command.
     pub drain_delay: Duration,
-    /// What another process needs beside the token to renew and release this hold; only for detached holds.
+    /// What another process needs besides the token to renew and release this hold; only for detached holds.
     pub session: Option<Session>,
     /// Which permit it is, from 0, for as long as the hold lasts; only for [`Mode::Permits`](super::Mode::Permits).
     pub permit: Option<u32>,
@@ -217,21 +217,21 @@ pub struct Grant {
 pub struct Busy {
     /// Its holders, as far as the store knows.
     pub holders: Vec<Holder>,
-    /// When the lock will be free if nothing is done; `None` if it can't be told.
+    /// When the lock becomes free without any further step; `None` if unknown.
     pub expires_in: Option<Duration>,
-    /// Whether a release will end [`Backend::wait`]. False for foreign holders that wake no waiter.
+    /// Whether a release ends [`Backend::wait`]. False for foreign holders that wake no waiter.
     pub notifies: bool,
-    /// The lock is free, or held only for a moment: a step that is under way keeps it from being granted just now. Worth
-    /// asking again at once, even for who doesn't wait.
+    /// The lock is free, or is held only for a moment: another client's step prevents the grant just now. A repeated
+    /// request makes sense at once, even for a client that doesn't wait.
     pub passing: bool,
-    /// The requester's place among the waiters, from 1; `None` if it isn't known.
+    /// The requester's position in the queue, from 1; `None` if unknown.
     pub position: Option<u32>,
 }
 
 /// The answer to [`Backend::wait`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Wake {
-    /// Something happened: it is worth asking again.
+    /// Something changed: the core should ask again.
     Changed,
     /// The time ran out.
     TimedOut,
@@ -240,28 +240,28 @@ pub enum Wake {
 /// The answer to [`Backend::renew`].
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Renewal {
-    /// The lease now lasts so long from the moment the store extended it.
+    /// The lease lasts this long from the moment the store extended it.
     Renewed {
         /// The lease from now.
         ttl: Ttl,
         /// The fence of the hold, for callers who have only its token.
         fence: Fence,
     },
-    /// The token holds the lock, and nothing was changed: it was probed, or the new end would be before the present one.
+    /// The token holds the lock, and nothing was changed: the call was a probe, or the new end would be before the present one.
     Kept {
-        /// What is left of the present lease; `None` if the store doesn't tell.
+        /// The rest of the present lease; `None` if the store doesn't tell.
         expires_in: Option<Duration>,
     },
     /// The token does not hold this lock.
     NotHeld,
-    /// The hold is marked to be broken and was not extended: what runs under it is to be stopped, and then it is given back.
+    /// The hold has the mark of a break and was not extended: its holder has to stop the command, and then release.
     Broken(Break),
 }
 
-/// How much a release gives back.
+/// How much a release covers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Scope {
-    /// This hold only; nested holds of the same owner keep the lock.
+    /// Only this hold; nested holds of the same owner keep the lock.
     Hold,
     /// This hold and all holds nested in it, whose processes are known to be gone.
     Tree,
@@ -272,7 +272,7 @@ pub enum Scope {
 pub enum Release {
     /// The lock is free.
     Released,
-    /// This hold is given back; so many others of the same owner keep the lock.
+    /// This hold is released; this many others of the same owner keep the lock.
     StillHeld(u32),
     /// The token does not hold this lock; nothing was changed.
     NotHeld,

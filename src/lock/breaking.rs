@@ -6,16 +6,16 @@ use serde::{Deserialize, Serialize};
 
 use super::Ttl;
 
-/// The mark on a hold that its holder is to stop and give back, as stores keep it: a line of JSON, whose short names are
+/// The mark on a hold that tells its holder to stop and release, as stores keep it: a line of JSON, whose short names are
 /// part of the layout.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Break {
-    /// Who decided that: `user@host`. As they said it; never trusted.
+    /// The operator who set the mark: `user@host`. A claim, never trusted.
     pub by: String,
-    /// Why, if they said.
+    /// The operator's reason, if there is one.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub why: Option<String>,
-    /// The holder has seen it, and is stopping what it ran.
+    /// The holder has seen the mark, and is stopping its command.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub seen: bool,
 }
@@ -33,18 +33,18 @@ impl fmt::Display for Break {
 /// What a renewal is for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Intent {
-    /// To go on, for this long from now by the store's clock; `None` for the TTL that the hold was taken with. Refused once the hold
-    /// is marked.
+    /// Extends the hold for this long from now by the store's clock; `None` means the hold's original TTL. Refused once the hold
+    /// has a mark.
     Extend(Option<Ttl>),
-    /// To keep the lock until what ran under it is dead: granted to a marked hold too, and noted as that the holder has seen
-    /// the mark.
+    /// Keeps the lock until the command is dead. A marked hold is extended too, and its mark then says that the holder has
+    /// seen it.
     Drain,
-    /// Only to learn whether the token holds the lock, marked or not.
+    /// Only checks whether the token holds the lock, marked or not.
     Probe,
 }
 
 impl Intent {
-    /// The TTL that is asked for; `None` for that of the hold.
+    /// Returns the requested TTL; `None` for the hold's own.
     pub const fn ttl(self) -> Option<Ttl> {
         match self {
             Self::Extend(ttl) => ttl,

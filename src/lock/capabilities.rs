@@ -8,7 +8,7 @@ use super::{Entry, Error, Kind, Mode, Request, Result, Ttl};
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[allow(clippy::struct_excessive_bools)] // a table of yes and no
 pub struct Capabilities {
-    /// The backend's name, as messages and the man page have it.
+    /// The backend's name in messages and in the man page.
     pub backend: &'static str,
     /// Many readers or one writer.
     pub shared: bool,
@@ -24,7 +24,7 @@ pub struct Capabilities {
     pub reentrant: bool,
     /// Hands out fencing tokens.
     pub fencing: bool,
-    /// A release wakes the waiters. Without it waiters look by themselves: [`super::Backend::wait`] ends after a pause of the
+    /// A release wakes the waiters. Without it waiters look again by themselves: [`super::Backend::wait`] ends after a pause of the
     /// backend's choice.
     pub notification: bool,
     /// Remembers how holds ended ([`super::Backend::history`]).
@@ -39,7 +39,7 @@ pub struct Capabilities {
     pub ttl_max: Duration,
     /// Leases are whole multiples of this; others are rounded up.
     pub ttl_granularity: Duration,
-    /// A renewal can ask for another TTL than the hold was taken with.
+    /// A renewal can ask for another TTL than the hold's original one.
     pub adjustable_ttl: bool,
     /// How a lease's time is spent.
     pub pace: Pace,
@@ -48,7 +48,7 @@ pub struct Capabilities {
 /// The parts of a lease, in per cent of it from t₀: by when a command may be started, when it gets TERM, and by when KILL.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Pace {
-    /// After this, nothing is started.
+    /// No command starts after this.
     pub start: u32,
     /// TERM.
     pub term: u32,
@@ -57,13 +57,13 @@ pub struct Pace {
 }
 
 impl Pace {
-    /// Where the store ends a lease by its own clock, counted from the last renewal that it confirmed.
+    /// The pace where the store ends a lease by its own clock, counted from the last renewal that it confirmed.
     pub const USUAL: Self = Self { start: 50, term: 60, kill: 80 };
 }
 
 impl Capabilities {
-    /// What is common to stores that keep a record for each lock: exclusive holds, fenced, re-entrant, detached or not, whose
-    /// waiters are woken, of any TTL to the millisecond. To be amended by `Capabilities { …, ..Capabilities::usual("x") }`.
+    /// Returns what is common to stores with a record for each lock: exclusive holds, fenced, re-entrant, detached or not, whose
+    /// waiters are woken, of any TTL to the millisecond. Extend it with `Capabilities { …, ..Capabilities::usual("x") }`.
     pub const fn usual(backend: &'static str) -> Self {
         Self {
             backend,
@@ -140,7 +140,7 @@ impl Capabilities {
         self.check_ttl(ttl)
     }
 
-    /// `ttl` moved into this backend's range, for a TTL that was not asked for.
+    /// Returns `ttl` moved into this backend's range, for a TTL that the user did not ask for.
     #[must_use]
     pub fn clamp_ttl(&self, ttl: Ttl) -> Ttl {
         Ttl::new(ttl.get().clamp(self.ttl_min, self.ttl_max)).unwrap_or(ttl)

@@ -1,4 +1,4 @@
-//! What a store remembers of holds that are over, and how they ended.
+//! The records that a store keeps of ended holds, and how they ended.
 
 use std::fmt;
 
@@ -6,10 +6,10 @@ use serde::{Deserialize, Deserializer, Serialize, Serializer};
 
 use super::{Break, Fence, Metadata, RunRecord, RunState, Scope};
 
-/// How many runs a store remembers of each lock, and as many again of those that ended badly.
+/// How many runs of each lock a store keeps, and the same number again of runs that ended badly.
 pub const REMEMBERED: usize = 100;
 
-/// How many hosts' skips a store counts for each lock.
+/// For how many hosts per lock a store counts skips.
 pub const SKIPPING_HOSTS: usize = 256;
 
 /// How a hold ended.
@@ -21,22 +21,22 @@ pub enum End {
     Signalled(i32),
     /// The command could not be started.
     NotStarted,
-    /// Given back by its holder, without a word of what it was for.
+    /// The holder released the lock without reporting an outcome.
     Released,
-    /// Never given back: its lease ran out, or its process died.
+    /// Never released: the lease ran out, or the holder's process died.
     Expired,
-    /// Its holder found that the lock was not its own any more, or could not be sure of it, and stopped.
+    /// The holder found that it had lost the lock, or could not be sure of it, and stopped.
     Lost,
-    /// Taken away by another client.
+    /// Another client took the lock away.
     Broken,
-    /// No hold of a run: the run records of the lock were removed.
+    /// Not the hold of a run: the run records of the lock were removed.
     Forgotten,
-    /// In words of a newer dlock.
+    /// An end that only a newer dlock knows, as text.
     Other(String),
 }
 
 impl End {
-    /// Whether a person should look at it the next morning.
+    /// Whether a person should look at this run the next morning.
     pub const fn is_bad(&self) -> bool {
         !matches!(self, Self::Exited(0) | Self::Released | Self::Forgotten)
     }
@@ -90,58 +90,58 @@ impl<'de> Deserialize<'de> for End {
     }
 }
 
-/// A hold that is over, as stores keep it: a line of JSON, whose short names are part of the layout.
+/// An ended hold, as stores keep it: a line of JSON, whose short names are part of the layout.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct HistoryEntry {
-    /// Its fence, where it is known.
+    /// The hold's fence, if known.
     #[serde(rename = "f", default, skip_serializing_if = "Option::is_none")]
     pub fence: Option<Fence>,
-    /// When it was granted, in ms since 1970 by the store's clock; by its host's where the store has none.
+    /// When the hold was granted, in ms since 1970 by the store's clock, or by its host's if the store has none.
     #[serde(rename = "s", default, skip_serializing_if = "Option::is_none")]
     pub started_ms: Option<u64>,
-    /// When it ended, likewise; of a lease that ran out, when that was.
+    /// When the hold ended, by the same clock; for an expired lease, the end of the lease.
     #[serde(rename = "e", default, skip_serializing_if = "Option::is_none")]
     pub ended_ms: Option<u64>,
-    /// How.
+    /// How the hold ended.
     #[serde(rename = "x")]
     pub end: End,
-    /// Why, in a few words, where that is not plain.
+    /// Why it ended so, in a few words, if that is not plain.
     #[serde(rename = "w", default, skip_serializing_if = "Option::is_none")]
     pub why: Option<String>,
-    /// Who had it.
+    /// The holder.
     #[serde(rename = "m", default, skip_serializing_if = "Option::is_none")]
     pub metadata: Option<Metadata>,
 }
 
-/// How often a host found the lock taken and did without, and why it last did.
+/// How often a host skipped a run because of this lock, and the last reason.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct SkipCount {
-    /// Which host.
+    /// The host.
     pub host: String,
-    /// How often.
+    /// The number of skips.
     pub count: u64,
-    /// Since when that is counted, in ms since 1970 by the store's clock.
+    /// When the count began, in ms since 1970 by the store's clock.
     pub since_ms: Option<u64>,
-    /// When it last happened, likewise.
+    /// When the last skip happened, by the same clock.
     pub last_ms: Option<u64>,
-    /// What it last said: `busy`, or the option that made it.
+    /// The last reason: `busy`, or the option that caused the skip.
     pub reason: String,
 }
 
-/// What a store remembers of a lock beyond its holder.
+/// The records that a store keeps of a lock besides its holders.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct History {
-    /// Holds that are over, the latest first: the last [`REMEMBERED`], and as many that ended badly, in no other order.
+    /// Ended holds, the latest first: the last [`REMEMBERED`], and as many that ended badly, in no other order.
     pub past: Vec<HistoryEntry>,
-    /// The hosts that did without.
+    /// The hosts that skipped runs.
     pub skips: Vec<SkipCount>,
-    /// The starts that later runs go by.
+    /// The starts that later runs are judged by.
     pub record: RunRecord,
 }
 
 impl History {
-    /// What was found, a hold once and the latest first. Of several records of one hold the first to be found counts, but that it
-    /// expired is only what others thought who knew no better.
+    /// Returns a history with each hold once, the latest first. Of several entries of one hold the first one counts. Only an entry
+    /// [`End::Expired`] gives way to any other, since other clients wrote it without knowing more.
     pub fn new(found: Vec<HistoryEntry>, mut skips: Vec<SkipCount>) -> Self {
         let mut past: Vec<HistoryEntry> = Vec::new();
         for one in found {
@@ -151,7 +151,7 @@ impl History {
                 None => past.push(one),
             }
         }
-        // By fence, which is the order of the grants; stable where there is none.
+        // Sorts by fence, which is the order of the grants; stable for entries without one.
         past.sort_by(|a, b| match (a.fence, b.fence) {
             (Some(a), Some(b)) => b.cmp(&a),
             _ => b.started_ms.cmp(&a.started_ms),
@@ -161,21 +161,21 @@ impl History {
     }
 }
 
-/// What a release says beside giving the lock back.
+/// What a release tells the store.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ReleaseInfo {
-    /// How much is given back.
+    /// How much is released.
     pub scope: Scope,
-    /// How the hold ended; `None` if nothing was done under it, so that there is nothing to remember.
+    /// How the hold ended; `None` if nothing was done under it, so that the history gets no entry.
     pub end: Option<End>,
-    /// Why, in a few words, where that is not plain.
+    /// Why it ended so, in a few words, if that is not plain.
     pub why: Option<String>,
-    /// The time of the host that gives it back, in ms since 1970, for stores without a clock.
+    /// The time of the releasing host, in ms since 1970, for stores without a clock.
     pub at_ms: Option<u64>,
-    /// How long it was held, by the host's clock, for stores without one; `None` if this process did not take it.
+    /// How long the lock was held, by the host's clock, for stores without one; `None` if another process took it.
     pub held_ms: Option<u64>,
-    /// What became of the start that was recorded for the hold ([`RunRecord::end`]), told to the store even if nested holds go on; `None` if
-    /// that is for another client to say.
+    /// The outcome of the start recorded for the hold ([`RunRecord::end`]). The store gets it even if nested holds go on; `None` if
+    /// another client reports it.
     pub run_state: Option<RunState>,
 }
 
@@ -186,34 +186,34 @@ impl From<Scope> for ReleaseInfo {
 }
 
 impl ReleaseInfo {
-    /// Of a grant that was never used.
+    /// The release of a grant that was never used.
     pub const UNDO: Self =
         Self { scope: Scope::Hold, end: None, why: None, at_ms: None, held_ms: None, run_state: Some(RunState::Cancelled) };
 
-    /// Whether the store must hear of the release although the lock would be free without that: how a run ended, and whether it may run again.
+    /// Whether the store needs this release even if the lock becomes free without it: how a run ended, and whether it may run again.
     pub fn is_worth_telling(&self) -> bool {
         self.end.as_ref().is_some_and(|end| self.run_state.is_some() || *end != End::Released)
     }
 }
 
-/// Something about a lock that its history keeps, told by a client that does not hold it.
+/// A note for a lock's history from a client that does not hold the lock.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[allow(clippy::large_enum_variant, reason = "few are made, and none is kept")]
 pub enum Note {
-    /// A host found the lock taken, and did without.
+    /// A host found the lock taken, and skipped the run.
     Skipped {
-        /// Which host.
+        /// The host.
         host: String,
-        /// Why: `busy`, or the option that made it.
+        /// The reason: `busy`, or the option that caused the skip.
         reason: String,
         /// The time of that host, in ms since 1970, for stores without a clock.
         at_ms: u64,
     },
-    /// A hold that its holder lost. It replaces what others thought of its end.
+    /// The holder lost the hold. This replaces the end that other clients assumed.
     Lost(HistoryEntry),
 }
 
-/// A break's record in the history.
+/// Returns a break's history entry.
 impl From<&Break> for (End, Option<String>) {
     fn from(mark: &Break) -> Self {
         (End::Broken, Some(mark.to_string()))

@@ -1,6 +1,6 @@
 //! The lock libraries that share a store's locks with dlock, as data: `dlock names`, the man page and the tests use the same tables.
 
-/// Which of a library and dlock waits while the other one holds the lock.
+/// Whether a library and dlock wait while the other one holds the lock.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Excludes {
     /// Each waits for the other one.
@@ -16,41 +16,41 @@ pub enum Excludes {
 pub struct Library {
     /// Its name.
     pub name: &'static str,
-    /// What to write in a program that uses it. `{string}` is the lock's name as a string of Java, Python, JavaScript or Go, `{word}` as a
+    /// The code for a program that uses it. `{string}` is the lock's name as a string of Java, Python, JavaScript or Go, `{word}` as a
     /// word of a shell, `{sql}` as a string of SQL; `{name}` is the name as it is stored.
     pub code: &'static str,
-    /// What the library puts before the name by itself.
+    /// The prefix that the library adds to the name by itself.
     pub prefix: &'static str,
-    /// What waits for what.
+    /// Which of the two waits for the other.
     pub excludes: Excludes,
-    /// What else to know, as a sentence without its full stop: for one that doesn't share, what to change.
+    /// A note, as a sentence without its full stop: for a library that doesn't share, the necessary change.
     pub about: &'static str,
 }
 
 impl Library {
-    /// A library that shares locks both ways.
+    /// Returns a library that shares locks both ways.
     pub const fn shares(name: &'static str, code: &'static str, about: &'static str) -> Self {
         Self { name, code, prefix: "", excludes: Excludes::BothWays, about }
     }
 
-    /// The same, if it puts this before each name.
+    /// Returns the same library with a prefix before each name.
     #[must_use]
     pub const fn with_prefix(self, prefix: &'static str) -> Self {
         Self { prefix, ..self }
     }
 
-    /// A library that takes the lock while dlock holds it.
+    /// Returns a library that takes the lock while dlock holds it.
     pub const fn one_way(name: &'static str, about: &'static str) -> Self {
         Self { name, code: "", prefix: "", excludes: Excludes::OneWay, about }
     }
 
-    /// A library with other locks.
+    /// Returns a library with other locks.
     pub const fn strange(name: &'static str, about: &'static str) -> Self {
         Self { excludes: Excludes::No, ..Self::one_way(name, about) }
     }
 }
 
-/// Under which name a lock is stored, and what each library is given for it.
+/// The name under which a lock is stored, and the code for each library.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Sharing {
     /// The name, as [`super::LockState::stored_as`] has it.
@@ -59,19 +59,19 @@ pub struct Sharing {
     pub libraries: Vec<Neighbour>,
 }
 
-/// What one library is given for one lock.
+/// The code of one library for one lock.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Neighbour {
     /// The library.
     pub library: Library,
-    /// What to write in a program that uses it; `None` if it can't name this lock, or doesn't share it.
+    /// The code for a program that uses it; `None` if the library can't name this lock, or doesn't share it.
     pub code: Option<String>,
-    /// The namespace in which it can.
+    /// The namespace in which the library can name the lock.
     pub namespace: Option<&'static str>,
 }
 
 impl Sharing {
-    /// The lock that is stored as `stored_as`, for these libraries; `more` are further placeholders of their code.
+    /// Returns the lock that is stored as `stored_as`, for these libraries; `more` has further placeholders of their code.
     pub fn new(stored_as: String, libraries: &[Library], more: &[(&str, &str)]) -> Self {
         let of = |library: &Library| {
             let name = stored_as.strip_prefix(library.prefix).filter(|name| !name.is_empty());
@@ -87,7 +87,7 @@ impl Sharing {
     }
 }
 
-/// The code with the name in its place.
+/// Returns the code with the name filled in.
 fn filled(code: &str, name: &str, more: &[(&str, &str)]) -> String {
     let string = format!("\"{}\"", name.replace('\\', r"\\").replace('"', "\\\""));
     let word = format!("'{}'", name.replace('\'', r"'\''"));

@@ -1,4 +1,4 @@
-//! What is asked for when a lock is to be taken.
+//! The request for a lock.
 
 use super::{Error, Key, Kind, Metadata, Result, RunPolicy, Token, Ttl};
 
@@ -7,9 +7,9 @@ use super::{Error, Key, Kind, Metadata, Result, RunPolicy, Token, Ttl};
 pub enum Mode {
     /// By one holder alone.
     Exclusive,
-    /// By any number of readers, with no exclusive holder beside them.
+    /// By any number of readers, without an exclusive holder.
     Shared,
-    /// By up to so many holders.
+    /// By up to this many holders.
     Permits(u32),
 }
 
@@ -26,12 +26,12 @@ impl Mode {
     /// Whether a request for `inner` can enter a hold of this mode, which stays as it is.
     ///
     /// # Errors
-    /// [`Kind::Usage`] if this is not all that it needs.
+    /// [`Kind::Usage`] if this mode does not cover the request.
     pub fn check_nested(self, inner: Self) -> Result<()> {
         if self.covers(inner) { Ok(()) } else { Err(self.not_enough()) }
     }
 
-    /// That an ancestor holds the lock in this mode, which is not what is asked for.
+    /// Returns the error that an ancestor holds the lock in this mode, which does not cover the request.
     pub fn not_enough(self) -> Error {
         let has = match self {
             Self::Exclusive => "has the lock alone, and no permit of it",
@@ -43,7 +43,7 @@ impl Mode {
     }
 }
 
-/// Whether a request takes the lock anew or enters a hold that an ancestor process has.
+/// Whether a request takes the lock anew or enters the hold of an ancestor process.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Entry {
     /// The token is new.
@@ -52,38 +52,38 @@ pub enum Entry {
     Reenter,
 }
 
-/// A request for a lock. Asked again with the same token it is the same request.
+/// A request for a lock. A repetition with the same token is the same request.
 #[derive(Clone, Debug)]
 #[allow(clippy::struct_excessive_bools)] // independent wishes
 pub struct Request {
-    /// Which lock.
+    /// The lock.
     pub key: Key,
-    /// What it will be renewed and released with.
+    /// The token for renewing and releasing.
     pub token: Token,
-    /// For how long, by the store's clock, from when the store grants it.
+    /// The TTL, by the store's clock, from the moment of the grant.
     pub ttl: Ttl,
-    /// Whether just that TTL was asked for: a store that learns its range late refuses it then, and clamps it otherwise.
+    /// Whether the user asked for exactly this TTL: a store that learns its range late then refuses it, and clamps it otherwise.
     pub ttl_asked: bool,
-    /// How.
+    /// The mode.
     pub mode: Mode,
-    /// In the order of asking among the waiters.
+    /// Whether waiters are served in the order of asking.
     pub fair: bool,
-    /// Anew or within an ancestor's hold.
+    /// Whether to take the lock anew or to enter an ancestor's hold.
     pub entry: Entry,
-    /// The hold outlives this process (`acquire`); otherwise it ends with it at the latest when the TTL does.
+    /// Whether the hold outlives this process (`acquire`); otherwise it ends with the process, at the latest when the TTL ends.
     pub detached: bool,
     /// Whether the requester waits when the lock is busy, and so belongs in the queue that `inspect` shows.
     pub waiting: bool,
     /// The requester, for people; `None` to leave it out.
     pub metadata: Option<Metadata>,
-    /// The time of the host that asks, in ms since 1970, for stores without a clock.
+    /// The time of the requesting host, in ms since 1970, for stores without a clock.
     pub at_ms: Option<u64>,
-    /// What it asks of the runs before it, and leaves for those after it.
+    /// The run policy: what it requires of earlier runs, and leaves for later ones.
     pub run_policy: Option<RunPolicy>,
 }
 
 impl Request {
-    /// Asks for the lock alone, anew with a token of its own, for just that long, without waiting: to be amended by
+    /// Returns a fresh exclusive request with a token of its own and this TTL, without waiting. Extend it with
     /// `Request { …, ..Request::new(key, ttl) }`.
     pub fn new(key: Key, ttl: Ttl) -> Self {
         Self {

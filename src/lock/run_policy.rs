@@ -1,8 +1,8 @@
-//! What a run asks of the runs before it: that they began long enough ago, and from where; and what a store keeps of them
+//! The run policy: what a run requires of earlier runs (when they began, and where), and the run records that a store keeps
 //! for that.
 //!
-//! A store judges and records in the step that grants, by its own clock, and beside the lock: what is kept outlives the
-//! hold, and a runner that crashed. [`RunRecord`] is the reference for stores that judge by themselves, and does it for those
+//! A store judges and records in the granting step, by its own clock, and next to the lock: the records outlive the
+//! hold, and a crashed runner. [`RunRecord`] is the reference for stores that judge by themselves. It judges for those stores
 //! that can read, decide and write while no other client can be granted the lock.
 
 use std::{fmt, time::Duration};
@@ -11,41 +11,41 @@ use serde::{Deserialize, Serialize};
 
 use super::{Fence, Metadata, Request, Token, length};
 
-/// What a run asks. Only for exclusive holds that are taken anew: who enters an ancestor's hold is part of that run.
+/// The policy of one run. Only for fresh exclusive holds: a nested hold is part of its ancestor's run.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct RunPolicy {
-    /// Tells this machine and PID namespace from others, whatever they are called ([`Metadata::place`]).
+    /// Tells this machine and PID namespace from others, independently of their names ([`Metadata::place`]).
     pub place: String,
-    /// Tries from other places are refused for so long from the start, and so is this one within the guard of a run before;
-    /// `None` for neither. Never for a waiter.
+    /// For this long from the start, requests from other places are denied. This request is denied within the guard of an earlier
+    /// run; `None` for neither. Never applied to a waiter.
     pub skew_guard: Option<Duration>,
-    /// Everybody is refused for so long from the start, whatever becomes of the hold.
+    /// For this long from the start all requests are denied, however the hold goes.
     pub at_least: Option<Duration>,
     /// At most one run within some time.
     pub once: Option<Once>,
-    /// No earlier run refuses this one: an operator decided so. It is recorded like any other.
+    /// No earlier run denies this one: an operator decided so. This run is recorded like any other.
     pub anyway: bool,
 }
 
 /// One run within some time.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Once {
-    /// Refused while the last recorded start is younger than this by the store's clock. Also while that is in the future.
+    /// A run is denied while the last recorded start is younger than this by the store's clock, or lies in the future.
     pub window: Duration,
     /// How many more runs may follow one that failed within the window.
     pub retry_failed: u32,
-    /// Whether one may follow that began and was never heard of again.
+    /// Whether a run may follow one that began and never reported an outcome.
     pub retry_crashed: bool,
 }
 
 impl RunPolicy {
-    /// RunPolicy that no earlier run refuses, and whose record, once it is undone, keeps no later run waiting.
+    /// Returns a policy that no earlier run denies. Its record, once it is cancelled, delays no later run.
     pub const fn forgetting(place: String) -> Self {
         let once = Once { window: Duration::ZERO, retry_failed: 0, retry_crashed: false };
         Self { place, skew_guard: Some(Duration::ZERO), at_least: None, once: Some(once), anyway: true }
     }
 
-    /// For how long what is recorded of a run with these run policy may matter.
+    /// Returns for how long the record of a run with this policy may matter.
     pub fn relevant(&self) -> Duration {
         let once = self.once.map(|once| once.window);
         [self.skew_guard, self.at_least, once].into_iter().flatten().max().unwrap_or_default()
@@ -57,22 +57,22 @@ impl RunPolicy {
     }
 }
 
-/// What became of a recorded start.
+/// The outcome of a recorded start.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum RunState {
-    /// Nothing was heard of it since. It runs, or its runner crashed.
+    /// No outcome was reported. The command runs, or its runner crashed.
     Started,
-    /// The command ended well.
+    /// The command succeeded.
     Ok,
-    /// It did not.
+    /// The command failed.
     Failed,
-    /// Nothing was started after all.
+    /// No command was started after all.
     Cancelled,
 }
 
 impl RunState {
-    /// As stores keep it.
+    /// Returns the text that stores keep.
     pub const fn as_str(self) -> &'static str {
         match self {
             Self::Started => "started",
@@ -84,7 +84,7 @@ impl RunState {
 }
 
 impl From<&str> for RunState {
-    /// What a newer dlock wrote may mean that it ran: that is the safe side.
+    /// Text of a newer dlock may mean that the command ran: that is the safe assumption.
     fn from(text: &str) -> Self {
         match text {
             "ok" => Self::Ok,
@@ -95,10 +95,10 @@ impl From<&str> for RunState {
     }
 }
 
-/// A start that is kept from others for a while.
+/// A recorded start that denies the lock to other runs for a while.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Cooldown {
-    /// When, in ms by the store's clock.
+    /// The time of the start, in ms by the store's clock.
     #[serde(rename = "s")]
     pub at_ms: u64,
     /// The fence of the hold.
@@ -110,10 +110,10 @@ pub struct Cooldown {
     /// The skew guard in ms; 0 for none.
     #[serde(rename = "g", default)]
     pub guard_ms: u64,
-    /// For how many ms it is kept from everybody; 0 for none.
+    /// For how many ms all runs are denied; 0 for none.
     #[serde(rename = "l", default)]
     pub at_least_ms: u64,
-    /// Who began it.
+    /// The runner.
     #[serde(rename = "m", default, skip_serializing_if = "Option::is_none")]
     pub metadata: Option<Metadata>,
     /// The hold that wrote it, as [`Token::hold_text`].
@@ -121,25 +121,25 @@ pub struct Cooldown {
     pub hold: String,
 }
 
-/// The last start of a run that was to be the only one for some time.
+/// The last start of a run with [`Once`].
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct LastRun {
-    /// When, in ms by the store's clock.
+    /// The time of the start, in ms by the store's clock.
     #[serde(rename = "s")]
     pub at_ms: u64,
     /// The fence of the hold.
     #[serde(rename = "f")]
     pub fence: Fence,
-    /// What became of it.
+    /// The outcome.
     #[serde(rename = "x")]
     pub stage: RunState,
     /// Attempt number within the window, starting at 1.
     #[serde(rename = "n")]
     pub tries: u32,
-    /// The window of who began it, in ms: for so long it must be kept.
+    /// The runner's window in ms: the record must be kept this long.
     #[serde(rename = "w")]
     pub window_ms: u64,
-    /// Who began it.
+    /// The runner.
     #[serde(rename = "m", default, skip_serializing_if = "Option::is_none")]
     pub metadata: Option<Metadata>,
     /// The hold that wrote it, as [`Token::hold_text`].
@@ -147,40 +147,40 @@ pub struct LastRun {
     pub hold: String,
 }
 
-/// All that a store keeps of the runs of a lock beyond their holds. Each part is replaced by runs that have the run policy only.
+/// All run records of a lock. A run replaces only those parts that its run policy has.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct RunRecord {
-    /// What skew guard and at-least go by.
+    /// The record for skew guard and at-least.
     #[serde(rename = "p", default, skip_serializing_if = "Option::is_none")]
     pub cooldown: Option<Cooldown>,
-    /// What once goes by.
+    /// The record for once.
     #[serde(rename = "o", default, skip_serializing_if = "Option::is_none")]
     pub start: Option<LastRun>,
 }
 
-/// Why a lock that is free is not granted.
+/// Why a free lock is not granted.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Denial {
-    /// By which rule.
+    /// The rule.
     pub rule: Rule,
-    /// The fence of the run that it is about, where it is known.
+    /// The fence of the earlier run, if known.
     pub fence: Option<Fence>,
-    /// How long ago that began; `None` if it can't be told.
+    /// How long ago the earlier run began; `None` if unknown.
     pub began: Option<Duration>,
-    /// Whose it was.
+    /// The earlier run's holder.
     pub metadata: Option<Metadata>,
-    /// After how long it is worth asking again; `None` if it can't be told.
+    /// After how long a repeated request makes sense; `None` if unknown.
     pub again_in: Option<Duration>,
 }
 
-/// A rule that keeps a free lock from being granted.
+/// A rule that denies a free lock.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Rule {
     /// A run from another place began, with a skew guard of this length.
     SkewGuard(Duration),
-    /// A run began that is to count for this length at least.
+    /// A run began that reserves the lock for at least this length.
     AtLeast(Duration),
-    /// A run began within the window, and this became of it.
+    /// A run began within the window, and had this outcome.
     Once(RunState),
 }
 
@@ -194,14 +194,14 @@ impl fmt::Display for Rule {
     }
 }
 
-/// In whole ms, as stores keep it.
+/// Returns whole ms, as stores keep them.
 pub fn whole_ms(length: Duration) -> u64 {
     u64::try_from(length.as_millis()).unwrap_or(u64::MAX)
 }
 
 impl Cooldown {
-    /// Whether a length from its start is not over, and how long it has yet. A clock that was set back by more than the length
-    /// keeps no run waiting for that.
+    /// Returns the rest of a length from the start, unless it is over. A clock that was set back by more than the length
+    /// delays no run.
     fn within(&self, length_ms: u64, now_ms: u64) -> Option<Duration> {
         let over = self.at_ms.saturating_add(length_ms);
         (now_ms.abs_diff(self.at_ms) < length_ms && now_ms < over).then(|| Duration::from_millis(over - now_ms))
@@ -219,7 +219,7 @@ impl Cooldown {
 }
 
 impl LastRun {
-    /// Whether an attempt of this hold wrote it, whose command was never started: a run tells how it ended.
+    /// Whether an attempt of this hold wrote the record without starting its command: a run reports its outcome.
     fn is_of(&self, hold: &str) -> bool {
         self.hold == hold && self.stage == RunState::Started
     }
@@ -235,12 +235,12 @@ impl LastRun {
             }
     }
 
-    /// Whether it began before the window. What began in the future did not.
+    /// Whether the run began before the window. A start in the future did not.
     fn is_over(&self, once: &Once, now_ms: u64) -> bool {
         now_ms.checked_sub(self.at_ms).is_some_and(|age| age >= whole_ms(once.window))
     }
 
-    /// That another run may not follow.
+    /// Returns the denial of another run.
     pub fn denial(&self, once: &Once, now_ms: u64) -> Denial {
         let over = self.at_ms.saturating_add(whole_ms(once.window));
         Denial {
@@ -254,9 +254,9 @@ impl LastRun {
 }
 
 impl RunRecord {
-    /// Returns why a request with this token is refused now, although the lock is free; `now_ms` is by the store's clock.
+    /// Returns why a request with this token is denied although the lock is free; `now_ms` is by the store's clock.
     ///
-    /// A request is never refused by its own record: an earlier attempt whose answer was lost wrote that, and its command was
+    /// A request's own record never denies it: an earlier attempt with a lost answer wrote the record, and its command was
     /// never started.
     pub fn judge(&self, run_policy: Option<&RunPolicy>, token: &Token, now_ms: u64) -> Option<Denial> {
         if run_policy.is_some_and(|run_policy| run_policy.anyway) {
@@ -277,7 +277,7 @@ impl RunRecord {
         before.map(|start| start.denial(&once, now_ms))
     }
 
-    /// Returns what keeps the free lock from every host, or else from every other host, whatever they ask; `now_ms` as in
+    /// Returns the denial for every host, or else for every other host, whatever they ask; `now_ms` as in
     /// [`RunRecord::judge`].
     pub fn keeps(&self, now_ms: u64) -> Option<Denial> {
         let cooldown = self.cooldown.as_ref()?;
@@ -288,7 +288,7 @@ impl RunRecord {
         })
     }
 
-    /// Takes down the start of a hold that is granted now with these run policy.
+    /// Records the start of a hold that is granted now with this run policy.
     pub fn begin(&mut self, request: &Request, fence: Fence, now_ms: u64) {
         let Some(run_policy) = &request.run_policy else { return };
         if run_policy.skew_guard.is_some() || run_policy.at_least.is_some() {
@@ -318,8 +318,8 @@ impl RunRecord {
         }
     }
 
-    /// Takes down what became of the start with this fence. Whether that changed anything. What is undone keeps no run waiting,
-    /// and is no try.
+    /// Records the outcome of the start with this fence. Returns whether the record changed. A cancelled start delays no run,
+    /// and does not count as an attempt.
     pub fn end(&mut self, fence: Fence, stage: RunState) -> bool {
         let mut changed = false;
         if stage == RunState::Cancelled && self.cooldown.as_ref().is_some_and(|cooldown| cooldown.fence == fence) {
@@ -330,7 +330,7 @@ impl RunRecord {
             start.stage = stage;
             if stage == RunState::Cancelled {
                 start.tries = start.tries.saturating_sub(1);
-                // What was tried before had failed, or it could not have been tried again.
+                // The earlier attempt had failed, or this one would have been denied.
                 start.stage = if start.tries > 0 { RunState::Failed } else { RunState::Cancelled };
             }
             changed = true;
@@ -338,7 +338,7 @@ impl RunRecord {
         changed
     }
 
-    /// For how long from now it must be kept.
+    /// Returns how long from now the record must be kept.
     pub fn relevant(&self, now_ms: u64) -> Duration {
         let cooldown = self.cooldown.as_ref().map(|cooldown| cooldown.at_ms.saturating_add(cooldown.guard_ms.max(cooldown.at_least_ms)));
         let start = self.start.as_ref().map(|start| start.at_ms.saturating_add(start.window_ms));

@@ -1,4 +1,4 @@
-//! What a store knows of a lock, for people and programs that look at it.
+//! The state of a lock in a store, for people and programs that look at it.
 
 use std::time::Duration;
 
@@ -21,7 +21,7 @@ pub struct Metadata {
     /// The inode of the PID namespace: host names repeat, and containers share a boot.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub pid_ns: Option<u64>,
-    /// The user's name, or the number where it has none.
+    /// The user's name, or the number if the user has none.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub user: Option<String>,
     /// dlock's process id on that host.
@@ -30,19 +30,19 @@ pub struct Metadata {
     /// The command's file name, without its arguments.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub command: Option<String>,
-    /// What `--describe` said.
+    /// The text of `--describe`.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub description: Option<String>,
-    /// Why it ran although an earlier run refused it, as `--reason` said; only with `--anyway`.
+    /// Why it ran although an earlier run denied it, from `--reason`; only with `--anyway`.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub anyway: Option<String>,
-    /// For how many ms it had waited for the lock when it asked for it.
+    /// For how many ms it had waited when it asked for the lock.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub waited_ms: Option<u64>,
 }
 
 impl Metadata {
-    /// What tells the machine and PID namespace from others: their names repeat, and the user can say another.
+    /// Returns what identifies the machine and PID namespace: host names repeat, and the user can set another one.
     pub fn place(&self) -> String {
         let boot = self.boot_id.as_deref().or(self.host.as_deref()).unwrap_or_default();
         format!("{boot}/{}", self.pid_ns.unwrap_or_default())
@@ -52,19 +52,19 @@ impl Metadata {
 /// One hold of a lock. Lengths of time are by the store's clock; unknown is `None`, never invented.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Holder {
-    /// How it is held.
+    /// The mode of the hold.
     pub mode: Mode,
-    /// Which of the permits it has, from 0.
+    /// The number of the permit, from 0.
     pub permit: Option<u32>,
-    /// Who; `None` for a foreign client, or where it was left out.
+    /// The holder; `None` for a foreign client, or if left out.
     pub metadata: Option<Metadata>,
     /// The public number of the hold.
     pub fence: Option<Fence>,
-    /// Held by a client that is not dlock.
+    /// Whether the client is not dlock.
     pub foreign: bool,
-    /// Taken by `acquire`, so that no process stands behind it.
+    /// Whether `acquire` took the hold, so that it needs no living process.
     pub detached: bool,
-    /// How long ago it was granted.
+    /// How long ago the lock was granted.
     pub held_for: Option<Duration>,
     /// How long ago the lease was last extended.
     pub renewed_ago: Option<Duration>,
@@ -72,18 +72,18 @@ pub struct Holder {
     pub expires_in: Option<Duration>,
     /// How many holds the owner has: 1, and one more for each nested `dlock run`.
     pub holds: u32,
-    /// It is to be broken: by whom, and whether its holder has seen that.
+    /// The mark of a break: the operator, and whether the holder has seen the mark.
     pub broken: Option<Break>,
 }
 
 /// A waiter.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Waiter {
-    /// Who, as they said.
+    /// The waiter, as it describes itself.
     pub metadata: Option<Metadata>,
-    /// For how long already, by the store's clock.
+    /// How long it has waited, by the store's clock.
     pub waiting_for: Option<Duration>,
-    /// No waiter behind it is served first: it asked for fair order, or the store keeps the order in any case.
+    /// Whether no waiter behind it is served first: it asked for fair order, or the store always keeps the order.
     pub in_order: bool,
 }
 
@@ -94,18 +94,18 @@ pub struct LockState {
     pub key: Key,
     /// The name under which the store keeps it.
     pub stored_as: String,
-    /// Its holders; empty when it is free.
+    /// The holders; empty if the lock is free.
     pub holders: Vec<Holder>,
-    /// The waiters, longest first.
+    /// The waiters, the longest first.
     pub waiters: Vec<Waiter>,
     /// The last fence given out, also when the lock is free.
     pub last_fence: Option<Fence>,
-    /// What each server says, where several decide together; empty for other stores.
+    /// The state on each server, if several decide together; empty for other stores.
     pub nodes: Vec<NodeView>,
 }
 
 impl LockState {
-    /// With its holders in an order for people: by their permits, and the longest first.
+    /// Sorts the holders for people: by their permits, and the longest first.
     #[must_use]
     pub fn in_order(mut self) -> Self {
         self.holders.sort_by_key(|holder| (holder.permit, holder.fence));
@@ -113,18 +113,18 @@ impl LockState {
     }
 }
 
-/// What one of several servers says of a lock.
+/// The state of a lock on one of several servers.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct NodeView {
-    /// Which one.
+    /// The server.
     pub node: String,
-    /// Whether it is held there; `None` if the server did not answer.
+    /// Whether the lock is held on the server; `None` if the server did not answer.
     pub held: Option<bool>,
-    /// It is held there, but not by the holder that the lock has as a whole.
+    /// Whether the lock is held on the server, but not by the holder of the whole lock.
     pub others: bool,
-    /// The fence of the hold there; `None` until it is confirmed.
+    /// The fence of the hold on the server; `None` until it is confirmed.
     pub fence: Option<Fence>,
-    /// When it ends there unless it is extended.
+    /// When the hold on the server ends unless it is extended.
     pub expires_in: Option<Duration>,
     /// Why there is no answer.
     pub error: Option<String>,

@@ -32,7 +32,7 @@ impl<S: Store> Kept<S> {
         })
     }
 
-    /// The log and the outbox. The outbox is read first: what goes into the log meanwhile is found twice, and told once.
+    /// Returns the log and the outbox. It reads the outbox first: an entry that moves to the log meanwhile is found twice, and shown once.
     pub(super) async fn read_history(&mut self, key: &Key) -> Result<History> {
         let mut snapshot = self.store.read(key, ReadFor::Look).await?;
         let now = snapshot.now();
@@ -42,7 +42,7 @@ impl<S: Store> Kept<S> {
         past.extend(snapshot.document.take_ended());
         past.retain(|past| past.fence.is_none_or(|fence| !held.contains(&fence)));
         for one in past.iter_mut().filter(|one| one.end == End::Expired) {
-            // A lease that ended early would have ended later.
+            // A hold that ended before its lease has the lease's later end here.
             one.ended_ms = one.ended_ms.map(|ended| ended.min(now));
         }
         Ok(History { record: snapshot.document.run_record().clone(), ..History::new(past, skips) })

@@ -1,10 +1,10 @@
-//! Locks in any store that can compare and swap: each lock is one [`Document`], which is read, changed by one step, and written if it is
-//! still as it was read. The rules are in [`crate::lock::document`]; a [`Store`] only reads and writes.
+//! Locks in any store that can compare and swap. Each lock is one [`Document`]: a step reads it, changes it, and writes it if no other
+//! client changed it meanwhile. The rules are in [`crate::lock::document`]; a [`Store`] only reads and writes.
 //!
-//! Worst cases: another client writes between reading and writing (the swap fails, and the step begins anew); an answer is lost (asked
-//! again with the same token, the step finds what it did); a grant is written late (a release that does not find it writes the document all
-//! the same, so that the late swap fails); a hold ends by its time (a client that is told so has written it first, so that no late renewal
-//! revives it).
+//! Worst cases: another client writes between reading and writing (the swap fails, and the step begins anew); an answer is lost (the same
+//! token asks again, and the step finds its own result); a grant is written late (a release without that grant writes the document
+//! anyway, so the late swap fails); a hold ends by its time (the client writes that before it reports it, so no late renewal
+//! revives the hold).
 
 mod look;
 mod step;
@@ -20,29 +20,29 @@ use crate::lock::{
     document::{Document, WakeUp},
 };
 
-/// A store that keeps one document for each lock. No call sleeps but `wait`, retries, or judges requests.
+/// A store that keeps one document for each lock. No call sleeps except `wait`, retries, or judges requests.
 #[async_trait(?Send)]
 pub trait Store: Admin {
-    /// What tells whether a document is still as it was read.
+    /// The version of a document: whether it changed since it was read.
     type Version;
     /// Whether the store has [`Store::grant`], [`Store::extend`] and [`Store::free`].
     const IN_ONE_STEP: bool = false;
 
-    /// As [`Backend::identity`].
+    /// See [`Backend::identity`].
     fn identity(&self) -> Identity;
 
-    /// Grants a fresh exclusive hold in one step, which looks by itself whether the lock is free and no rule can concern the request.
-    /// `None` if the lock must be read.
+    /// Grants a fresh exclusive hold in one step. The step checks that the lock is free and that no rule can concern the request.
+    /// Returns `None` if the lock must be read.
     async fn grant(&mut self, _request: &Request) -> Result<Option<Fence>> {
         Ok(None)
     }
 
-    /// Extends a hold in one step. `None` if the lock must be read.
+    /// Extends a hold in one step. Returns `None` if the lock must be read.
     async fn extend(&mut self, _key: &Key, _token: &Token, _intent: Intent) -> Result<Option<(Ttl, Fence)>> {
         Ok(None)
     }
 
-    /// Releases a hold in one step. False if the lock must be read.
+    /// Releases a hold in one step. Returns false if the lock must be read.
     async fn free(&mut self, _key: &Key, _token: &Token, _parting: &ReleaseInfo) -> Result<bool> {
         Ok(false)
     }
@@ -50,37 +50,37 @@ pub trait Store: Admin {
     /// Reads a lock.
     async fn read(&mut self, key: &Key, purpose: ReadFor<'_>) -> Result<Snapshot<Self::Version>>;
 
-    /// Writes a document in the place of the one that was read, together with what others see of the lock. False, and nothing was
-    /// changed, if that one is not there any more.
+    /// Replaces the document that was read, together with the lock's state that other clients see. Returns false, with nothing changed, if
+    /// that document is not there any more.
     ///
     /// # Errors
-    /// With [`Effect::Unknown`](crate::lock::Effect::Unknown) where it may be written.
+    /// With [`Effect::Unknown`](crate::lock::Effect::Unknown) if the document may be written.
     async fn swap(&mut self, key: &Key, was: Snapshot<Self::Version>, change: Change<'_>) -> Result<bool>;
 
-    /// As [`Backend::wait`]; `passing` says that the lock was last found busy only in passing.
+    /// See [`Backend::wait`]; `passing` says that the lock was last found busy only in passing.
     async fn wait(&mut self, request: &Request, at_most: Duration, passing: bool) -> Result<Wake>;
 
-    /// Says what a request that was found busy can expect: whether a release ends its wait, and whether it should look when the lease ends.
+    /// Returns the outlook of a busy request: whether a release ends its wait, and whether it should look when the lease ends.
     fn advise(&mut self, _request: &Request, busy: &mut Busy) {
         busy.notifies = self.identity().capabilities.notification;
     }
 
-    /// Notes an unfair exclusive waiter in a list that only informs, where the document has no queue. Returns its position from 1, if it is
+    /// Adds an unfair exclusive waiter to a list that only informs, if the document has no queue. Returns its position from 1, if
     /// known. Called only after [`Snapshot::apart`].
     async fn note_waiter(&mut self, _request: &Request, _now_us: u64) -> Result<Option<u32>> {
         Ok(None)
     }
 
-    /// Removes a waiter that is stored by itself. False if it can only be in the document.
+    /// Removes a waiter that is stored separately. Returns false if it can only be in the document.
     async fn remove_waiter(&mut self, request: &Request) -> Result<bool>;
 
     /// Reads every lock of the namespace whose key starts with `start`, and which may be held.
     async fn scan(&mut self, start: &str) -> Result<Vec<(Key, Snapshot<Self::Version>)>>;
 
-    /// As [`Backend::known`].
+    /// See [`Backend::known`].
     async fn known(&mut self, start: &str, which: Which) -> Result<Vec<Key>>;
 
-    /// The name under which a lock is stored.
+    /// Returns the name under which a lock is stored.
     fn stored_as(&self, key: &Key) -> Result<String>;
 
     /// Reads the log: ended holds and skips.
@@ -89,69 +89,69 @@ pub trait Store: Admin {
     /// Appends to the log.
     async fn append(&mut self, key: &Key, note: &Note) -> Result<()>;
 
-    /// As [`Backend::notices`].
+    /// See [`Backend::notices`].
     fn notices(&mut self) -> Vec<Notice> {
         Vec::new()
     }
 }
 
-/// What a lock is read for.
+/// The purpose of reading a lock.
 #[derive(Clone, Copy)]
 pub enum ReadFor<'a> {
-    /// To take it. `claims`: where a grant needs an empty place, the store may claim it in passing.
+    /// Taking the lock. With `claims` the store may claim an empty place in passing, if a grant needs one.
     Acquire {
         /// The request.
         request: &'a Request,
-        /// Whether it may be claimed.
+        /// Whether the store may claim an empty place.
         claims: bool,
     },
-    /// To give it back.
+    /// Releasing the lock.
     Release(&'a Token, &'a ReleaseInfo),
-    /// To change a hold of it.
+    /// Changing a hold of the lock.
     Change,
-    /// To claim a warning.
+    /// Claiming a warning.
     Warn,
-    /// To look at it, with its queue and all that it keeps for its history.
+    /// Looking at the lock, with its queue and all records for its history.
     Look,
 }
 
 /// A lock as it was read.
 pub struct Snapshot<V> {
-    /// With holds that may be over.
+    /// The document, whose holds may be over.
     pub document: Document,
     /// The store's time in µs.
     pub now_us: u64,
-    /// The fence that was given out last.
+    /// The last fence of the lock.
     pub fence: Option<Fence>,
-    /// What has the lock, if not a holder of the document.
+    /// The hold outside of the document, if there is one.
     pub outside: Option<Outside>,
-    /// What a grant is written on top of.
+    /// The base of a grant.
     pub base: Base,
-    /// The document has no queue, since no rule concerns any waiter.
+    /// Whether the document has no queue, since no rule concerns any waiter.
     pub apart: bool,
-    /// What tells whether all this is still so.
+    /// The version: whether all this is unchanged.
     pub version: V,
 }
 
-/// What a grant is written on top of.
+/// The base on which a grant is written.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Base {
     /// The document as it was read.
     Document,
-    /// A claim on an empty place, by the hold that it was read for. To be written, granted or not.
+    /// A claim on an empty place, by the hold that read the lock. It must be written over, whether the lock is granted or not.
     Claim,
-    /// Nothing: the place has to be claimed first.
+    /// Nothing: the place must be claimed first.
     Nothing,
 }
 
 /// A hold that is not in the document: another program's, or a claim.
 #[derive(Clone)]
 pub struct Outside {
-    /// As people are shown it.
+    /// The hold as people see it.
     pub holder: Holder,
-    /// For how many ms yet; `None` if it doesn't end by itself.
+    /// The ms until it ends; `None` if it doesn't end by itself.
     pub left: Option<u64>,
-    /// It is a claim, which is decided in a moment.
+    /// Whether it is a claim, which is decided in a moment.
     pub passing: bool,
 }
 
@@ -163,11 +163,11 @@ pub struct Change<'a> {
     pub granted: Option<Fence>,
     /// Holds that are over, for the log.
     pub ended: Vec<HistoryEntry>,
-    /// The waiters to be woken.
+    /// The waiters to wake.
     pub wake: Vec<WakeUp>,
-    /// The hold that asks, where one asks for the lock.
+    /// The hold that asks, if the request is for the lock.
     pub request: Option<&'a Request>,
-    /// What is stored must change, even if the document is the same: the base is a claim, or a late grant must not find it.
+    /// Whether the stored data must change even if the document does not: the base is a claim, or a late grant must not find it.
     pub must: bool,
 }
 
@@ -177,12 +177,12 @@ impl<V> Snapshot<V> {
         self.now_us / 1000
     }
 
-    /// The same, rounded up where ends are: what is left of a lease is told from here, so that none has more left than was asked for.
+    /// Returns the same time, rounded up like the ends of leases: so no lease seems to have more time left than was asked for.
     fn now_up(&self) -> u64 {
         self.now_us.div_ceil(1000)
     }
 
-    /// Above whatever was given out before, and never below the time, so that a store that lost its data repeats no fence.
+    /// Returns a fence above all earlier ones, and never below the time, so that a store that lost its data repeats no fence.
     fn next_fence(&self) -> Fence {
         Fence(self.now_us.max(self.fence.map_or(0, |fence| fence.0) + 1))
     }
@@ -195,16 +195,16 @@ impl<V> Snapshot<V> {
 /// The backend of a store.
 pub struct Kept<S> {
     pub(super) store: S,
-    /// Waiters that may be in a queue because of this client. Noted before asking, since an unanswered request may have been served.
+    /// Waiters of this client that may be in a queue. Added before asking, since an unanswered request may have been served.
     queued: Vec<(Key, Token)>,
-    /// A grant whose answer is not known, and that may still be written.
+    /// A grant with an unknown answer, which may still be written.
     unsure: Option<(Key, Token)>,
-    /// The lock that was last found busy was so in passing.
+    /// Whether the lock was last found busy only in passing.
     passing: bool,
 }
 
 impl<S: Store> Kept<S> {
-    /// The backend of `store`.
+    /// Returns the backend of `store`.
     pub(super) fn of(store: S) -> Self {
         Self { store, queued: Vec::new(), unsure: None, passing: false }
     }
@@ -215,7 +215,7 @@ pub(super) fn in_order(request: &Request) -> bool {
     request.fair || request.mode != Mode::Exclusive
 }
 
-/// Another client wrote between reading and writing, again and again.
+/// Returns the error that other clients wrote between reading and writing, again and again.
 fn changed_meanwhile() -> Error {
     Error::new(Kind::Unavailable, "other clients changed the lock at the same moment, again and again")
 }

@@ -10,7 +10,7 @@ use crate::lock::{
 
 /// How often a step begins anew because other clients were faster.
 const TRIES: usize = 100;
-/// Fences stay below this: programs that read JSON have no exact numbers from here on.
+/// Fences stay below this: JSON readers have no exact numbers from here on.
 const LAST_FENCE: u64 = 1 << 53;
 
 impl<S: Store> Kept<S> {
@@ -18,7 +18,7 @@ impl<S: Store> Kept<S> {
     pub(super) async fn take(&mut self, request: &Request) -> Result<Attempt> {
         self.store.identity().capabilities.check(request)?;
         let fresh = request.entry == Entry::Fresh;
-        // A waiter in the queue looks first, and keeps no other program out while it may not go.
+        // A waiter in the queue only looks first, and blocks no other program until it may go.
         let mut claims = fresh && !(in_order(request) && self.is_queued(request));
         if fresh && request.mode == Mode::Exclusive && S::IN_ONE_STEP {
             if request.waiting {
@@ -39,7 +39,7 @@ impl<S: Store> Kept<S> {
         Ok(self.answered(request, passing()).await)
     }
 
-    /// `None` if it has to be read anew.
+    /// Returns `None` if the lock must be read anew.
     async fn decide(&mut self, request: &Request, snapshot: Snapshot<S::Version>) -> Result<Option<Attempt>> {
         let (now_us, apart, outside, base) = (snapshot.now_us, snapshot.apart, snapshot.outside.clone(), snapshot.base);
         let moment = Moment { now: snapshot.now(), outside: snapshot.outside_until(), fence: snapshot.next_fence() };
@@ -61,7 +61,7 @@ impl<S: Store> Kept<S> {
             Err(error) => {
                 if base == Base::Claim {
                     let unchanged = snapshot.document.clone();
-                    // A claim that can't be taken back ends by itself.
+                    // A claim that can't be withdrawn ends by itself.
                     let _ = self.write(&request.key, snapshot, unchanged, (None, true), Some(request)).await;
                 }
                 return Err(error);
@@ -79,7 +79,7 @@ impl<S: Store> Kept<S> {
             self.unsure = None;
         }
         if !written {
-            // A claim is lost only if its time is over: then another client has the lock, or will.
+            // A claim is lost only if its time is over: then another client holds the lock, or soon will.
             return Ok((granted && base == Base::Claim).then(passing));
         }
         if let Attempt::Busy(busy) = &mut answer {
@@ -95,7 +95,7 @@ impl<S: Store> Kept<S> {
         Ok(Some(answer))
     }
 
-    /// Notes what an answer means for waiting.
+    /// Records the consequence of an answer for waiting.
     async fn answered(&mut self, request: &Request, attempt: Attempt) -> Attempt {
         self.passing = matches!(&attempt, Attempt::Busy(Busy { passing: true, .. }));
         if matches!(attempt, Attempt::Granted(_)) {
@@ -105,7 +105,7 @@ impl<S: Store> Kept<S> {
         attempt
     }
 
-    /// Writes what a step made of a lock, if it changed anything or must be written. False if another client wrote meanwhile.
+    /// Writes the result of a step, if it changed anything or must be written. Returns false if another client wrote meanwhile.
     async fn write(
         &mut self,
         key: &Key,
@@ -116,7 +116,7 @@ impl<S: Store> Kept<S> {
     ) -> Result<bool> {
         let wake = document.take_wake_ups(was.outside_until());
         let ended = document.take_ended();
-        // An outbox that is all that is new can wait for the next step.
+        // If only the outbox is new, the next step can write it.
         was.document.take_ended();
         if !must && document == was.document {
             return Ok(true);
@@ -124,7 +124,7 @@ impl<S: Store> Kept<S> {
         self.store.swap(key, was, Change { document: &document, granted, ended, wake, request, must }).await
     }
 
-    /// One step on the document of a lock. `decide` has the time in ms, and the same rounded up.
+    /// Runs one step on the document of a lock. `decide` gets the time in ms, and the same rounded up.
     pub(super) async fn step<T>(&mut self, key: &Key, purpose: ReadFor<'_>, decide: impl Fn(&mut Document, u64, u64) -> T) -> Result<T> {
         for _ in 0..TRIES {
             let snapshot = self.store.read(key, purpose).await?;
@@ -146,11 +146,11 @@ impl<S: Store> Kept<S> {
         if let Some((ttl, fence)) = self.store.extend(key, token, intent).await? {
             return Ok(Renewal::Renewed { ttl, fence });
         }
-        // Ends are rounded up: from an earlier time, one that was set a moment ago would lie further off than the same TTL reaches.
+        // Ends are rounded up. Without that, a recent end could be later than the end that the same TTL gives now.
         self.step(key, ReadFor::Change, |document, _, up| document.renew(token, intent, up)).await
     }
 
-    /// Whether a token has a hold. That it is over is written before it is told.
+    /// Whether a token has a hold. The end of a hold is written before it is reported.
     pub(super) async fn look_for(&mut self, key: &Key, token: &Token) -> Result<Renewal> {
         let snapshot = self.store.read(key, ReadFor::Change).await?;
         let mut document = snapshot.document.clone();
@@ -160,14 +160,14 @@ impl<S: Store> Kept<S> {
             match self.write(key, snapshot, document, (None, false), None).await {
                 // A client that may only look changes nothing.
                 Err(error) if error.kind != Kind::Denied => return Err(error),
-                // A client that was faster has written it as well.
+                // A faster client has written the same end.
                 _ => {}
             }
         }
         Ok(answer)
     }
 
-    /// Gives a hold back.
+    /// Releases a hold.
     pub(super) async fn give_back(&mut self, key: &Key, token: &Token, info: &ReleaseInfo) -> Result<Release> {
         if self.store.free(key, token, info).await? {
             return Ok(Release::Released);
@@ -177,7 +177,7 @@ impl<S: Store> Kept<S> {
             let (now, claimed, mut document) = (snapshot.now(), snapshot.base == Base::Claim, snapshot.document.clone());
             document.expire(now);
             let answer = document.release(token, info, now);
-            // A grant that is still on its way must not find what it was decided on.
+            // A grant that is still on its way must not find the document that it was decided on.
             let unsure = self.unsure.as_ref().is_some_and(|(of, unsure)| (of, unsure) == (key, token));
             let must = claimed || (unsure && answer == Release::NotHeld);
             if self.write(key, snapshot, document, (None, must), None).await? {
@@ -209,7 +209,7 @@ impl<S: Store> Kept<S> {
         Ok(())
     }
 
-    /// Removes a waiter that is stored by itself; whether it is so.
+    /// Removes a waiter that is stored separately; returns whether it is stored so.
     async fn leave_list(&mut self, request: &Request) -> Result<bool> {
         let removed = self.is_queued(request) && self.store.remove_waiter(request).await?;
         if removed {

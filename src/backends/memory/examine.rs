@@ -1,4 +1,4 @@
-//! There is nothing behind it that could be set wrong.
+//! The memory store has no settings that could be wrong.
 
 use async_trait::async_trait;
 

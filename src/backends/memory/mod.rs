@@ -21,7 +21,7 @@ use crate::lock::{
     document::Document,
 };
 
-/// What several [`Memory`] backends share.
+/// The state that several [`Memory`] backends share.
 #[derive(Clone)]
 pub struct MemoryStore {
     slots: Rc<RefCell<HashMap<(String, Key), Slot>>>,
@@ -36,7 +36,7 @@ impl Default for MemoryStore {
 }
 
 impl MemoryStore {
-    /// Forgets all that it has, as a store that lost its disk.
+    /// Drops all data, like a store that lost its disk.
     pub fn lose_data(&self) {
         for slot in self.slots.borrow_mut().values_mut() {
             let (revision, wake, waiting) = (slot.revision + 1, Rc::clone(&slot.wake), std::mem::take(&mut slot.waiting));
@@ -106,7 +106,7 @@ const CAPABILITIES: Capabilities = Capabilities {
 pub type Memory = Kept<Client>;
 
 impl Memory {
-    /// A client that keeps its locks in `store`.
+    /// Returns a client that keeps its locks in `store`.
     pub fn new(store: MemoryStore, namespace: Namespace) -> Self {
         Self::of(Client { store, namespace })
     }

@@ -40,7 +40,7 @@ async fn resolve(host: &str, port: u16) -> Result<Vec<IpAddr>> {
     Ok(found.map(|address| address.ip()).collect())
 }
 
-/// No connection: nothing was sent.
+/// Returns the error that there is no connection: nothing was sent.
 pub(in crate::backends) fn unreachable(error: io::Error) -> Error {
     let plain = |message: &str| Error::new(Kind::Unavailable, message);
     let failure = match error.kind() {
@@ -58,7 +58,7 @@ fn unresolved() -> Error {
     Error::new(Kind::Unavailable, "the server's name can't be resolved")
 }
 
-/// Has the kernel notice within `limit` that the server's host is gone, also while nothing is sent.
+/// Makes the kernel notice within `limit` that the server's host is gone, even while nothing is sent.
 pub(in crate::backends) fn keep_alive(socket: &OwnedFd, limit: Duration) -> io::Result<()> {
     if sockopt::socket_domain(socket)? == AddressFamily::UNIX {
         return Ok(());

@@ -1,4 +1,4 @@
-//! What stores that are reached over a network share: connecting, TLS, secrets, and the check of the way there.
+//! The common parts of network stores: connecting, TLS, secrets, and the check of the connection's privacy.
 
 mod dial;
 pub(super) mod secret;

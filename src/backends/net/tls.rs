@@ -31,7 +31,7 @@ pub struct Tls {
     pub key_file: Option<PathBuf>,
 }
 
-/// Shakes hands with the server, which must prove to be `host`. `in_clear` begins the URLs of the same store without TLS.
+/// Shakes hands with the server, which must prove to be `host`. `in_clear` is the URL scheme of the same store without TLS.
 pub(in crate::backends) async fn wrap(options: &Tls, host: &str, stream: TcpStream, in_clear: &str) -> Result<TlsStream<TcpStream>> {
     let name = ServerName::try_from(host.to_owned())
         .map_err(|error| Error::new(Kind::Config, "the host's name can't be one in a certificate").source(error))?;
@@ -39,7 +39,7 @@ pub(in crate::backends) async fn wrap(options: &Tls, host: &str, stream: TcpStre
     connector.connect(name, stream).await.map_err(|error| failed(error, in_clear))
 }
 
-/// What a handshake is begun with.
+/// The parameters of a handshake.
 pub(in crate::backends) fn config(options: &Tls) -> Result<ClientConfig> {
     config_with(options, |authority| authority)
 }
@@ -65,7 +65,7 @@ pub(in crate::backends) fn config_with(
     }
 }
 
-/// What checks a server's certificate and its name: against the authorities of a file, or else the public ones and the system's.
+/// Returns the verifier of a server's certificate and name: against the authorities of a file, or else the public ones and the system's.
 fn verifier(file: Option<&Path>, provider: &Arc<CryptoProvider>) -> Result<Arc<dyn ServerCertVerifier>> {
     let Some(file) = file else {
         let compiled = RootCertStore { roots: webpki_roots::TLS_SERVER_ROOTS.to_vec() };
@@ -160,7 +160,7 @@ fn private_key(file: &Path) -> Result<PrivateKeyDer<'static>> {
     PrivateKeyDer::from_pem_file(file).map_err(|error| unreadable(file, "private key", error))
 }
 
-/// The cause may quote the file, so of the private key's it is left out.
+/// Returns the error. A parse error may quote the file, so it is left out.
 fn unreadable(file: &Path, what: &str, error: pem::Error) -> Error {
     let why = match error {
         pem::Error::Io(error) => error.to_string(),
@@ -169,7 +169,7 @@ fn unreadable(file: &Path, what: &str, error: pem::Error) -> Error {
     Error::new(Kind::Config, format!("{}: {why}", file.display()))
 }
 
-/// The TLS handshake failed: nothing was sent.
+/// Returns the error that the TLS handshake failed: nothing was sent.
 fn failed(error: io::Error, in_clear: &str) -> Error {
     let cause = error.get_ref().and_then(|inner| inner.downcast_ref::<rustls::Error>());
     let failure = match cause {

@@ -1,18 +1,18 @@
-//! Whether others can listen in on the way to a store, for `doctor`.
+//! Whether others can read the traffic to a store, for `doctor`.
 
 use std::net::IpAddr;
 
 use crate::lock::{Check, Finding, check};
 
-/// The check that all stores of the network share.
+/// The check that all network stores share.
 pub(in crate::backends) const CHECK: Check = check("tls", "whether the connection is encrypted, and which servers are trusted");
 
-/// Whether only this host's root could listen in.
+/// Whether only this host's root could read the traffic.
 pub(in crate::backends) fn is_here(host: &str) -> bool {
     host.eq_ignore_ascii_case("localhost") || host.parse::<IpAddr>().is_ok_and(|address| address.is_loopback())
 }
 
-/// A way in clear to these hosts. `mend` says how the store's URL asks for TLS.
+/// Returns the finding for unencrypted traffic to these hosts. `mend` says how the store's URL asks for TLS.
 pub(in crate::backends) fn in_clear<'a>(hosts: impl IntoIterator<Item = &'a str>, has_password: bool, mend: &str) -> Finding {
     let Some(far) = hosts.into_iter().find(|host| !is_here(host)) else {
         return Finding::ok(CHECK.id, "no TLS, and no network: the store is on this host");
@@ -26,7 +26,7 @@ pub(in crate::backends) fn in_clear<'a>(hosts: impl IntoIterator<Item = &'a str>
     Finding::warn(CHECK.id, format!("no TLS to {far}, {what} the network in clear"), risk).mend(mend)
 }
 
-/// A server that has proven its identity.
+/// Returns the finding for a server that has proven its identity.
 pub(in crate::backends) fn verified() -> Finding {
     Finding::ok(CHECK.id, "TLS; the server's certificate was verified")
 }

@@ -1,12 +1,12 @@
 //! The queue of a lock in a store that keeps one entry for each contender, in order of arrival: etcd and ZooKeeper.
 //!
-//! The store reads the contenders and states what is known of each grant; the rules are decided here, without I/O and without a clock:
+//! The store reads the contenders and their grants. This module decides the rules, without I/O and without a clock:
 //! - An exclusive contender waits for each contender in front of it, a reader for each one that is no reader.
 //! - A permit is granted as soon as there is room for all that wait in front of it and for itself, in whichever order they ask. Held
-//!   permits are counted, not their numbers: a lower number of permits rules for the contenders that ask for it.
-//! - A contender without a record is another library's. Its position tells whether it holds the lock.
+//!   permits are counted, not their numbers: a lower number of permits applies to the contenders that ask for it.
+//! - A contender without a record belongs to another library. Its position tells whether it holds the lock.
 //!
-//! [`record`] is what both stores write next to their contenders, [`history`] what they remember of them.
+//! [`record`] has the records that both stores write next to their contenders, [`history`] those of ended holds and skips.
 
 pub mod history;
 #[cfg(test)]
@@ -19,21 +19,21 @@ use std::time::Duration;
 
 use crate::lock::{Busy, Holder, Mode};
 
-/// How long a successor gives a vanished holder to stop what it ran.
+/// The drain delay: how long a successor lets a vanished holder stop its command.
 pub const DRAIN_DELAY: Duration = Duration::from_millis(500);
 
-/// What is known of a contender's grant.
+/// The evidence of a contender's grant.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum State {
-    /// Its record says that it was granted the lock.
+    /// The record says that the contender was granted the lock.
     Granted,
-    /// Its record says that it was not granted the lock so far.
+    /// The record says that the contender was not granted the lock so far.
     Waits,
-    /// It has no record.
+    /// The contender has no record.
     Unknown,
 }
 
-/// One contender, as far as the rules need to know it.
+/// One contender, as far as the rules need it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Contender {
     pub mode: Mode,
@@ -50,7 +50,7 @@ impl Contender {
     }
 }
 
-/// All contenders of a lock, in order of arrival. Positions in it count from 0; that of a contender still to come is [`Contenders::len`].
+/// All contenders of a lock, in order of arrival. Positions count from 0; a contender still to come has [`Contenders::len`].
 #[derive(Clone, Debug, Default)]
 pub struct Contenders {
     all: Vec<Contender>,
@@ -58,12 +58,12 @@ pub struct Contenders {
     permits: Vec<u32>,
 }
 
-/// What a waiter waits for.
+/// The event that a waiter waits for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Awaited {
-    /// This contender has to go, or to be granted the permit that it waits for.
+    /// This contender leaves, or is granted the permit that it waits for.
     pub contender: Option<usize>,
-    /// Any held permit may come back.
+    /// Any held permit may be released.
     pub permits: bool,
 }
 
@@ -80,12 +80,12 @@ impl Contenders {
         &self.all
     }
 
-    /// How many permits are held.
+    /// Returns how many permits are held.
     pub fn permits(&self) -> usize {
         self.permits.len()
     }
 
-    /// The last contender in front of `at` that one of `mode` has to wait for, however many permits there are.
+    /// Returns the last contender in front of `at` that blocks one of `mode`, however many permits there are.
     pub fn blocker(&self, mode: Mode, at: usize) -> Option<usize> {
         self.all[..at].iter().rposition(|other| !go_together(mode, other.mode))
     }
@@ -96,24 +96,24 @@ impl Contenders {
             return false;
         }
         let Mode::Permits(most) = mode else { return true };
-        // A contender whose number was deleted from outside has not stopped yet.
+        // A contender whose number was deleted from outside may still be running.
         let held = self.permits.len().max(self.all.iter().filter(|one| one.has_permit()).count());
         let own = usize::from(self.all.get(at).is_some_and(|own| own.has_permit()));
         let waiting = self.all[..at].iter().filter(|one| one.waits_for_permit()).count();
         held.saturating_sub(own) + waiting < usize::try_from(most).unwrap_or(usize::MAX)
     }
 
-    /// The lowest number that no permit has.
+    /// Returns the lowest number that no permit has.
     pub fn free_number(&self) -> u32 {
         let mut taken = self.permits.clone();
         taken.sort_unstable();
         taken.into_iter().fold(0, |free, number| if number == free { free + 1 } else { free })
     }
 
-    /// What one of `mode` waits for at this position, where it can't have the lock yet.
+    /// Returns the event that one of `mode` waits for at this position, while it can't have the lock.
     ///
-    /// Of the waiters for permits only the first one waits for held permits. Each one behind waits for the one in front of it, so that one
-    /// permit that comes back wakes one waiter. A waiter that asks for more permits than all in front of it may be next while they are not.
+    /// Only the first of the waiters for permits waits for held permits. Each other one waits for the one in front of it. So one released
+    /// permit wakes one waiter. A waiter that asks for more permits than all in front of it may be next while they are not.
     pub fn awaited(&self, mode: Mode, at: usize) -> Awaited {
         let blocker = self.blocker(mode, at);
         let Mode::Permits(most) = mode else { return Awaited { contender: blocker, permits: false } };
@@ -134,32 +134,32 @@ impl Contenders {
         }
     }
 
-    /// The positions of the holders.
+    /// Returns the positions of the holders.
     pub fn holders(&self) -> impl Iterator<Item = usize> {
         (0..self.len()).filter(|at| self.holds(*at))
     }
 
-    /// The positions of the waiters.
+    /// Returns the positions of the waiters.
     pub fn waiters(&self) -> impl Iterator<Item = usize> {
         (0..self.len()).filter(|at| !self.holds(*at))
     }
 
-    /// Its position among the waiters, from 1.
+    /// Returns its position among the waiters, from 1.
     pub fn place(&self, at: usize) -> u32 {
         u32::try_from(self.waiters().take_while(|waiter| *waiter < at).count() + 1).unwrap_or(u32::MAX)
     }
 
-    /// Whether it waits by its record, as dlock's waiters do.
+    /// Whether the contender waits by its record, as dlock's waiters do.
     pub fn waits(&self, at: usize) -> bool {
         self.all[at].state == State::Waits
     }
 
-    /// Whether an exclusive holder has the lock: a dead waiter is in no other's way then, and may only be slow.
+    /// Whether an exclusive holder has the lock: a dead waiter then delays no other waiter, and may only be slow.
     pub fn is_held_alone(&self) -> bool {
         self.all.first().is_some_and(|first| first.mode == Mode::Exclusive) && self.holds(0)
     }
 
-    /// Whether only waiters keep one of `mode` from the lock.
+    /// Whether only waiters block one of `mode`.
     pub fn only_waiters_block(&self, mode: Mode) -> bool {
         self.holders().all(|at| is_permit(mode) && is_permit(self.all[at].mode))
     }
@@ -169,15 +169,15 @@ fn is_permit(mode: Mode) -> bool {
     matches!(mode, Mode::Permits(_))
 }
 
-/// Whether holds of two modes can go together. For permits that also depends on their number.
+/// Whether holds of two modes can exist at the same time. For permits that also depends on their number.
 pub fn go_together(one: Mode, other: Mode) -> bool {
     one == Mode::Shared && other == Mode::Shared || is_permit(one) && is_permit(other)
 }
 
-/// What a request of `mode` is told that is not granted. Only the `next` one in the queue can tell when the lock will be free.
+/// Returns the answer to a request of `mode` that is not granted. Only the `next` one in the queue can tell when the lock will be free.
 pub fn busy(mode: Mode, holders: Vec<Holder>, position: Option<u32>, next: bool) -> Busy {
     let ends: Option<Vec<Duration>> = holders.iter().map(|holder| holder.expires_in).collect();
-    // The first permit that comes back is enough.
+    // The first permit to be released is enough.
     let end = |ends: Vec<Duration>| if is_permit(mode) { ends.into_iter().min() } else { ends.into_iter().max() };
     Busy { expires_in: ends.and_then(end).filter(|_| next), notifies: true, passing: holders.is_empty(), position, holders }
 }

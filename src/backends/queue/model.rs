@@ -1,13 +1,13 @@
-//! Every order of what a few contenders of the queue can do, with the real rules: dead waiters, slow ones that are taken for dead, watches
-//! that are lost.
+//! Every order of the steps of a few contenders of the queue, with the real rules: dead waiters, slow waiters that are taken for dead, lost
+//! watches.
 //!
-//! **What it shows.** No two holds are granted that do not go together. When nothing more can happen, each contender that lives has had the
-//! lock: so no waiter is stuck behind others that are gone.
+//! **What it shows.** No two incompatible holds are granted. When no more steps are possible, each contender that is alive has had the
+//! lock: no waiter is stuck behind contenders that are gone.
 //!
-//! **The model.** The store keeps the entries in order of arrival, and has each step of a contender done at once. A contender looks, and then
-//! either asks to be granted the lock by what it saw, or watches what [`Contenders::awaited`] tells. A dead one leaves its entry until its
-//! lease ends, which may take as long as it likes, or until the lookout removes it if it waits. The graph of states has no cycle, so that
-//! "eventually" is what holds in each state without a next one; the checker's own `eventually` does not follow paths that join.
+//! **The model.** The store keeps the entries in order of arrival, and does each step of a contender at once. A contender looks. Then it
+//! either asks for the lock by that look, or watches the entry from [`Contenders::awaited`]. The entry of a dead contender stays until its
+//! lease ends, at any time, or until the lookout removes it if it waits. The graph of states has no cycle, so
+//! "eventually" is checked in each state without a next one; the checker's own `eventually` does not follow paths that join.
 
 use stateright::{Checker, HasDiscoveries, Model, Property};
 
@@ -17,23 +17,23 @@ use crate::lock::Mode;
 /// How a watch begins.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Watching {
-    /// With the look: nothing that happens after it is missed (etcd).
+    /// Together with the look: no later change is missed (etcd).
     AtTheLook,
-    /// After the look, and then it is compared whether what is watched has changed (ZooKeeper).
+    /// After the look; then the waiter compares whether the watched entry has changed (ZooKeeper).
     AndCompare,
-    /// After the look, whatever has happened since.
+    /// After the look, without a comparison.
     Later,
 }
 
-/// A store's queue, and what is left out.
+/// A store's queue, and which precaution is left out.
 #[derive(Clone, Copy)]
 struct Queue {
     watching: Watching,
     /// A waiter whose watch may be lost looks again by itself.
     looks_again: bool,
-    /// The lookout removes a waiter only as long as its record is as it was judged by.
+    /// The lookout removes a waiter only if its record has not changed since it was judged.
     compares_record: bool,
-    /// A grant of a permit compares that none was granted since the look.
+    /// A grant of a permit compares that no other permit was granted since the look.
     compares_permits: bool,
 }
 
@@ -48,7 +48,7 @@ struct Entry {
     permit: Option<u32>,
 }
 
-/// What was looked at: an entry, whether it was granted, and how often permits were taken and given back.
+/// The result of a look: an entry, whether it was granted, and how often permits were taken and released.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 struct Seen {
     contender: Option<(u8, bool)>,
@@ -60,16 +60,16 @@ struct Seen {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 enum Client {
     Out,
-    /// It lost its place.
+    /// The contender lost its position.
     Anew,
-    /// It is to look.
+    /// The contender's next step is a look.
     Looks(u8),
-    /// It asks for the lock, by the permits that it saw.
+    /// The contender asks for the lock, by the permits that it saw.
     Asks(u8, u8),
-    /// It is to watch this.
+    /// The contender's next step is to watch this.
     Chose(u8, Seen),
     Watches(u8, Seen),
-    /// As before, and nothing will be heard.
+    /// The contender watches this, but its watch is lost.
     Deaf(u8),
     Holds(u8),
     Dead(u8),
@@ -82,7 +82,7 @@ const fn permits(most: u32) -> Mode {
 
 const CLIENTS: usize = 3;
 
-/// What the contenders ask for.
+/// The requests of the contenders.
 const SCOPES: [[Mode; CLIENTS]; 7] = [
     [Mode::Exclusive; CLIENTS],
     [Mode::Exclusive, Mode::Exclusive, Mode::Shared],
@@ -95,7 +95,7 @@ const SCOPES: [[Mode; CLIENTS]; 7] = [
 
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 struct State {
-    /// Which of [`SCOPES`].
+    /// An index of [`SCOPES`].
     scope: usize,
     entries: Vec<Entry>,
     clients: Vec<Client>,
@@ -107,7 +107,7 @@ struct State {
     deaths: u8,
     losses: u8,
     mistakes: u8,
-    /// A permit was granted beside as many as there are.
+    /// A permit was granted although all were held.
     is_one_too_many: bool,
 }
 
@@ -122,7 +122,7 @@ enum Action {
     Leave(usize),
     Die(usize),
     Expire(usize),
-    /// The lookout takes a waiter for gone: a dead one, or one that is slow.
+    /// The lookout takes a waiter for gone: a dead one, or a slow one.
     Judge(usize),
     Remove,
 }
@@ -149,7 +149,7 @@ impl State {
         Seen { contender, permits, taken: self.taken, returned: self.returned }
     }
 
-    /// Whether what was seen has changed so that one who watches it is told.
+    /// Whether the watched state has changed so that the watcher is notified.
     fn has_changed(&self, mode: Mode, seen: Seen) -> bool {
         let of_permits = matches!(mode, Mode::Permits(_));
         let contender = seen.contender.is_some_and(|(created, was_granted)| {
@@ -184,7 +184,7 @@ impl State {
 impl Queue {
     fn look(self, state: &mut State, i: usize, created: u8) {
         let Some(at) = state.find(created) else {
-            // Its place is lost: it comes anew.
+            // The contender's position is lost: it joins anew.
             state.clients[i] = Client::Anew;
             return;
         };
@@ -226,12 +226,12 @@ impl Queue {
                 next.entries.push(Entry { client: i, created, is_granted: false, permit: None });
                 next.arrived += 1;
                 next.clients[i] = Client::Looks(created);
-                // Those that want the same are alike: they come one after the other.
+                // Contenders with the same request are alike: they come one after the other.
                 let alike = (0..i).any(|other| last.clients[other] == Client::Out && last.mode(other) == last.mode(i));
                 last.clients[i] == Client::Anew || last.clients[i] == Client::Out && !alike
             }
             Action::Look(i) => match last.clients[i] {
-                // One whose own entry is gone hears of that too.
+                // A contender whose own entry is gone is notified too.
                 Client::Looks(created) => {
                     self.look(next, i, created);
                     true
@@ -380,7 +380,7 @@ impl Model for Queue {
 }
 
 impl Queue {
-    /// Shows that this one does not have the property.
+    /// Shows that this model does not have the property.
     #[track_caller]
     fn fails(self, property: &'static str) {
         self.checker().finish_when(HasDiscoveries::AllOf([property].into())).spawn_bfs().join().assert_any_discovery(property);

@@ -1,4 +1,4 @@
-//! What dlock writes for a contender: its own value, the record next to it, and the run records of the lock. JSON, whose short names are part
+//! The data that dlock writes for a contender: its value, its record, and the lock's run records. JSON, whose short names are part
 //! of the layout.
 
 use serde::{Deserialize, Serialize};
@@ -10,12 +10,12 @@ use crate::lock::{Break, End, Error, Fence, HistoryEntry, Holder, Kind, Metadata
 pub const LAYOUT: &str = "2.0";
 const MAJOR: u32 = 2;
 
-/// What a contender says of itself. Written once, with its entry: etcd's revision of a key is its place in the order.
+/// What a contender says of itself. Written once, with its entry: etcd's revision of a key is its position in the order.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Said {
     /// The layout.
     pub dlock: String,
-    /// The hold that the lock was taken with, as [`Token::hold_text`](crate::lock::Token::hold_text); where the store needs it.
+    /// The first hold, which took the lock, as [`Token::hold_text`](crate::lock::Token::hold_text); in stores that need it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub hold: Option<String>,
     /// Taken by `acquire`.
@@ -34,7 +34,7 @@ impl Said {
         json(self)
     }
 
-    /// Reads a contender's value; `None` if no dlock wrote it.
+    /// Reads a contender's value; returns `None` if no dlock wrote it.
     ///
     /// # Errors
     /// [`Kind::Layout`] if a dlock of another layout wrote it.
@@ -46,7 +46,7 @@ impl Said {
         }
     }
 
-    /// A holder, as far as its value and its record tell; `None` for another library's. Its lease and its times are the store's to add.
+    /// Returns a holder from its value and its record; `None` for another library's. The store adds the lease and the times.
     pub fn holder(said: Option<&Self>, record: Option<&HoldRecord>, mode: Mode) -> Holder {
         Holder {
             mode,
@@ -64,22 +64,22 @@ impl Said {
     }
 }
 
-/// The record next to a contender of dlock. It is there until the contender leaves by itself: a record without its contender is that of one
-/// that vanished.
+/// The record next to a contender of dlock. It exists until the contender leaves by itself: a record without its contender means that the
+/// contender vanished.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct HoldRecord {
     #[serde(rename = "o", with = "crate::lock::document::holder")]
     pub mode: Mode,
-    /// False for a waiter, and for a hold that the history has already.
+    /// False for a waiter, and for a hold that is already in the history.
     #[serde(rename = "h", default, skip_serializing_if = "std::ops::Not::not")]
     pub is_hold: bool,
-    /// Which permit it is, where no other entry tells.
+    /// The number of the permit, if no other entry has it.
     #[serde(rename = "n", default, skip_serializing_if = "Option::is_none")]
     pub number: Option<u32>,
-    /// `None` if the step that wrote this made the contender too: then the number of that step is the fence.
+    /// `None` if the same step also made the contender: the number of that step is then the fence.
     #[serde(rename = "f", default, skip_serializing_if = "Option::is_none")]
     pub fence: Option<Fence>,
-    /// Since when, by its host's clock.
+    /// When the lock was granted, by the holder's host clock.
     #[serde(rename = "s", default, skip_serializing_if = "Option::is_none")]
     pub since_ms: Option<u64>,
     #[serde(rename = "m", default, skip_serializing_if = "Option::is_none")]
@@ -87,24 +87,24 @@ pub struct HoldRecord {
     /// The mark of a break.
     #[serde(rename = "k", default, skip_serializing_if = "Option::is_none")]
     pub mark: Option<Break>,
-    /// Up to which level was warned of the hold.
+    /// The highest level of a warning about the hold.
     #[serde(rename = "w", default, skip_serializing_if = "is_zero")]
     pub warned: u32,
 }
 
 impl HoldRecord {
-    /// Of a contender that was not granted the lock, or of which the history knows that it was.
+    /// Returns the record of a contender that was not granted the lock, or whose grant is already in the history.
     pub fn waiting(mode: Mode) -> Self {
         Self { mode, is_hold: false, number: None, fence: None, since_ms: None, metadata: None, mark: None, warned: 0 }
     }
 
-    /// Of the hold that `request` asks for.
+    /// Returns the record of the hold that `request` asks for.
     pub fn of(request: &Request, fence: Option<Fence>) -> Self {
         let metadata = request.metadata.clone();
         Self { is_hold: true, fence, since_ms: request.at_ms, metadata, ..Self::waiting(request.mode) }
     }
 
-    /// Reads a record; `None` if it tells nothing.
+    /// Reads a record; returns `None` if it is empty.
     pub fn read(data: &[u8]) -> Option<Self> {
         serde_json::from_slice(data).ok()
     }
@@ -113,39 +113,39 @@ impl HoldRecord {
         json(self)
     }
 
-    /// The record with its fence in it, so that it can be written anew; `made` is the number of the step that made it.
+    /// Returns the record with its fence added, for rewriting; `made` is the number of the step that made it.
     #[must_use]
     pub fn named(self, made: Fence) -> Self {
         Self { fence: self.fence.or(Some(made)), ..self }
     }
 
-    /// The record with the mark of a break, which stays seen if it was.
+    /// Returns the record with the mark of a break. A mark that was seen stays seen.
     #[must_use]
     pub fn marked(self, mark: &Break) -> Self {
         let seen = self.mark.as_ref().is_some_and(|known| known.seen);
         Self { mark: Some(Break { seen, ..mark.clone() }), ..self }
     }
 
-    /// The record with the mark seen; `None` if that is known already, or there is no mark.
+    /// Returns the record with the mark seen; `None` if the record says so already, or has no mark.
     pub fn seen(&self) -> Option<Self> {
         let mark = self.mark.as_ref().filter(|mark| !mark.seen)?;
         Some(Self { mark: Some(Break { seen: true, ..mark.clone() }), ..self.clone() })
     }
 
-    /// The record with a warning of this level; `None` if one of this level or a higher one was given.
+    /// Returns the record with a warning of this level; `None` if it has one of this level or a higher one.
     pub fn warned(self, level: u32) -> Option<Self> {
         (self.warned < level).then_some(Self { warned: level, ..self })
     }
 
-    /// The history entry of a hold that was never given back; `made` is the number of the step that made the record. When the hold ended
-    /// is not known.
+    /// Returns the history entry of a hold that was never released; `made` is the number of the step that made the record. The end of the
+    /// hold is unknown.
     pub fn past(&self, made: Fence) -> Option<HistoryEntry> {
         let (end, why) = self.mark.as_ref().map_or((End::Expired, None), Into::into);
         let (fence, metadata) = (self.fence.or(Some(made)), self.metadata.clone());
         self.is_hold.then_some(HistoryEntry { fence, started_ms: self.since_ms, ended_ms: None, end, why, metadata })
     }
 
-    /// Whether a successor of `mode` gives the vanished contender time to stop.
+    /// Whether a successor of `mode` waits out the drain delay for the vanished contender.
     pub fn delays(&self, mode: Mode) -> bool {
         self.mode != Mode::Shared || mode != Mode::Shared
     }
@@ -165,7 +165,7 @@ pub fn read_runs(data: &[u8]) -> Result<RunRecord> {
     }
 }
 
-/// As [`read_runs`] reads it.
+/// Returns the text that [`read_runs`] reads.
 pub fn write_runs(record: &RunRecord) -> Vec<u8> {
     #[derive(Serialize)]
     struct Runs<'a> {
@@ -176,23 +176,23 @@ pub fn write_runs(record: &RunRecord) -> Vec<u8> {
     json(&Runs { dlock: LAYOUT, record })
 }
 
-/// The first number of the layout; `None` if no dlock wrote it.
+/// Returns the first number of the layout; `None` if no dlock wrote it.
 fn version(data: &[u8]) -> Option<u32> {
     #[derive(Deserialize)]
     struct Version {
         dlock: String,
     }
     let Version { dlock } = serde_json::from_slice(data).ok()?;
-    // What can't be read is newer.
+    // An unreadable layout is a newer one.
     Some(dlock.split('.').next().and_then(|major| major.parse().ok()).unwrap_or(u32::MAX))
 }
 
-/// That an older dlock wrote what was found.
+/// Returns the error that an older dlock wrote the data.
 pub fn older_layout() -> Error {
     other_layout(MAJOR - 1)
 }
 
-/// That a dlock of another layout wrote what was read.
+/// Returns the error that a dlock of another layout wrote the data.
 fn other_layout(major: u32) -> Error {
     let (which, hint) = if major < MAJOR {
         ("an older", "update dlock on the machine that took it, or use another --namespace")
@@ -202,7 +202,7 @@ fn other_layout(major: u32) -> Error {
     Error::new(Kind::Layout, format!("the lock was taken by {which} dlock, whose layout this one can't read")).hint(hint)
 }
 
-/// Texts and numbers, which can always be written.
+/// Returns the JSON. Texts and numbers can always be written.
 fn json(value: &impl Serialize) -> Vec<u8> {
     serde_json::to_vec(value).unwrap_or_default()
 }

@@ -34,31 +34,31 @@ impl Clock for PausedClock {
     }
 }
 
-/// What happens to one call on its way to the store or back.
+/// The fate of one call on its way to the store or back.
 #[derive(Clone, Copy)]
 enum Fault {
-    /// It never gets there.
+    /// The call never reaches the store.
     Refused,
-    /// It is done, and the answer lost.
+    /// The call is done, and its answer is lost.
     AnswerLost,
-    /// It is done, and the answer never comes.
+    /// The call is done, and its answer never comes.
     AnswerHangs,
-    /// It is done at once, and the answer is late by so much.
+    /// The call is done at once, and its answer is this late.
     AnswerLate(Duration),
-    /// Nothing comes back, nothing is done.
+    /// The call is not done, and no answer comes.
     Hangs,
-    /// An error that asking again can't mend.
+    /// An error that asking again can't fix.
     Denied,
 }
 
-/// A memory backend with faults to come, one for each acquire, renew and release.
+/// A memory backend with planned faults, one for each acquire, renew and release.
 struct Faulty {
     inner: Memory,
     faults: Rc<RefCell<VecDeque<Option<Fault>>>>,
-    /// Those to come for each attempt to leave the queue.
+    /// The planned faults of attempts to leave the queue.
     leaving: Rc<RefCell<VecDeque<Option<Fault>>>>,
     calls: Rc<RefCell<Vec<&'static str>>>,
-    /// How long its grants have to settle.
+    /// The drain delay of its grants.
     drain_delay: Duration,
     /// How many times a free lock is busy in passing.
     passing: u32,
@@ -193,7 +193,7 @@ fn key() -> Key {
     Key::new("job").unwrap()
 }
 
-/// Equal but for what tokio's timers, which count milliseconds, add.
+/// Whether two times are equal, apart from the milliseconds that tokio's timers add.
 #[track_caller]
 fn assert_about(took: Duration, meant: Duration) {
     assert!(meant <= took && took <= meant + Duration::from_millis(2), "{took:?} instead of {meant:?}");

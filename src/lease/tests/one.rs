@@ -178,7 +178,7 @@ async fn a_stop_while_waiting_leaves_nothing_and_passes_the_turn_on() {
         world.clock.sleep_until(before.plus(secs(2))).await;
         give_back(&mut holder, &world.clock, &lease.key, &lease.token, &Scope::Tree.into(), LIMITS).await
     };
-    // The turn comes in the same instant in which the first in line leaves.
+    // The waiter is offered the lock at the instant in which the first one in the queue leaves.
     let (_, gone, taker) = tokio::join!(releasing, leaving, staying);
     assert!(matches!(gone.unwrap(), Outcome::Stopped(())));
     assert!(matches!(taker.unwrap(), Outcome::Granted(_)));

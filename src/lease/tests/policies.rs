@@ -1,4 +1,4 @@
-//! Run policies: what earlier runs make of a request, and what a run leaves behind.
+//! Run policies: the effect of earlier runs on a request, and the record that a run leaves.
 
 use super::*;
 
@@ -48,7 +48,7 @@ async fn who_waits_waits_for_at_least_and_for_no_guard() {
     let began = Instant::now();
     world.run(with_terms("b", Some(60), None, None), WaitPolicy::Forever).await;
     assert!((secs(10)..secs(10) + Duration::from_millis(60)).contains(&began.elapsed()), "{:?}", began.elapsed());
-    // A run that waited leaves none either.
+    // A run that waited leaves no record either.
     tokio::time::sleep(secs(50)).await;
     world.run(with_terms("c", Some(5), None, None), WaitPolicy::Try).await;
 }

@@ -37,7 +37,7 @@ async fn free(world: &World, (mut client, lease): (Faulty, Lease)) {
     give_back(&mut client, &world.clock, &lease.key, &lease.token, &info, LIMITS).await;
 }
 
-/// Marks a hold to be broken, or takes the lock from it at once; which it was.
+/// Marks a hold to be broken, or evicts it at once; returns which.
 async fn broken(world: &World, name: &str, at_once: bool) -> Fence {
     let (mut client, key) = (world.client(&[]).inner, Key::new(name).unwrap());
     let fence = client.inspect(&key).await.unwrap().holders[0].fence.unwrap();

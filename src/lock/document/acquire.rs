@@ -1,4 +1,4 @@
-//! Taking a lock, entering one that the owner has, and joining the queue.
+//! Taking a lock, entering a hold of the same owner, and joining the queue.
 
 use std::time::Duration;
 
@@ -12,17 +12,17 @@ use super::{
 /// The answer to [`Document::ask`].
 #[derive(Debug)]
 pub enum Answer {
-    /// The owner has the lock already, and now this hold.
+    /// The owner has the lock already, and now also this hold.
     Has(Grant),
     /// The owner has the lock in this mode, which does not cover the request ([`Mode::covers`]).
     Otherwise(Mode),
-    /// The request may be granted; it is out of the queue.
+    /// The request may be granted; it has left the queue.
     Go,
     /// Other holders have the lock, or other waiters go first; a request that waits is in the queue. Only holders of the document are known.
     Busy(Busy),
     /// There is room, but the run policy denies the request.
     Denied(Box<Denial>),
-    /// The owner to be entered is no holder.
+    /// The owner whose hold was to be entered is no holder.
     NotHeld,
 }
 
@@ -31,9 +31,9 @@ pub enum Answer {
 pub struct Moment {
     /// The store's time in ms.
     pub now: u64,
-    /// Until when a hold outside of the document lasts; `None` without one.
+    /// When a hold outside of the document ends; `None` without one.
     pub outside: Option<u64>,
-    /// The fence of a fresh grant, above all fences before.
+    /// The fence for a fresh grant, above all earlier fences.
     pub fence: Fence,
 }
 
@@ -64,7 +64,7 @@ impl Document {
     }
 
     /// Asks for the lock, while an exclusive hold outside lasts until `outside`; `refused` returns why the run policy denies a fresh hold
-    /// of a lock that has room. After [`Answer::Go`] the lock is to be granted in the same step: by [`Document::grant`], or outside.
+    /// of a lock that has room. After [`Answer::Go`] the same step must grant the lock: with [`Document::grant`], or outside.
     pub fn ask(&mut self, request: &Request, now: u64, outside: Option<u64>, refused: impl FnOnce() -> Option<Denial>) -> Answer {
         match self.holder(&request.token) {
             Some(holder) if !holder.mode.covers(request.mode) => return Answer::Otherwise(holder.mode),
@@ -90,7 +90,7 @@ impl Document {
         }
         let position = self.queue.join(request, now);
         let ends = self.holders.iter().map(HolderEntry::ends).chain(outside);
-        // Whichever permit comes back first is enough.
+        // The first permit to be released is enough.
         let end = if matches!(request.mode, Mode::Permits(_)) { ends.min() } else { ends.max() };
         Answer::Busy(Busy {
             expires_in: held_up.or(end.map(|end| end.saturating_sub(now))).map(Duration::from_millis),
@@ -128,7 +128,7 @@ impl Document {
         Some(grant)
     }
 
-    /// Records the start of a hold that is asked for again, where the step that granted it was cut short before that.
+    /// Records the start of a repeated request, if the granting step was cut short before that.
     fn record_missing(&mut self, request: &Request, fence: Fence, now: u64) {
         let Some(run_policy) = &request.run_policy else { return };
         let cooldown = run_policy.skew_guard.is_none() && run_policy.at_least.is_none()
@@ -144,7 +144,7 @@ impl Document {
         queue.held_up(request, |mode| room(holders, mode, outside), now, offered)
     }
 
-    /// The lowest number that no permit has.
+    /// Returns the lowest number that no permit has.
     fn permit(&self, mode: Mode) -> Option<u32> {
         let Mode::Permits(most) = mode else { return None };
         (0..most).find(|number| self.holders.iter().all(|holder| holder.permit != Some(*number)))

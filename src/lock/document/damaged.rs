@@ -1,4 +1,4 @@
-//! Documents that no dlock wrote: whatever is read of one, no question about it panics, and what is written of it can be read.
+//! Documents that no dlock wrote: no question about such a document panics, and what dlock writes of it can be read.
 
 use super::{
     tests::{fair, request, waiting},
@@ -11,7 +11,7 @@ use crate::{
 
 const NOW: u64 = 1_800_000_000_000;
 
-/// A document with all that one can have.
+/// Returns a document with every part that a document can have.
 fn whole() -> serde_json::Value {
     let mut document = Document::default();
     let readers = [request(Mode::Shared), Request { detached: true, ..request(Mode::Shared) }];

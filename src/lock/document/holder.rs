@@ -12,31 +12,31 @@ pub struct HolderEntry {
     /// The token's owner.
     #[serde(rename = "o")]
     pub owner: String,
-    /// The hold that the lock was taken with.
+    /// The first hold of the owner, which took the lock.
     #[serde(rename = "r")]
     pub root: String,
     /// Its holds, by [`Token::hold_text`].
     #[serde(rename = "h")]
     pub holds: BTreeMap<String, HoldEntry>,
-    /// How it has the lock.
+    /// The mode of the hold.
     #[serde(rename = "m", with = "self")]
     pub mode: Mode,
-    /// The number of its permit.
+    /// The permit's number.
     #[serde(rename = "n", default, skip_serializing_if = "Option::is_none")]
     pub permit: Option<u32>,
     /// Its fence.
     #[serde(rename = "f")]
     pub fence: u64,
-    /// Since when it has the lock.
+    /// When it took the lock.
     #[serde(rename = "b")]
     pub since: u64,
     /// When a hold was last taken or extended.
     #[serde(rename = "l")]
     pub renewed: u64,
-    /// What it said of itself.
+    /// What the holder said of itself.
     #[serde(rename = "w", default, skip_serializing_if = "Option::is_none")]
     pub metadata: Option<Metadata>,
-    /// Its process need not live.
+    /// The hold is detached: it needs no living process.
     #[serde(rename = "d", default, skip_serializing_if = "std::ops::Not::not")]
     pub detached: bool,
     /// The mark of a break.
@@ -47,10 +47,10 @@ pub struct HolderEntry {
 /// One hold of an owner.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct HoldEntry {
-    /// The TTL in ms that it was taken with.
+    /// The hold's original TTL in ms.
     #[serde(rename = "t")]
     pub ttl: u64,
-    /// When it ends.
+    /// When the hold ends.
     #[serde(rename = "e")]
     pub ends: u64,
 }
@@ -77,7 +77,7 @@ impl HolderEntry {
         self.owner == token.owner.to_string()
     }
 
-    /// When the last of its holds ends.
+    /// Returns when the last of its holds ends.
     pub(super) fn ends(&self) -> u64 {
         self.holds.values().map(|hold| hold.ends).max().unwrap_or_default()
     }
@@ -103,7 +103,7 @@ impl HolderEntry {
         }
     }
 
-    /// Its entry in the history.
+    /// Returns its history entry.
     pub(super) fn past(&self, ended: u64, end: End, why: Option<String>) -> HistoryEntry {
         HistoryEntry {
             fence: Some(Fence(self.fence)),
@@ -115,7 +115,7 @@ impl HolderEntry {
         }
     }
 
-    /// Its entry in the history if it is never released.
+    /// Returns its history entry for the case that it is never released.
     pub(super) fn vanished(&self, ended: u64) -> HistoryEntry {
         let (end, why) = self.mark.as_ref().map_or((End::Expired, None), Into::into);
         self.past(ended, end, why)

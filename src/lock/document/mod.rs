@@ -1,12 +1,12 @@
 //! One lock as one document: its holders with their nested holds, its queue, the run policy, the warnings given, and an outbox of ended
 //! holds. All rules of a lock are decided here.
 //!
-//! The module does no I/O and reads no clock. A store reads the document, expires what is over by the store's time in ms, asks one question,
+//! The module does no I/O and reads no clock. A store reads the document, expires old holds by the store's time in ms, asks one question,
 //! and writes the document back in a step that fails if another client changed it meanwhile. An exclusive hold may be in the document, or
-//! outside, where the store keeps such holds itself: then each question is told until when that hold lasts.
+//! outside, where the store keeps such holds itself. In that case each question is given the end of that hold.
 //!
-//! Worst cases: a hold is never released (it ends by its own time, whatever becomes of others); the clock is set back (no sign of life and
-//! no offer lies in the future); a waiter dies (see [`queue`]); an answer is lost (asked again with the same token, the answer is the same).
+//! Worst cases: a hold is never released (it ends by its own time, independently of other holds); the clock is set back (no sign of life
+//! and no offer lies in the future); a waiter dies (see [`queue`]); an answer is lost (the same token asks again and gets the same answer).
 
 mod acquire;
 #[cfg(test)]
@@ -36,13 +36,13 @@ use super::{
     Token, Ttl, Waiter,
 };
 
-/// The layout that this version writes: its major number by a hundred, and its minor one.
+/// The layout that this version writes: a hundred times its major number, plus its minor one.
 const LAYOUT: u16 = 100;
-/// From here on a layout is a newer major one, which must not be touched.
+/// Layouts from this number on have a newer major number, and must not be touched.
 const LAYOUT_REFUSED: u16 = 200;
-/// How long a lock that has room is kept for the waiter that it was offered to.
+/// How long a lock that has room is reserved for the waiter that it was offered to.
 pub const OFFER: Duration = Duration::from_millis(queue::OFFER);
-/// How many waiters are woken at a time: one of them may be frozen.
+/// How many waiters are woken at the same time: one of them may be frozen.
 const WOKEN: usize = 2;
 
 /// All that dlock knows of one lock. The short names are part of the stored layout.
@@ -57,16 +57,16 @@ pub struct Document {
     notified: u64,
     #[serde(rename = "q", default, skip_serializing_if = "Queue::is_empty")]
     queue: Queue,
-    /// What earlier runs ask of later ones.
+    /// The run policy: what earlier runs require of later ones.
     #[serde(rename = "p", default, skip_serializing_if = "is_default")]
     run_record: RunRecord,
-    /// The hold that was last warned about, and up to which level.
+    /// The fence of the last hold that was warned about, and the highest level of a warning.
     #[serde(rename = "w", default, skip_serializing_if = "is_default")]
     warned: (u64, u32),
-    /// Outbox: ended holds that the history does not have yet.
+    /// Outbox: ended holds that are not in the history yet.
     #[serde(rename = "e", default, skip_serializing_if = "Vec::is_empty")]
     ended: Vec<HistoryEntry>,
-    /// Other waiters may be granted the lock now.
+    /// A change lets other waiters be granted the lock.
     #[serde(skip)]
     dirty: bool,
     /// Waiters whose offer has just begun, or is over.
@@ -93,9 +93,9 @@ impl Default for Document {
 /// A waiter that should ask now.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct WakeUp {
-    /// The hold, as [`Token::hold_text`] has it.
+    /// The hold, as in [`Token::hold_text`].
     pub hold: String,
-    /// An unfair exclusive waiter: any other of this kind will do.
+    /// Whether it is an unfair exclusive waiter: any other of this kind can replace it.
     pub plain: bool,
 }
 
@@ -121,11 +121,11 @@ impl Document {
 
     /// Returns the document as JSON; `None` if it is empty.
     pub fn write(&self) -> Option<String> {
-        // Texts and numbers, which can always be written.
+        // Texts and numbers can always be written.
         if self.is_empty() { None } else { serde_json::to_string(self).ok() }
     }
 
-    /// Whether the document says nothing at all: a warning matters only as long as its hold.
+    /// Whether the document is empty: a warning matters only as long as its hold.
     pub fn is_empty(&self) -> bool {
         !self.has_holders() && self.queue.is_empty() && self.run_record == RunRecord::default() && self.ended.is_empty()
     }
@@ -135,17 +135,17 @@ impl Document {
         !self.holders.is_empty()
     }
 
-    /// When the last hold ends unless it is renewed.
+    /// Returns when the last hold ends unless it is renewed.
     pub fn ends(&self) -> Option<u64> {
         self.holders.iter().map(HolderEntry::ends).max()
     }
 
-    /// Until when this token's owner is a holder; `None` if it is none.
+    /// Returns when the hold of this token's owner ends; `None` if the owner is no holder.
     pub fn lasts(&self, token: &Token) -> Option<u64> {
         self.holder(token).map(HolderEntry::ends)
     }
 
-    /// The fence of this token's hold, if there is that hold.
+    /// Returns the fence of this token's hold, if that hold exists.
     pub fn fence(&self, token: &Token) -> Option<Fence> {
         let holder = self.holder(token)?;
         holder.holds.contains_key(&token.hold_text()).then_some(Fence(holder.fence))
@@ -166,7 +166,7 @@ impl Document {
         self.ended.extend(over);
     }
 
-    /// Ends all holds, since a client that knows nothing of them took the lock.
+    /// Ends all holds, since a client that does not know them took the lock.
     pub fn lose(&mut self, now: u64) {
         self.dirty |= self.has_holders();
         self.ended.extend(self.holders.drain(..).map(|holder| holder.vanished(holder.ends().min(now))));
@@ -203,7 +203,7 @@ impl Document {
         }
     }
 
-    /// Releases a hold, and with the first hold of a tree all others. Records what became of the run.
+    /// Releases a hold. Releasing the first hold of a tree releases all others. Records the outcome of the run.
     pub fn release(&mut self, token: &Token, info: &ReleaseInfo, now: u64) -> Release {
         let hold = token.hold_text();
         let Some(holder) = self.holders.iter_mut().find(|holder| holder.is_of(token)) else { return Release::NotHeld };
@@ -213,7 +213,7 @@ impl Document {
         if let Some(stage) = info.run_state {
             self.run_record.end(Fence(holder.fence), stage);
         }
-        // Which hold entered which is not recorded: only the first is known to enclose all others.
+        // The document does not record which hold entered which: only the first one is known to enclose all others.
         if info.scope == Scope::Tree && holder.root == hold {
             holder.holds.clear();
         }
@@ -227,15 +227,15 @@ impl Document {
         Release::Released
     }
 
-    /// Leaves the queue; whether the token was in it.
+    /// Leaves the queue; returns whether the token was in it.
     pub fn leave(&mut self, token: &Token) -> bool {
         let left = self.queue.leave(&token.hold_text());
-        // The waiter may have held others up, or have been woken in the place of another one.
+        // The waiter may have held others up, or may have been woken instead of another one.
         self.dirty |= left;
         left
     }
 
-    /// Marks the hold with this fence as to be broken. A hold that was marked before stays seen.
+    /// Marks the hold with this fence to be broken. A mark that was seen before stays seen.
     pub fn mark(&mut self, fence: Fence, mark: &Break) -> bool {
         let Some(holder) = self.holders.iter_mut().find(|holder| holder.fence == fence.0) else { return false };
         let seen = holder.mark.as_ref().is_some_and(|known| known.seen);
@@ -251,7 +251,7 @@ impl Document {
         true
     }
 
-    /// Claims the warning of this level about a hold; true for the first claim of that level or a higher one, while there is the hold.
+    /// Claims the warning of this level for a hold; true for the first claim of that level or a higher one, while the hold exists.
     pub fn claim_warning(&mut self, fence: Fence, level: u32) -> bool {
         let new = self.fences().any(|held| held == fence) && self.warned < (fence.0, level);
         if new {
@@ -265,8 +265,8 @@ impl Document {
         self.queue.insert(QueueEntry { hold, mode: Mode::Exclusive, fair: false, metadata, since, seen, offered: None });
     }
 
-    /// Returns the waiters that should ask now, since the last call; to be called before the document is written. Not all waiters are woken
-    /// at once: each grant lets the next ones be woken.
+    /// Returns the waiters that should ask now, since the last call. Call it before the document is written. Not all waiters are woken
+    /// at the same time: each grant lets the next ones be woken.
     pub fn take_wake_ups(&mut self, outside: Option<u64>) -> Vec<WakeUp> {
         let offered = std::mem::take(&mut self.offered);
         let most = if std::mem::take(&mut self.dirty) { WOKEN } else { 0 };
@@ -285,7 +285,7 @@ impl Document {
         std::mem::take(&mut self.ended)
     }
 
-    /// Behind which holds this one waits: the one in front of it in the queue, or the first holds of some holders.
+    /// Returns the holds that this one waits for: the one in front of it in the queue, or the first holds of some holders.
     pub fn behind_whom(&self, hold: &str) -> Vec<&str> {
         match self.queue.in_front_of(hold) {
             Some(other) => vec![other],
@@ -298,17 +298,17 @@ impl Document {
         self.notified
     }
 
-    /// Each holder.
+    /// Returns each holder.
     pub fn holders(&self, now: u64) -> Vec<Holder> {
         self.holders.iter().map(|holder| holder.holder(now)).collect()
     }
 
-    /// Each waiter by hold, longest first.
+    /// Returns each waiter by hold, the longest first.
     pub fn waiters(&self, now: u64) -> Vec<(&str, Waiter)> {
         self.queue.waiters(now)
     }
 
-    /// How many holds of this mode the lock has room for.
+    /// Returns how many more holds of this mode the lock has room for.
     fn room(&self, mode: Mode, outside: Option<u64>) -> usize {
         room(&self.holders, mode, outside)
     }
@@ -337,7 +337,7 @@ fn is_default<T: Default + PartialEq>(value: &T) -> bool {
     *value == T::default()
 }
 
-/// How many holds of `mode` there is room for next to `holders`. A new number of permits rules for new holds.
+/// Returns how many holds of `mode` fit next to `holders`. A new number of permits applies to new holds.
 fn room(holders: &[HolderEntry], mode: Mode, outside: Option<u64>) -> usize {
     match mode {
         _ if outside.is_some() => 0,

@@ -1,13 +1,13 @@
-//! Breaking a hold that is being renewed, in every order of what its holder, the one who breaks it and a successor can do, with the real document.
+//! Breaking a hold that is being renewed: the real document, with every order of the steps of its holder, the breaker and a successor.
 //!
-//! **What it shows.** No successor starts beside a holder that is still stopping; what was broken is never renewed, and never counts as a
-//! holder, after the successor was granted; nothing that comes late touches the successor; and once nothing more can happen the successor has had
+//! **What it shows.** No successor starts while a holder is still stopping. A broken hold is never renewed after the successor was granted,
+//! and never counts as a holder from then on. No late request touches the successor. When no more steps are possible the successor has had
 //! the lock.
 //!
-//! **The model.** Time is whole ticks, which the store and all others see at the same moment. A request reaches the store at any time or never, and its answer is heard
-//! or not. The holder counts on its lease from before it asked, and what it runs is dead when that ends. One of its requests may arrive long
-//! after it gave it up. The one who breaks does as `lease::breaking`: a mark, a lease's time, and then eviction unless the holder has answered.
-//! "Eventually" is what holds in each state without a next one: time ends, and before that the holder stops to ask.
+//! **The model.** Time is whole ticks, which the store and all others see at the same moment. A request reaches the store at any time or
+//! never, and its answer may be lost. The holder counts its lease from before it asked; its command is dead when that lease ends. One of
+//! its requests may arrive long after it gave up. The breaker acts as `lease::breaking`: a mark, a lease's time, then perhaps eviction.
+//! "Eventually" is checked in each state without a next one: time ends, and before that the holder stops asking.
 
 use stateright::{Checker, HasDiscoveries, Model, Property};
 use uuid::Uuid;
@@ -28,11 +28,11 @@ const SUCCESSOR: Fence = Fence(2);
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 enum RunState {
     Runs,
-    /// Its command is being stopped, and still lives.
+    /// The holder's command is being stopped, and is still alive.
     Stops,
-    /// Nothing of it lives.
+    /// All of the holder's processes are dead.
     Dead,
-    /// The lock was given back.
+    /// The lock was released.
     Over,
 }
 
@@ -48,9 +48,9 @@ enum Breaker {
     Idle,
     /// The mark is on its way.
     Marks,
-    /// Since when the mark is there.
+    /// When the mark was set.
     Waits(u64),
-    /// Eviction is on its way.
+    /// The eviction is on its way.
     Evicts,
     Done,
 }
@@ -63,12 +63,12 @@ struct State {
     until: u64,
     /// The holder's request that is on its way, and when it was sent.
     asked: Option<(Asked, u64)>,
-    /// One that it gave up.
+    /// A request that the holder gave up.
     late: Option<Asked>,
     breaker: Breaker,
-    /// Until when the successor has the lock.
+    /// When the successor's hold ends.
     successor: Option<u64>,
-    /// The broken hold was there, or was renewed, after the successor was granted; or the successor was touched.
+    /// The broken hold existed or was renewed after the successor was granted, or the successor was touched.
     is_wrong: bool,
 }
 
@@ -76,11 +76,11 @@ struct State {
 enum Action {
     Tick,
     Send(Asked),
-    /// What the holder asked arrives; whether it hears the answer.
+    /// The holder's request arrives; the flag says whether the holder gets the answer.
     Arrive(bool),
     ArriveLate,
     GiveUp,
-    /// What the holder ran is dead.
+    /// The holder's command is dead.
     Die,
     Break,
     ArriveMark,
@@ -89,14 +89,14 @@ enum Action {
     Succeed,
 }
 
-/// How a hold is broken, and what is left out.
+/// How a hold is broken, and which precaution is left out.
 #[derive(Clone, Copy)]
 struct Breaking {
-    /// A holder that does not answer has all of its lease.
+    /// A holder that does not answer keeps all of its lease.
     waits: bool,
-    /// One that has answered may take as long as it takes.
+    /// A holder that has answered may take as long as it needs.
     heeds_answers: bool,
-    /// What is broken is the hold that was seen, and not whichever is there.
+    /// The break targets the hold that was seen, not the present one.
     by_fence: bool,
 }
 
@@ -112,7 +112,7 @@ fn mark() -> Break {
 }
 
 impl State {
-    /// One step of the store.
+    /// Returns the document after one step of the store.
     fn step<T>(&mut self, step: impl FnOnce(&mut Document, u64) -> T) -> T {
         let mut document = Document::read(self.document.as_deref()).unwrap();
         let now = self.now * TICK_MS;
@@ -129,7 +129,7 @@ impl State {
         done
     }
 
-    /// The holder's request at the store, and the answer. It is lost where its lease would not be over when time is.
+    /// Delivers the holder's request, and the answer. The answer is lost if the lease would end after the last tick.
     fn serve(&mut self, asked: Asked) -> Option<Renewal> {
         if asked != Asked::Release && self.now + LEASE > END {
             return None;
@@ -150,7 +150,7 @@ impl State {
     fn hear(&mut self, asked: Asked, sent: u64, renewal: &Renewal) {
         match (asked, renewal) {
             (Asked::Release, _) => self.stage = RunState::Over,
-            // What came after the end of its lease revives nothing.
+            // A late answer, after the end of the lease, revives nothing.
             (_, Renewal::Renewed { .. }) if self.runs() => self.until = sent + LEASE,
             (_, Renewal::Broken(_) | Renewal::NotHeld) if self.stage == RunState::Runs => self.stage = RunState::Stops,
             _ => {}
@@ -168,7 +168,7 @@ impl State {
         }
     }
 
-    /// The hold to be marked or evicted.
+    /// Returns the hold to mark or evict.
     fn target(document: &Document, rule: Breaking) -> Fence {
         let there = document.fences().next().filter(|_| !rule.by_fence);
         there.unwrap_or(BROKEN)
@@ -311,7 +311,7 @@ impl Model for Breaking {
 }
 
 impl Breaking {
-    /// Shows that this one does not have the property.
+    /// Shows that this model does not have the property.
     #[track_caller]
     fn fails(self, property: &'static str) {
         self.checker().finish_when(HasDiscoveries::AllOf([property].into())).spawn_bfs().join().assert_any_discovery(property);

@@ -4,42 +4,42 @@ use serde::Serialize;
 
 use super::{Document, Fence, HistoryEntry, HolderEntry, Mode, QueueEntry, RunRecord};
 
-/// What [`Document::take_times`] takes. Times are ms of the store's clock.
+/// The result of [`Document::take_times`]. Times are ms of the store's clock.
 #[derive(Clone, Copy, Debug)]
 pub struct Times {
     /// The hold's fence.
     pub fence: u64,
-    /// Since when it has the lock.
+    /// When it took the lock.
     pub since: u64,
-    /// When it was last taken or extended.
+    /// When the hold was last taken or extended.
     pub renewed: u64,
-    /// When it ends.
+    /// When the hold ends.
     pub ends: u64,
 }
 
 impl Document {
-    /// The holders alone, as [`Document::read`] reads them; `None` if there are none.
+    /// Returns the holders alone, as [`Document::read`] reads them; `None` if there are none.
     pub fn write_holders(&self) -> Option<String> {
         #[derive(Serialize)]
         struct Holders<'a> {
             v: u16,
             s: &'a [HolderEntry],
         }
-        // Texts and numbers, which can always be written.
+        // Texts and numbers can always be written.
         if self.has_holders() { serde_json::to_string(&Holders { v: self.layout, s: &self.holders }).ok() } else { None }
     }
 
-    /// The fence of each holder.
+    /// Returns the fence of each holder.
     pub fn fences(&self) -> impl Iterator<Item = Fence> + '_ {
         self.holders.iter().map(|holder| Fence(holder.fence))
     }
 
-    /// The history entry of the hold with this fence, should it never be released.
+    /// Returns the history entry of the hold with this fence for the case that it is never released.
     pub fn vanished(&self, fence: Fence) -> Option<HistoryEntry> {
         self.holders.iter().find(|holder| holder.fence == fence.0).map(|holder| holder.vanished(holder.ends()))
     }
 
-    /// Since when the only hold of the only holder has the lock for itself; `None` if there are more, or it is shared.
+    /// Returns when the only hold of the only holder took the lock exclusively; `None` if there are more, or the lock is shared.
     pub fn alone(&self) -> Option<u64> {
         match &*self.holders {
             [only] if only.mode == Mode::Exclusive && only.holds.len() == 1 => Some(only.since),
@@ -47,7 +47,7 @@ impl Document {
         }
     }
 
-    /// The only holder, if it has the lock for itself with one hold, and no waiter is in the queue.
+    /// Returns the only holder, if it holds the lock exclusively with one hold, and no waiter is in the queue.
     pub fn lone(&self) -> Option<&HolderEntry> {
         match &*self.holders {
             [only] if only.mode == Mode::Exclusive && only.holds.len() == 1 && self.queue.is_empty() => Some(only),
@@ -55,7 +55,7 @@ impl Document {
         }
     }
 
-    /// Takes the times and the fence out of the only hold of an exclusive holder, for a store that keeps them by themselves.
+    /// Takes the times and the fence out of the only hold of an exclusive holder, for a store that keeps them separately.
     pub fn take_times(&mut self) -> Option<Times> {
         let [only] = &mut *self.holders else { return None };
         let mut holds = only.holds.values_mut();
@@ -69,7 +69,7 @@ impl Document {
         })
     }
 
-    /// Puts the times and the fence back that [`Document::take_times`] took, where it did.
+    /// Puts back the times and the fence that [`Document::take_times`] took.
     pub fn put_times(&mut self, times: &Times) {
         if let [only] = &mut *self.holders
             && only.fence == 0
@@ -79,57 +79,57 @@ impl Document {
         }
     }
 
-    /// The owner that has the lock for itself.
+    /// Returns the owner that holds the lock exclusively.
     pub fn exclusive_owner(&self) -> Option<&str> {
         self.holders.iter().find(|holder| holder.mode == Mode::Exclusive).map(|holder| &*holder.owner)
     }
 
-    /// Whether there is this hold, as [`super::Token::hold_text`] has it.
+    /// Whether this hold exists, by its [`super::Token::hold_text`].
     pub fn has_hold(&self, hold: &str) -> bool {
         self.holders.iter().any(|holder| holder.holds.contains_key(hold))
     }
 
-    /// When the first of the holds ends that last at `now`, unless it is renewed.
+    /// Returns the earliest end of the holds that exist at `now`, unless they are renewed.
     pub fn holds_end_after(&self, now: u64) -> Option<u64> {
         self.holders.iter().flat_map(|holder| holder.holds.values()).map(|hold| hold.ends).filter(|ends| *ends > now).min()
     }
 
-    /// Puts an ended hold into the outbox that was stored by itself.
+    /// Adds an ended hold, which the store kept separately, to the outbox.
     pub fn add_ended(&mut self, past: HistoryEntry) {
         self.ended.push(past);
     }
 
-    /// The hold that was last warned about, and up to which level.
+    /// Returns the fence of the last hold that was warned about, and the highest level of a warning.
     pub fn warned(&self) -> (u64, u32) {
         self.warned
     }
 
-    /// Puts in a warning that was stored by itself.
+    /// Adds a warning that the store kept separately.
     pub fn set_warned(&mut self, fence: Fence, level: u32) {
         self.warned = (fence.0, level);
     }
 
-    /// The run policy.
+    /// Returns the run policy.
     pub fn run_record(&self) -> &RunRecord {
         &self.run_record
     }
 
-    /// Puts in a run policy that was stored by itself.
+    /// Adds a run policy that the store kept separately.
     pub fn set_run_record(&mut self, run_record: RunRecord) {
         self.run_record = run_record;
     }
 
-    /// The queue, longest waiter first.
+    /// Returns the queue, the longest waiter first.
     pub fn queue(&self) -> &[QueueEntry] {
         self.queue.all()
     }
 
-    /// Puts a waiter that was stored by itself into the queue, at its place.
+    /// Adds a waiter that the store kept separately to the queue, at its position.
     pub fn line_up(&mut self, waiter: QueueEntry) {
         self.queue.insert(waiter);
     }
 
-    /// Says since when the lock is offered to a waiter.
+    /// Sets the time since when the lock is offered to a waiter.
     pub fn offer(&mut self, hold: &str, since: u64) {
         if let Some(waiter) = self.queue.find_mut(hold) {
             waiter.offered = Some(since);

@@ -1,11 +1,11 @@
 //! The queue of a lock, and which waiter goes first: the reference for every store.
 //!
-//! A waiter never holds up those in front of it. It holds up those behind it in two cases: it asked for fair order, or it is a writer, which
-//! a stream of readers would otherwise keep out for ever. Readers never hold each other up.
+//! A waiter never holds up those in front of it. It holds up those behind it in two cases: it asked for fair order, or it is a writer,
+//! which a stream of readers would otherwise keep out forever. Readers never hold each other up.
 //!
-//! The worst cases are waiters that die. A waiter that has not asked for [`GONE`] is dropped. A waiter that the lock is offered to, since there is
-//! room for it and a waiter behind it was told to let it go first, has [`OFFER`] to ask; then it has lost its position, even if
-//! it was only slow. Only its own request brings it another offer.
+//! The worst cases are waiters that die. A waiter that has not asked for [`GONE`] is dropped. The lock is offered to a waiter if there is
+//! room for it and a waiter behind it had to let it go first. It then has [`OFFER`] to ask. A slow waiter that does not ask in this time
+//! loses its position too. Only its own request brings it another offer.
 
 use std::time::Duration;
 
@@ -16,16 +16,16 @@ use super::{
     WakeUp, holder,
 };
 
-/// A waiter that has not asked for so many ms is gone: the core asks every five seconds.
+/// A waiter that has not asked for this many ms is gone: the core asks every five seconds.
 const GONE: u64 = 15_000;
-/// For how many ms a sign of life is as good as a new one.
+/// A sign of life younger than this many ms is not renewed.
 const FRESH: u64 = 2_000;
-/// For how many ms the lock is offered to the first waiter alone, before it is offered to those behind it.
+/// For this many ms the lock is offered only to the first waiter, before it is offered to those behind it.
 const HEAR: u64 = 200;
-/// For how many ms a lock that has room is kept for the waiter that it was offered to.
+/// A lock that has room is reserved for this many ms for the waiter that it was offered to.
 pub(super) const OFFER: u64 = 1_000;
 
-/// The waiters, longest first.
+/// The waiters, the longest first.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(transparent)]
 pub(super) struct Queue(Vec<QueueEntry>);
@@ -33,22 +33,22 @@ pub(super) struct Queue(Vec<QueueEntry>);
 /// One waiter. Times are ms of the store's clock; the short names are part of the layout.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct QueueEntry {
-    /// The hold, as [`Token::hold_text`] has it.
+    /// The hold, as in [`Token::hold_text`].
     #[serde(rename = "h")]
     pub hold: String,
-    /// How it wants the lock.
+    /// The mode that the waiter wants.
     #[serde(rename = "m", with = "holder")]
     pub mode: Mode,
-    /// It asked for fair order.
+    /// Whether it asked for fair order.
     #[serde(rename = "f", default, skip_serializing_if = "std::ops::Not::not")]
     pub fair: bool,
     /// What the waiter said of itself.
     #[serde(rename = "w", default, skip_serializing_if = "Option::is_none")]
     pub metadata: Option<Metadata>,
-    /// Since when it waits.
+    /// When the waiter came.
     #[serde(rename = "b")]
     pub since: u64,
-    /// When it last asked.
+    /// When the waiter last asked.
     #[serde(rename = "l")]
     pub seen: u64,
     /// Since when the lock is offered to it: a waiter behind it has let it go first.
@@ -65,7 +65,7 @@ impl QueueEntry {
         }
     }
 
-    /// An unfair exclusive waiter.
+    /// Whether it is an unfair exclusive waiter.
     pub fn is_plain(&self) -> bool {
         self.mode == Mode::Exclusive && !self.fair
     }
@@ -92,7 +92,7 @@ impl Queue {
         self.0.iter_mut().find(|queued| queued.hold == hold)
     }
 
-    /// Drops waiters that are gone; whether there was one.
+    /// Drops waiters that are gone; returns whether there was one.
     pub fn expire(&mut self, now: u64) -> bool {
         for queued in &mut self.0 {
             queued.seen = queued.seen.min(now);
@@ -103,9 +103,9 @@ impl Queue {
         self.0.len() < before
     }
 
-    /// Returns for how many ms yet `request` must let others go first, or `None` if it may go; `room` says how many of a mode can be granted now.
+    /// Returns for how many more ms `request` must let others go first; `None` if it may go. `room` returns how many of a mode fit now.
     ///
-    /// Soon after the first waiter in front, the lock is offered to all others, so that dead waiters lose their positions after one offer, however many they are.
+    /// Soon after the first waiter, all others get an offer too: any number of dead waiters lose their positions after one offer.
     /// A waiter that gets an offer or loses its position is `notified`: it may only have been slow.
     pub fn held_up(&mut self, request: &Request, room: impl Fn(Mode) -> usize, now: u64, notified: &mut Vec<WakeUp>) -> Option<u64> {
         loop {
@@ -133,7 +133,7 @@ impl Queue {
                 if since < HEAR && before.peek().is_some() {
                     return Some(HEAR - since);
                 }
-                // A waiter that has asked since then lives.
+                // A waiter that has asked since then is alive.
                 for other in before.filter(|other| other.offered.is_none() && other.seen < offered && room(other.mode) > 0) {
                     other.offered = Some(now);
                     notified.push(other.wake_up());
@@ -146,7 +146,7 @@ impl Queue {
         }
     }
 
-    /// Joins the queue, or shows that the waiter lives; the position, from 1.
+    /// Joins the queue, or refreshes the waiter's sign of life; returns the position, from 1.
     pub fn join(&mut self, request: &Request, now: u64) -> Option<u32> {
         let hold = request.token.hold_text();
         let place = self.place(&hold).or_else(|| {
@@ -164,7 +164,7 @@ impl Queue {
             })
         })?;
         let queued = &mut self.0[place];
-        // One that was moved here from the plain list has not said there what it asked for.
+        // A waiter that was moved here from the plain list has not said there what it asked for.
         queued.fair |= request.fair;
         // A fresh sign of life need not be written again.
         if queued.offered.take().is_some() || now.saturating_sub(queued.seen) >= FRESH {
@@ -173,7 +173,7 @@ impl Queue {
         u32::try_from(place + 1).ok()
     }
 
-    /// Puts in a waiter that came at some other time, unless it is there.
+    /// Adds a waiter that came at another time, unless it is in the queue already.
     pub fn insert(&mut self, queued: QueueEntry) {
         if self.place(&queued.hold).is_none() {
             let at = self.0.iter().position(|other| other.since > queued.since).unwrap_or(self.0.len());
@@ -181,19 +181,19 @@ impl Queue {
         }
     }
 
-    /// Drops waiters that don't live; whether there was one.
+    /// Drops waiters that are not alive; returns whether there was one.
     pub fn keep(&mut self, lives: impl Fn(&str) -> bool) -> bool {
         let before = self.0.len();
         self.0.retain(|queued| lives(&queued.hold));
         self.0.len() < before
     }
 
-    /// The waiters in front of it.
+    /// Returns the waiters in front of it.
     pub fn before(&self, hold: &str) -> impl DoubleEndedIterator<Item = &QueueEntry> {
         self.0[..self.place(hold).unwrap_or(self.0.len())].iter()
     }
 
-    /// Removes a waiter; whether it was there.
+    /// Removes a waiter; returns whether it was in the queue.
     pub fn leave(&mut self, hold: &str) -> bool {
         let before = self.0.len();
         self.0.retain(|queued| queued.hold != hold);
@@ -206,8 +206,8 @@ impl Queue {
         self.0.iter_mut().for_each(|queued| queued.offered = None);
     }
 
-    /// Waiters that can be granted the lock now, or will be once those in front of them have let their offers pass; so many at most, and one
-    /// unfair exclusive waiter: any of them would do.
+    /// Returns the waiters that can be granted the lock now, or once the offers of those in front of them are over. Returns at most `most`
+    /// waiters, and only one unfair exclusive waiter: any of these can replace it.
     pub fn may_go(&self, room: impl Fn(Mode) -> usize, most: usize) -> Vec<WakeUp> {
         let blocked = |at: usize, mode| self.0[..at].iter().any(|other| other.goes_before(mode) && room(other.mode) == 0);
         let mut woken: Vec<WakeUp> = Vec::new();

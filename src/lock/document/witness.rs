@@ -1,4 +1,4 @@
-//! The word of a store that sees processes live and die, which is put over the times of a document.
+//! The evidence of a store that sees whether processes live. It overrides the times of a document.
 
 use super::{
     super::{Mode, Token},
@@ -6,9 +6,9 @@ use super::{
 };
 
 impl Document {
-    /// Says which processes live: `stands` whether one stands behind a hold, `awaits` whether one waits for it. A holder that is a process
-    /// lasts as long as any of its holds has one, and no longer; a detached one by its times, or longer if a nested hold
-    /// has a process. To be followed by [`Document::expire`].
+    /// Records which processes live: `stands` returns whether a hold has a process, `awaits` whether a waiter has one. A process's holder
+    /// lasts exactly as long as one of its holds has a process. A detached holder lasts by its times, or longer if a nested hold
+    /// has a process. Call [`Document::expire`] next.
     pub fn witness(&mut self, now: u64, stands: impl Fn(&str) -> bool, awaits: impl Fn(&str) -> bool) {
         for holder in &mut self.holders {
             let mut alive = holder.detached;
@@ -25,12 +25,12 @@ impl Document {
         self.dirty |= self.queue.keep(awaits);
     }
 
-    /// Says that the processes are unknown from now on: holds last by their times.
+    /// Records that the processes are unknown from now on: holds last by their times.
     pub fn detach(&mut self) {
         self.holders.iter_mut().for_each(|holder| holder.detached = true);
     }
 
-    /// Drops the other holds of this token's owner behind which no process stands, unless the hold is detached.
+    /// Drops the other holds of this token's owner that have no process, unless the hold is detached.
     pub fn forsake(&mut self, token: &Token, stands: impl Fn(&str) -> bool) {
         let own = token.hold_text();
         if let Some(holder) = self.holder_mut(token).filter(|holder| !holder.detached) {
@@ -38,12 +38,12 @@ impl Document {
         }
     }
 
-    /// Whether there is room for a hold of this mode, queue or not.
+    /// Whether there is room for a hold of this mode, regardless of the queue.
     pub fn has_room(&self, mode: Mode, outside: Option<u64>) -> bool {
         room(&self.holders, mode, outside) > 0
     }
 
-    /// When detached holds will have ended so that there may be room; `None` while processes hold the lock.
+    /// Returns when enough detached holds will have ended for room; `None` while processes hold the lock.
     pub fn ends_by_itself(&self, mode: Mode) -> Option<u64> {
         let detached = self.holders.iter().filter(|holder| holder.detached);
         if matches!(mode, Mode::Permits(_)) {
@@ -57,28 +57,28 @@ impl Document {
         self.holders.iter().any(|holder| holder.detached)
     }
 
-    /// Whether the holder with this fence lasts by its times alone; `None` if there is none.
+    /// Whether the holder with this fence lasts by its times alone; `None` if it does not exist.
     pub fn is_detached(&self, fence: super::Fence) -> Option<bool> {
         self.holders.iter().find(|holder| holder.fence == fence.0).map(|holder| holder.detached)
     }
 
-    /// The holds of processes.
+    /// Returns the holds of processes.
     pub fn attached(&self) -> impl Iterator<Item = &str> {
         self.holders.iter().filter(|holder| !holder.detached).flat_map(|holder| holder.holds.keys().map(String::as_str))
     }
 
-    /// The position of this token in the queue, from 0.
+    /// Returns the position of this token in the queue, from 0.
     pub fn position(&self, token: &Token) -> Option<usize> {
         self.queue.find(&token.hold_text()).map(|queued| self.queue.before(&queued.hold).count())
     }
 
-    /// The waiters in front of this token, longest first.
+    /// Returns the waiters in front of this token, the longest first.
     pub fn before(&self, token: &Token) -> Vec<&str> {
         self.queue.before(&token.hold_text()).map(|queued| &*queued.hold).collect()
     }
 
-    /// The second waiter of the same kind in front of this one: nothing that happens to the lock concerns it earlier.
-    /// `None` for the first two, of which one may be frozen.
+    /// Returns the second waiter of the same kind in front of this one: no earlier change of the lock matters to this one.
+    /// Returns `None` for the first two, of which one may be frozen.
     pub fn ahead(&self, token: &Token) -> Option<&str> {
         let own = self.queue.find(&token.hold_text())?;
         let alike = |other: &&super::QueueEntry| other.mode == own.mode && other.fair == own.fair;
