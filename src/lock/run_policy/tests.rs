@@ -37,7 +37,7 @@ fn the_skew_guard_refuses_tries_from_elsewhere_until_it_is_over() {
     assert_eq!(rule(&record, &guarded("b"), 14_999), Some(Rule::SkewGuard(secs(5))));
     assert_eq!(rule(&record, &guarded("b"), 15_000), None);
     assert_eq!(rule(&record, &guarded("a"), 10_001), None, "the same place");
-    assert_eq!(rule(&record, &run_policy("b"), 10_001), None, "who waits, and who has none");
+    assert_eq!(rule(&record, &run_policy("b"), 10_001), None, "a run without a guard is not refused");
     assert_eq!(record.judge(None, &Token::random(), 10_001), None);
     assert_eq!(rule(&record, &guarded("b"), 9_000), Some(Rule::SkewGuard(secs(5))), "the clock was set back a little");
     assert_eq!(rule(&record, &guarded("b"), 4_000), None, "and by far");

@@ -142,7 +142,7 @@ async fn a_grant_whose_answer_was_lost_and_that_was_undone_is_nobody_s(lab: &Lab
         assert_eq!(a.0.release(&job, &wanted.token, &ReleaseInfo::UNDO).await.expect("release"), Release::NotHeld);
         let next = waiting(&job, LONG);
         let grant = b.wait_for(&next, Duration::from_millis(50)).await;
-        assert!(grant.drain_delay.is_zero(), "nobody vanished");
+        assert!(grant.drain_delay.is_zero(), "no holder vanished");
         assert_eq!(history(&mut b, &job).await.past, [], "{n}");
         b.free(&next).await;
     }

@@ -243,7 +243,7 @@ async fn what_was_begun_and_not_told_is_undone(lab: &Lab) {
     let record = b.record(&key("job")).await;
     assert_eq!((record.cooldown, record.start.map(|start| (start.stage, start.fence))), (None, Some((RunState::Cancelled, Fence(7)))));
     let grant = b.take(&asking("job", &RunPolicy { place: "b".into(), ..everything() })).await;
-    assert_eq!(grant.drain_delay, Duration::ZERO, "nobody vanished");
+    assert_eq!(grant.drain_delay, Duration::ZERO, "no holder vanished");
 }
 
 /// A client behind a proxy, and what stands in the statement that counts a fence.
