@@ -114,7 +114,7 @@ fn quoted(argument: &OsStr, folder: &str) -> String {
 /// A second copy of the binary where every user can execute it.
 pub fn copy_of_dlock(folder: &Path) -> PathBuf {
     let path = folder.join("dlock");
-    fs::copy(env!("CARGO_BIN_EXE_dlock"), &path).unwrap();
+    support::program::copy(env!("CARGO_BIN_EXE_dlock"), &path, 0o755);
     path
 }
 

@@ -265,8 +265,7 @@ fn what_may_not_be_killed_keeps_no_lost_lock() {
     let server = Redis::plain();
     let world = World::new(server.url());
     let copy = |from: &std::path::Path, to: &str, mode: u32| {
-        std::fs::copy(from, world.path(to)).unwrap();
-        std::fs::set_permissions(world.path(to), std::fs::Permissions::from_mode(mode)).unwrap();
+        support::program::copy(from, world.path(to), mode);
     };
     copy(&support::dlock::binary(), "dlock", 0o755);
     copy(std::path::Path::new("/usr/bin/setpriv"), "setpriv", 0o4755);

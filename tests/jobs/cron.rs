@@ -17,6 +17,7 @@ use crate::support::{
     self,
     dlock::{self, unique},
     process::{self, Process, Sweep},
+    program,
     redis::Redis,
 };
 
@@ -78,7 +79,7 @@ impl Node {
         let config = format!("backend = \"prod\"\non_event = \"cat >> {}/events\"\n[backends.prod]\nurl = \"{backend}\"\n", at.display());
         fs::write(at.join("private/dlock/config.toml"), config).expect("the configuration");
         fs::write(at.join("private/crontab"), "").expect("the system's crontab");
-        program(&at.join("sendmail"), &format!("#!/bin/sh\ncat > {}/mail/$$\n", at.display()));
+        program::write(at.join("sendmail"), &format!("#!/bin/sh\ncat > {}/mail/$$\n", at.display()));
         fs::write(at.join("crontab"), crontab).expect("the crontab");
         let log = UnixDatagram::bind(at.join("dev/log")).expect("the syslog socket");
         log.set_read_timeout(Some(Duration::from_millis(100))).expect("a timeout");
@@ -87,12 +88,6 @@ impl Node {
         command.arg(&at).args([name, clock]).arg(dlock::binary()).stdin(Stdio::null());
         Self { cron: Process::collect(command), log, folder: at }
     }
-}
-
-/// A file that can be executed.
-pub fn program(path: &Path, text: &str) {
-    fs::write(path, text).expect("a program");
-    fs::set_permissions(path, fs::Permissions::from_mode(0o755)).expect("executable");
 }
 
 /// Whether there is all that such hosts need.
@@ -117,7 +112,7 @@ fn three_crontab_lines_run_the_job_once() {
     let _sweep = Sweep(key.clone());
     let at = folder.path();
     fs::set_permissions(at, fs::Permissions::from_mode(0o755)).expect("readable");
-    program(&at.join("job"), &format!("#!/bin/sh\necho \"$DLOCK_FENCE\" >> {0}/ran\nenv > {0}/environment\nsleep 3\n", at.display()));
+    program::write(at.join("job"), &format!("#!/bin/sh\necho \"$DLOCK_FENCE\" >> {0}/ran\nenv > {0}/environment\nsleep 3\n", at.display()));
     let line = format!("* * * * * {} run --key {key} -- {}/job\n", dlock::binary().display(), at.display());
     // The fourth line shows that cron would mail what is printed.
     let crontab = format!("{line}{line}{line}* * * * * echo control\n");
@@ -161,7 +156,7 @@ fn three_nodes_whose_clocks_differ_run_each_tick_once() {
     let _sweeps = [Sweep(guarded.clone()), Sweep(once.clone())];
     let at = folder.path();
     fs::set_permissions(at, fs::Permissions::from_mode(0o755)).expect("readable");
-    program(&at.join("job"), &format!("#!/bin/sh\necho \"$DLOCK_KEY $DLOCK_FENCE $(hostname)\" >> {}/ran\n", at.display()));
+    program::write(at.join("job"), &format!("#!/bin/sh\necho \"$DLOCK_KEY $DLOCK_FENCE $(hostname)\" >> {}/ran\n", at.display()));
     let (dlock, job) = (dlock::binary().display().to_string(), at.join("job").display().to_string());
     let crontab = format!(
         "* * * * * {dlock} run --key {guarded} -- {job}\n* * * * * {dlock} run --key {once} --skew-guard 0 --once-per 1m -- {job}\n"

@@ -11,7 +11,6 @@ use rustix::process::Signal;
 use serde_json::Value;
 
 use crate::{
-    cron,
     manual::examples,
     support::{
         self,
@@ -203,8 +202,8 @@ fn the_manuals_hooks_ping_and_tell() {
     let recipes: Vec<&String> = recipes.iter().filter(|recipe| recipe.contains("on_event")).collect();
     assert_eq!(recipes.len(), 2);
     let site = Site::new();
-    cron::program(
-        &site.folder.path().join("curl"),
+    support::program::write(
+        site.folder.path().join("curl"),
         &format!("#!/bin/sh\n(echo \"$@\"; case $* in *@-*) cat;; esac) >> {}\n", site.path("asked")),
     );
     let asked = |recipe: &str, script: &str| {

@@ -1,6 +1,6 @@
 //! What README, the man pages and `contrib/` say of cron, as it stands there: the units, the configuration and the container's command line.
 
-use std::{fs, os::unix::fs::PermissionsExt as _, time::Duration};
+use std::{fs, time::Duration};
 
 use rustix::process::Signal;
 
@@ -112,11 +112,7 @@ fn a_cancelled_pipeline_gives_the_lock_back() {
     let backend = format!("sqlite://{}", folder.path().join("locks.db").display());
     let blocks = examples("cron");
     let line = blocks.iter().find(|block| block.starts_with("dlock run -k deploy-prod")).expect("the pipeline's line");
-    let program = |name: &str, text: &str| {
-        fs::write(folder.path().join(name), text).expect("a program");
-        fs::set_permissions(folder.path().join(name), fs::Permissions::from_mode(0o755)).expect("executable");
-    };
-    program("deploy.sh", "#!/bin/sh\necho > ready\nexec sleep 1000\n");
+    support::program::write(folder.path().join("deploy.sh"), "#!/bin/sh\necho > ready\nexec sleep 1000\n");
     let mut command = process::command("sh");
     command.args(["-c", &format!("exec {}", line.replace("dlock run", &format!("{} run", dlock::binary().display())))]);
     command.current_dir(folder.path()).env("DLOCK_BACKEND", &backend).env("CI_JOB_URL", "https://ci.example/42");

@@ -69,14 +69,13 @@ fn as_nobody(world: &World) -> [&'static str; 4] {
 /// A copy of a program that becomes root whoever executes it.
 fn set_uid_copy(world: &World, program: &str) -> String {
     let path = world.path(program);
-    fs::copy(format!("/usr/bin/{program}"), &path).unwrap();
-    fs::set_permissions(&path, fs::Permissions::from_mode(0o4755)).unwrap();
+    support::program::copy(format!("/usr/bin/{program}"), &path, 0o4755);
     path
 }
 
 /// This program where everybody can execute it.
 fn public(world: &mut World) {
-    fs::copy(std::env::current_exe().unwrap(), world.path("program")).unwrap();
+    support::program::copy(std::env::current_exe().unwrap(), world.path("program"), 0o755);
     world.program = world.path("program");
 }
 
@@ -239,8 +238,7 @@ fn what_proc_hides_is_killed_as_well() {
     let mut world = World::new();
     public(&mut world);
     let nobody = as_nobody(&world);
-    fs::copy("/bin/sh", world.path("sh")).unwrap();
-    fs::set_permissions(world.path("sh"), fs::Permissions::from_mode(0o711)).unwrap();
+    support::program::copy("/bin/sh", world.path("sh"), 0o711);
     let hide = "mount -t proc -o hidepid=2 proc /proc && exec \"$@\"";
     let mut prefix = vec!["unshare", "--mount", "--pid", "--fork", "sh", "-c", hide, "sh"];
     prefix.extend(nobody);

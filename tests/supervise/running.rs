@@ -62,10 +62,8 @@ fn a_missing_command_is_127_and_one_that_cannot_run_126() {
 }
 
 fn a_script_without_interpreter_is_run_by_sh() {
-    use std::os::unix::fs::PermissionsExt as _;
     let mut world = World::new();
-    fs::write(world.path("script"), "exit $1\n").unwrap();
-    fs::set_permissions(world.path("script"), fs::Permissions::from_mode(0o755)).unwrap();
+    support::program::write(world.path("script"), "exit $1\n");
     world.start_behind(&[], "", &[&world.path("script"), "9"]);
     assert_eq!(world.status(), 9);
 }
@@ -78,11 +76,9 @@ fn the_path_is_searched() {
 
 /// More than 4 MiB of pointers to them, which a kernel allows where the stack is not limited.
 fn a_script_without_interpreter_may_have_very_many_arguments() {
-    use std::os::unix::fs::PermissionsExt as _;
     for many in ["540000", "600000"] {
         let mut world = World::new();
-        fs::write(world.path("script"), "exit 9\n").unwrap();
-        fs::set_permissions(world.path("script"), fs::Permissions::from_mode(0o755)).unwrap();
+        support::program::write(world.path("script"), "exit 9\n");
         let more = format!("ulimit -s unlimited || exit 99; exec \"$@\" $(yes x | head -n {many})");
         world.start_behind(&["sh", "-c", &more, "sh"], "", &[&world.path("script")]);
         let status = world.status();

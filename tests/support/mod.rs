@@ -21,6 +21,7 @@ pub mod ports;
 pub mod postgres;
 pub mod process;
 pub mod procfs;
+pub mod program;
 pub mod proxy;
 mod pulse;
 pub mod redis;

@@ -329,7 +329,8 @@ fn a_directory_that_cannot_be_written_is_refused() {
     if rustix::process::geteuid().is_root() {
         // Rights don't bind root; another user may not reach a build directory, so the binary is copied.
         let copy = keep.path().join("test");
-        fs::copy(&exe, &copy).unwrap();
+        // Another process writes it: a child that another test forks meanwhile would keep it open for writing, so that it can't be executed.
+        assert!(Command::new("cp").arg(&exe).arg(&copy).status().unwrap().success());
         command = Command::new("setpriv");
         command.args(["--reuid=65534", "--regid=65534", "--clear-groups"]).arg(copy);
     }
