@@ -46,6 +46,7 @@ impl Redlock {
         CAPABILITIES.check(request)?;
         // Never sent twice: what an attempt counted is worth something only for the nodes that it took itself.
         let mut attempt = format!("{:016x}", random());
+        let mut attempts = attempt.clone();
         let bound = self.options.bound(Some(request.ttl.get()), 4);
         let mut votes = self.first_phase(request, &attempt, bound, false).await?;
         let needed = self.nodes.majority();
@@ -53,6 +54,7 @@ impl Redlock {
         if votes.refused > 0 && denial.is_none() && votes.counted.len() < needed {
             // Nodes refuse it that missed what a majority knows.
             attempt = format!("{:016x}", random());
+            attempts = format!("{attempts} {attempt}");
             votes = self.first_phase(request, &attempt, bound, true).await?;
         }
         if let Some(((_, fence), count)) = most(votes.entered.iter().map(|(attempt, fence, _)| (attempt, *fence)))
@@ -75,7 +77,11 @@ impl Redlock {
             && votes.counted.len() >= needed
             && let Some(fence) = fence_of(&votes.counted)
         {
-            return self.second_phase(request, &attempt, bound, votes, fence).await;
+            let answer = self.second_phase(request, &attempt, bound, votes, fence).await;
+            if !matches!(answer, Ok(Attempt::Granted(_))) {
+                self.undo(request, attempts, bound).await;
+            }
+            return answer;
         }
         if !votes.entered.is_empty() && votes.entered.len() + votes.failures.len() >= needed {
             // It may be held already, by an answer that was lost: nothing to undo yet.
@@ -85,7 +91,7 @@ impl Redlock {
         let undone = if votes.counted.is_empty() && votes.entered.is_empty() && !votes.failures.iter().any(may_have) {
             true
         } else {
-            self.undo(request, bound).await
+            self.undo(request, attempts, bound).await
         };
         if let Some(denial) = denial {
             // What a node without an answer may have of this attempt was never committed, and ends by itself.
@@ -164,7 +170,6 @@ impl Redlock {
             self.leave_behind(request, committed);
             return Ok(granted(request, fence, 1));
         }
-        self.undo(request, bound).await;
         if failures.is_empty() {
             // Others have what was lost between the phases, or will have it in a moment.
             self.passing = true;
@@ -173,8 +178,10 @@ impl Redlock {
         Err(self.nodes.too_few(committed, failures).effect(Effect::Unknown))
     }
 
-    /// Releases every node, those that did not answer included; whether each of them said so.
-    async fn undo(&mut self, request: &Request, bound: Duration) -> bool {
+    /// Releases what `attempts` took, on nodes that did not answer, too. Returns whether each node confirmed.
+    ///
+    /// A later attempt of the same hold must outlast a request that a slow connection delivers late.
+    async fn undo(&mut self, request: &Request, attempts: String, bound: Duration) -> bool {
         let Ok(names) = self.names(&request.key) else { return true };
         // Nothing was done under it, so that there is nothing to remember.
         let arguments = vec![
@@ -184,8 +191,9 @@ impl Redlock {
             String::new(),
             flag(false),
             RunState::Cancelled.as_str().into(),
-            // A waiter keeps its place, and so keeps readers out.
+            // A waiter keeps its position, and so keeps readers out.
             flag(false),
+            attempts,
         ];
         let keys = release_keys(names);
         let answers = self.ask(bound, &script::RELEASE, keys, |_| Some(arguments.clone())).await;
