@@ -11,6 +11,7 @@ use crate::lab::{LONG, Lab, SHORT, key, request, soon, waiting};
 pub fn all() -> Vec<Case> {
     cases![everywhere =>
         a_dropped_acquire_can_be_asked_again,
+        a_dropped_refusal_grants_nothing,
         a_dropped_acquire_can_be_undone,
         a_dropped_renewal_can_be_asked_again,
         a_dropped_release_can_be_asked_again,
@@ -56,6 +57,25 @@ async fn a_dropped_acquire_can_be_asked_again(lab: &Lab) {
             a.free(&held).await;
             other.hold(&job).await;
         }
+    }
+}
+
+/// An attempt at a busy lock is dropped while it is given up; the next one gets a lock that excludes others.
+async fn a_dropped_refusal_grants_nothing(lab: &Lab) {
+    let mut other = lab.client().await;
+    for step in 0..48 {
+        let moment = Duration::from_micros(50 * step);
+        let mut a = lab.client().await;
+        let job = key(&format!("job-{step}"));
+        let first = other.hold(&job).await;
+        let wanted = waiting(&job, LONG);
+        a.refused(&wanted).await;
+        let _ = cut(moment, a.0.try_acquire(&wanted)).await;
+        other.free(&first).await;
+        a.take(&wanted).await;
+        other.refused(&request(&job, LONG)).await;
+        a.renewed(&wanted, None).await;
+        a.free(&wanted).await;
     }
 }
 
