@@ -21,7 +21,7 @@ pub fn soon() -> Duration {
 }
 
 /// How much later a request arrives that others are to get in before, on a busy machine too.
-pub fn overtaken() -> Duration {
+pub fn overtaking_delay() -> Duration {
     stretched(Duration::from_millis(400))
 }
 
@@ -129,7 +129,7 @@ pub fn nested(outer: &Request) -> Request {
     Request { token: outer.token.nested(), entry: Entry::Reenter, ..outer.clone() }
 }
 
-pub fn who(host: &str) -> Metadata {
+pub fn runner(host: &str) -> Metadata {
     Metadata {
         host: Some(host.into()),
         user: Some("ana".into()),

@@ -24,12 +24,12 @@ const AT_ONCE: usize = 16;
 
 /// A case with so many clients is as much as a small machine can do: it is run by itself, after all others.
 fn is_crowded(case: &cases::Case) -> bool {
-    case.name.starts_with("a_crowd")
+    case.name.starts_with("many_waiters")
 }
 
 /// The order of the cases: the long ones first, the others mixed. The cases of one store would keep its server busy and the machine idle.
 fn position(name: &str) -> (bool, u64) {
-    let is_long = ["::random_", "::no_run_is_refused", "within_bounds", "server_that_crashed"].iter().any(|part| name.contains(part));
+    let is_long = ["::random_", "::no_run_is_denied", "within_bounds", "server_that_crashed"].iter().any(|part| name.contains(part));
     (!is_long, dlock::lock::fingerprint(&[name]))
 }
 

@@ -18,8 +18,8 @@ use dlock::{
 
 use super::{
     Case, cases,
+    redis_access::{LEAST, full_cycle},
     sentinel::renew_until_answered,
-    transport::{LEAST, live},
 };
 use crate::{
     lab::{Client, LONG, Lab, SHORT, SLACK, key, nested, request, soon, waiting},
@@ -32,19 +32,19 @@ use crate::{
 
 pub fn all() -> Vec<Case> {
     cases![|kind| kind == Kind::Cluster =>
-        nodes_that_are_gone_are_passed_over,
+        unreachable_nodes_are_skipped,
         locks_of_all_nodes_are_listed,
         a_hold_outlives_the_move_of_its_slot,
-        a_slot_that_is_only_marked_loses_nobodys_hold,
+        a_slot_marked_for_a_move_keeps_its_holds,
         a_waiter_outlives_the_move_of_its_slot,
-        a_lock_that_is_half_moved_is_refused_for_the_moment,
-        shares_that_are_half_moved_are_refused_for_the_moment,
+        a_half_moved_lock_is_refused_until_the_move_is_done,
+        half_moved_shares_are_refused_until_the_move_is_done,
         a_hold_and_a_waiter_outlive_their_node,
         an_acquire_unanswered_by_a_frozen_node_is_granted_once,
-        a_node_that_is_replaced_alive_is_left,
-        without_its_node_a_lock_is_unavailable,
-        redissons_listeners_are_told,
-        nodes_are_spoken_with_over_tls,
+        a_demoted_node_that_still_runs_is_left,
+        a_lock_is_unavailable_without_its_node,
+        redisson_listeners_are_notified,
+        all_nodes_are_reached_over_tls,
         a_user_with_the_least_rights_can_do_all,
         a_hold_outlives_all_nodes_of_the_url,
         any_node_leads_to_the_same_store,
@@ -75,11 +75,11 @@ fn key_at(cluster: &Cluster, node: usize) -> dlock::lock::Key {
     key(&name.expect("a key"))
 }
 
-async fn core_acquire(client: &mut Client, request: Request, patience: WaitPolicy) -> dlock::lock::Result<Outcome<()>> {
-    lease::acquire(&mut *client.0, &BootClock, request, patience, LIMITS, pending::<()>(), |_| {}).await
+async fn core_acquire(client: &mut Client, request: Request, wait_policy: WaitPolicy) -> dlock::lock::Result<Outcome<()>> {
+    lease::acquire(&mut *client.0, &BootClock, request, wait_policy, LIMITS, pending::<()>(), |_| {}).await
 }
 
-async fn nodes_that_are_gone_are_passed_over(_: &Lab) {
+async fn unreachable_nodes_are_skipped(_: &Lab) {
     let mut cluster = Cluster::with(true, false);
     let job = key_at(&cluster, 2);
     // A replica knows as well as any.
@@ -143,7 +143,7 @@ async fn a_hold_outlives_the_move_of_its_slot(_: &Lab) {
     assert!(b.take(&request(&job, LONG)).await.fence > fence, "the counter has moved as well");
 }
 
-async fn a_slot_that_is_only_marked_loses_nobodys_hold(_: &Lab) {
+async fn a_slot_marked_for_a_move_keeps_its_holds(_: &Lab) {
     let cluster = Cluster::start();
     let job = key_at(&cluster, 0);
     let slot = cluster.slot(&format!("dlock:{job}"));
@@ -168,7 +168,7 @@ async fn a_slot_that_is_only_marked_loses_nobodys_hold(_: &Lab) {
 }
 
 /// What belongs to readers and permits arrives key by key.
-async fn shares_that_are_half_moved_are_refused_for_the_moment(_: &Lab) {
+async fn half_moved_shares_are_refused_until_the_move_is_done(_: &Lab) {
     let cluster = Cluster::start();
     let ways =
         [Mode::Shared, Mode::Permits(2)].map(|mode| [":shares", ":ends", ":rwlock_timeout:1", "the lock"].map(|ahead| (mode, ahead)));
@@ -217,7 +217,7 @@ async fn a_waiter_outlives_the_move_of_its_slot(_: &Lab) {
     assert!(released.elapsed() < soon(), "{:?}", released.elapsed());
 }
 
-async fn a_lock_that_is_half_moved_is_refused_for_the_moment(_: &Lab) {
+async fn a_half_moved_lock_is_refused_until_the_move_is_done(_: &Lab) {
     let cluster = Cluster::start();
     let job = key_at(&cluster, 0);
     let slot = cluster.slot(&format!("dlock:{job}"));
@@ -291,7 +291,7 @@ async fn an_acquire_unanswered_by_a_frozen_node_is_granted_once(_: &Lab) {
     client(&cluster).hold(&job).await;
 }
 
-async fn a_node_that_is_replaced_alive_is_left(_: &Lab) {
+async fn a_demoted_node_that_still_runs_is_left(_: &Lab) {
     let cluster = Cluster::with(true, false);
     let job = key_at(&cluster, 0);
     let (mut a, mut b) = (replicated(&cluster), client(&cluster));
@@ -313,7 +313,7 @@ async fn a_node_that_is_replaced_alive_is_left(_: &Lab) {
     assert!(released.elapsed() < soon(), "{:?}", released.elapsed());
 }
 
-async fn without_its_node_a_lock_is_unavailable(_: &Lab) {
+async fn a_lock_is_unavailable_without_its_node(_: &Lab) {
     let mut cluster = Cluster::start();
     let (here, there) = (key_at(&cluster, 0), key_at(&cluster, 1));
     let mut a = client(&cluster);
@@ -330,7 +330,7 @@ async fn without_its_node_a_lock_is_unavailable(_: &Lab) {
     assert_eq!((error.kind, error.effect), (ErrorKind::Unavailable, Effect::NotApplied), "{error:?}");
 }
 
-async fn redissons_listeners_are_told(_: &Lab) {
+async fn redisson_listeners_are_notified(_: &Lab) {
     let cluster = Cluster::start();
     let job = key_at(&cluster, 1);
     let mut a = client(&cluster);
@@ -357,14 +357,14 @@ async fn redissons_listeners_are_told(_: &Lab) {
     assert_eq!((said[0].as_str(), said[2].as_str()), ("message", "0"), "{said:?}");
 }
 
-async fn nodes_are_spoken_with_over_tls(_: &Lab) {
+async fn all_nodes_are_reached_over_tls(_: &Lab) {
     let folder = support::folder();
     let certificates = support::tls::Certificates::make(folder.path(), &["127.0.0.1"]);
     let ca = &certificates.ca;
     let cluster = Cluster::encrypted(&certificates);
     for node in &cluster.nodes {
         let tls = Some(Tls { ca_file: Some(ca.clone()), ..Tls::default() });
-        live(Options { tls, ..options_at([node.tls_port]) }).await;
+        full_cycle(Options { tls, ..options_at([node.tls_port]) }).await;
     }
     let distrustful = Options { tls: Some(Tls::default()), ..options_at([cluster.nodes[0].tls_port]) };
     let error = Redis::new(distrustful).try_acquire(&request(&key("job"), LONG)).await.expect_err("an authority of our own");
@@ -388,7 +388,7 @@ async fn a_user_with_the_least_rights_can_do_all(_: &Lab) {
     let error = a.0.list("").await.expect_err("where?");
     assert_eq!(error.kind, ErrorKind::Denied, "{error:?}");
     allow(&["+cluster|slots"]);
-    live(options()).await;
+    full_cycle(options()).await;
 }
 
 async fn a_hold_outlives_all_nodes_of_the_url(_: &Lab) {

@@ -11,7 +11,7 @@ use super::{
     history::{broken, history},
 };
 use crate::{
-    lab::{Client, LONG, Lab, SHORT, SLACK, key, nested, request, soon, stretched, waiting, who},
+    lab::{Client, LONG, Lab, SHORT, SLACK, key, nested, request, runner, soon, stretched, waiting},
     targets::Kind,
 };
 
@@ -20,26 +20,26 @@ pub fn all() -> Vec<Case> {
         a_hold_is_one_key_in_its_folder,
         a_foreign_holder_is_busy_and_waited_for,
         foreign_readers_share_with_readers_only,
-        a_key_that_nothing_ends_is_an_error,
-        what_lies_deeper_blocks_nobody,
+        a_key_without_a_lease_is_an_error,
+        keys_in_subfolders_block_no_lock,
         a_newer_layout_is_refused_by_etcds_readers,
         a_key_deleted_by_an_administrator_is_not_held,
         a_lease_revoked_by_an_administrator_is_not_held,
-        a_holder_hears_that_its_key_is_gone,
-        a_waiter_whose_key_was_deleted_queues_up_anew,
-        a_waiter_whose_lease_ended_queues_up_anew,
-        who_follows_one_that_vanished_lets_it_die,
-        time_to_die_is_not_cut_short_by_one_who_comes_in_between,
-        those_who_vanish_one_after_the_other_leave_few_records,
-        who_follows_a_foreign_holder_waits_for_nobody_to_die,
-        compaction_does_not_deafen_a_waiter,
-        nothing_stays_but_the_last_fence_and_the_history,
-        what_is_unused_is_collected,
+        a_holder_notices_that_its_key_is_gone,
+        a_waiter_whose_key_was_deleted_queues_again,
+        a_waiter_whose_lease_ended_queues_again,
+        a_vanished_holders_successor_has_a_drain_delay,
+        a_released_grant_does_not_shorten_the_drain_delay,
+        holders_that_vanish_in_succession_leave_few_records,
+        a_foreign_holders_successor_has_no_drain_delay,
+        a_waiter_is_woken_after_a_compaction,
+        only_the_last_fence_and_the_history_remain,
+        unused_records_are_collected,
         a_token_does_not_follow_from_what_is_stored,
         a_shared_hold_is_not_entered_exclusively,
-        one_that_looks_after_the_queue_is_followed_by_another,
-        those_who_wait_leave_the_server_alone,
-        one_that_was_called_before_it_listened_answers,
+        a_dead_queue_monitor_is_replaced,
+        only_the_front_waiters_are_probed,
+        a_waiter_probed_before_it_listens_answers,
     ]
 }
 
@@ -66,7 +66,7 @@ fn shared(of: Request) -> Request {
 
 async fn a_hold_is_one_key_in_its_folder(lab: &Lab) {
     let mut a = lab.client().await;
-    let held = Request { metadata: Some(who("web1")), ..request(&key("job"), LONG) };
+    let held = Request { metadata: Some(runner("web1")), ..request(&key("job"), LONG) };
     let grant = a.take(&held).await;
     a.take(&nested(&held)).await;
     a.renewed(&held, None).await;
@@ -126,7 +126,7 @@ async fn foreign_readers_share_with_readers_only(lab: &Lab) {
     assert_eq!((state.holders.len(), state.waiters.len()), (1, 1), "{state:?}");
 }
 
-async fn a_key_that_nothing_ends_is_an_error(lab: &Lab) {
+async fn a_key_without_a_lease_is_an_error(lab: &Lab) {
     let name = format!("{}1234abcd", folder(lab, "job"));
     lab.etcd().etcd().ctl(&["put", &name, "not a lock"]);
     let mut a = lab.client().await;
@@ -139,7 +139,7 @@ async fn a_key_that_nothing_ends_is_an_error(lab: &Lab) {
     assert!(a.keys("").await.is_empty(), "it is nobody's hold");
 }
 
-async fn what_lies_deeper_blocks_nobody(lab: &Lab) {
+async fn keys_in_subfolders_block_no_lock(lab: &Lab) {
     // What `etcdctl lock job/1` makes, and what somebody keeps there.
     put(lab, &format!("{}1/LEASE", folder(lab, "job")));
     lab.etcd().etcd().ctl(&["put", &format!("{}meta", folder(lab, "job")), "x"]);
@@ -169,7 +169,7 @@ async fn a_newer_layout_is_refused_by_etcds_readers(lab: &Lab) {
 }
 
 /// The key of the only holder.
-fn own(lab: &Lab) -> String {
+fn holder_key(lab: &Lab) -> String {
     lab.etcd().etcd().keys(&folder(lab, "job")).remove(0)
 }
 
@@ -179,7 +179,7 @@ async fn a_key_deleted_by_an_administrator_is_not_held(lab: &Lab) {
     let inner = nested(&held);
     b.take(&inner).await;
     // The lease lives on: a keep-alive alone would say that all is well.
-    lab.etcd().etcd().ctl(&["del", &own(lab)]);
+    lab.etcd().etcd().ctl(&["del", &holder_key(lab)]);
     assert_eq!(a.renew(&held, None).await, Renewal::NotHeld);
     assert_eq!(b.renew(&inner, None).await, Renewal::NotHeld);
     assert!(matches!(b.attempt(&nested(&held)).await, Attempt::NotHeld));
@@ -192,13 +192,13 @@ async fn a_key_deleted_by_an_administrator_is_not_held(lab: &Lab) {
 async fn a_lease_revoked_by_an_administrator_is_not_held(lab: &Lab) {
     let mut a = lab.client().await;
     let held = a.hold(&key("job")).await;
-    let lease = own(lab).rsplit('/').next().expect("a lease").to_owned();
+    let lease = holder_key(lab).rsplit('/').next().expect("a lease").to_owned();
     lab.etcd().etcd().ctl(&["lease", "revoke", &lease]);
     assert_eq!(a.renew(&held, None).await, Renewal::NotHeld);
     assert_eq!(a.release(&held, Scope::Tree).await, Release::NotHeld);
 }
 
-async fn a_holder_hears_that_its_key_is_gone(lab: &Lab) {
+async fn a_holder_notices_that_its_key_is_gone(lab: &Lab) {
     let mut a = lab.client().await;
     for how in ["deleted", "revoked", "unheard before"] {
         let held = a.hold(&key("job")).await;
@@ -206,7 +206,7 @@ async fn a_holder_hears_that_its_key_is_gone(lab: &Lab) {
             assert!(timeout(SLACK, a.0.tether().expect("a session").watch(&held.key, &held.token)).await.is_err(), "nothing happened");
             a.renewed(&held, None).await;
         }
-        let own = own(lab);
+        let own = holder_key(lab);
         let lease = own.rsplit('/').next().expect("a lease").to_owned();
         let words: &[&str] = if how == "revoked" { &["lease", "revoke", &lease] } else { &["del", &own] };
         lab.etcd().etcd().ctl(words);
@@ -223,7 +223,7 @@ async fn a_holder_hears_that_its_key_is_gone(lab: &Lab) {
 async fn requeue(lab: &Lab, lose: impl AsyncFn(&str)) {
     let (mut a, mut b, mut c) = (lab.client().await, lab.client().await, lab.client().await);
     let held = a.hold(&key("job")).await;
-    let first = own(lab);
+    let first = holder_key(lab);
     let wanted = waiting(&key("job"), LONG);
     assert_eq!(b.refused(&wanted).await.position, Some(1));
     let queued = lab.etcd().etcd().keys(&folder(lab, "job")).into_iter().find(|name| *name != first).expect("a waiter");
@@ -248,11 +248,11 @@ async fn requeue(lab: &Lab, lose: impl AsyncFn(&str)) {
     b.free(&wanted).await;
 }
 
-async fn a_waiter_whose_key_was_deleted_queues_up_anew(lab: &Lab) {
+async fn a_waiter_whose_key_was_deleted_queues_again(lab: &Lab) {
     requeue(lab, async |name: &str| drop(lab.etcd().etcd().ctl(&["del", name]))).await;
 }
 
-async fn a_waiter_whose_lease_ended_queues_up_anew(lab: &Lab) {
+async fn a_waiter_whose_lease_ended_queues_again(lab: &Lab) {
     requeue(lab, async |name: &str| drop(lab.etcd().etcd().ctl(&["lease", "revoke", name.rsplit('/').next().expect("a lease")]))).await;
 }
 
@@ -262,7 +262,7 @@ const DRAIN_DELAY: Duration = Duration::from_millis(500);
 async fn vanish(lab: &Lab, how: &str) -> Client {
     let mut a = lab.client().await;
     a.take(&request(&key("job"), if how == "expired" { SHORT } else { LONG })).await;
-    let own = own(lab);
+    let own = holder_key(lab);
     match how {
         "expired" => lab.outlast(SHORT).await,
         "revoked" => drop(lab.etcd().etcd().ctl(&["lease", "revoke", own.rsplit('/').next().expect("a lease")])),
@@ -271,7 +271,7 @@ async fn vanish(lab: &Lab, how: &str) -> Client {
     a
 }
 
-async fn who_follows_one_that_vanished_lets_it_die(lab: &Lab) {
+async fn a_vanished_holders_successor_has_a_drain_delay(lab: &Lab) {
     for how in ["expired", "revoked", "deleted"] {
         let _gone = vanish(lab, how).await;
         let mut b = lab.client().await;
@@ -295,7 +295,7 @@ async fn who_follows_one_that_vanished_lets_it_die(lab: &Lab) {
     assert_eq!(c.wait_for(&wanted, LONG).await.drain_delay, Duration::ZERO);
 }
 
-async fn time_to_die_is_not_cut_short_by_one_who_comes_in_between(lab: &Lab) {
+async fn a_released_grant_does_not_shorten_the_drain_delay(lab: &Lab) {
     let _gone = vanish(lab, "revoked").await;
     let mut b = lab.client().await;
     for _ in 0..3 {
@@ -315,7 +315,7 @@ async fn time_to_die_is_not_cut_short_by_one_who_comes_in_between(lab: &Lab) {
     assert!(lab.etcd().etcd().keys(&records).is_empty());
 }
 
-async fn those_who_vanish_one_after_the_other_leave_few_records(lab: &Lab) {
+async fn holders_that_vanish_in_succession_leave_few_records(lab: &Lab) {
     // Nobody ever renews or gives back.
     let mut fences = Vec::new();
     for n in 0..40 {
@@ -323,7 +323,7 @@ async fn those_who_vanish_one_after_the_other_leave_few_records(lab: &Lab) {
         let grant = a.take(&request(&key("job"), LONG)).await;
         assert_eq!(grant.drain_delay, if n == 0 { Duration::ZERO } else { DRAIN_DELAY });
         fences.push(Some(grant.fence));
-        lab.etcd().etcd().ctl(&["del", &own(lab)]);
+        lab.etcd().etcd().ctl(&["del", &holder_key(lab)]);
     }
     let records = format!("{}.meta/%open/", lab.etcd().namespace("dlock"));
     assert!(lab.etcd().etcd().keys(&records).len() < 20);
@@ -332,7 +332,7 @@ async fn those_who_vanish_one_after_the_other_leave_few_records(lab: &Lab) {
     assert!(past.iter().all(|past| past.end == End::Expired));
 }
 
-async fn who_follows_a_foreign_holder_waits_for_nobody_to_die(lab: &Lab) {
+async fn a_foreign_holders_successor_has_no_drain_delay(lab: &Lab) {
     let lease = put(lab, &format!("{}LEASE", folder(lab, "job")));
     let mut a = lab.client().await;
     let wanted = waiting(&key("job"), LONG);
@@ -341,7 +341,7 @@ async fn who_follows_a_foreign_holder_waits_for_nobody_to_die(lab: &Lab) {
     assert_eq!(a.wait_for(&wanted, LONG).await.drain_delay, Duration::ZERO);
 }
 
-async fn compaction_does_not_deafen_a_waiter(lab: &Lab) {
+async fn a_waiter_is_woken_after_a_compaction(lab: &Lab) {
     let (mut a, mut b) = (lab.client().await, lab.client().await);
     let held = a.hold(&key("job")).await;
     let wanted = waiting(&key("job"), LONG);
@@ -367,13 +367,13 @@ async fn compaction_does_not_deafen_a_waiter(lab: &Lab) {
     b.free(&wanted).await;
 }
 
-async fn nothing_stays_but_the_last_fence_and_the_history(lab: &Lab) {
+async fn only_the_last_fence_and_the_history_remain(lab: &Lab) {
     let (mut a, mut b, mut c) = (lab.client().await, lab.client().await, lab.client().await);
     let leases = || lab.etcd().etcd().leases();
     let held = a.hold(&key("job")).await;
     let before = keys(lab);
     // Other cases have leases too: only those that are there before and after count.
-    let ours = own(lab).rsplit('/').next().expect("a lease").to_owned();
+    let ours = holder_key(lab).rsplit('/').next().expect("a lease").to_owned();
     b.refused(&request(&key("job"), LONG)).await;
     let wanted = waiting(&key("job"), LONG);
     b.refused(&wanted).await;
@@ -392,7 +392,7 @@ async fn nothing_stays_but_the_last_fence_and_the_history(lab: &Lab) {
     assert!(queued.iter().all(|lease| !left.contains(&format!("{lease:0>16}"))), "{queued:?} {left:?}");
 }
 
-async fn what_is_unused_is_collected(lab: &Lab) {
+async fn unused_records_are_collected(lab: &Lab) {
     let mut a = lab.client().await;
     for name in ["used", "a/b"] {
         let held = a.hold(&key(name)).await;
@@ -448,17 +448,17 @@ async fn a_shared_hold_is_not_entered_exclusively(lab: &Lab) {
 }
 
 /// The waiter that looks after the queue dies together with the one before it: another one takes its post.
-async fn one_that_looks_after_the_queue_is_followed_by_another(lab: &Lab) {
+async fn a_dead_queue_monitor_is_replaced(lab: &Lab) {
     let (mut a, mut gone, mut looks, mut c) = (lab.client().await, lab.client().await, lab.client().await, lab.client().await);
     let job = key("job");
     let held = a.hold(&job).await;
-    let post = || lab.etcd().etcd().ctl(&["get", "-w", "fields", &format!("{}.meta/%last/job/lookout", lab.etcd().namespace("dlock"))]);
+    let monitor = || lab.etcd().etcd().ctl(&["get", "-w", "fields", &format!("{}.meta/%last/job/lookout", lab.etcd().namespace("dlock"))]);
     gone.refused(&waiting(&job, LONG)).await;
-    assert!(!post().contains("Lease"), "the first one looks after nobody");
+    assert!(!monitor().contains("Lease"), "the first one looks after nobody");
     let second = waiting(&job, LONG);
     looks.refused(&second).await;
     let _ = timeout(Duration::from_millis(500), looks.wait(&second, LONG)).await;
-    let first = post();
+    let first = monitor();
     assert!(first.contains("Lease"), "{first}");
     drop(looks);
     let wanted = waiting(&job, LONG);
@@ -473,33 +473,33 @@ async fn one_that_looks_after_the_queue_is_followed_by_another(lab: &Lab) {
     assert!(began.elapsed() < LONG / 3, "long before their leases end: {:?}", began.elapsed());
     // Its command does not wait for that, so that it may come a little later.
     for _ in 0..100 {
-        if !post().contains("Lease") {
+        if !monitor().contains("Lease") {
             break;
         }
         lab.pass(Duration::from_millis(10)).await;
     }
-    assert!(!post().contains("Lease"), "one that holds the lock has given the post up");
+    assert!(!monitor().contains("Lease"), "one that holds the lock has given the post up");
     c.free(&wanted).await;
 }
 
 /// However many wait, each extends its lease now and then, and one looks after all.
-async fn those_who_wait_leave_the_server_alone(lab: &Lab) {
+async fn only_the_front_waiters_are_probed(lab: &Lab) {
     let mut a = lab.client().await;
     let job = key("job");
     let held = a.hold(&job).await;
-    let mut crowd = Vec::new();
+    let mut waiters = Vec::new();
     for _ in 0..20 {
         let (mut one, wanted) = (lab.client().await, waiting(&job, LONG));
         one.refused(&wanted).await;
-        crowd.push((one, wanted));
+        waiters.push((one, wanted));
     }
     let calls = lab.etcd().namespace("dlock") + ".meta/%last/job/call/";
     let all =
-        crowd.iter_mut().map(|(one, wanted)| async { timeout(Duration::from_secs(6), one.wait(wanted, LONG)).await.expect_err("woken") });
+        waiters.iter_mut().map(|(one, wanted)| async { timeout(Duration::from_secs(6), one.wait(wanted, LONG)).await.expect_err("woken") });
     join_all(all).await;
     let called = lab.etcd().etcd().keys(&calls).len();
     assert!((2..10).contains(&called), "a few at the front are called: {called}");
-    for (one, wanted) in &mut crowd {
+    for (one, wanted) in &mut waiters {
         one.leave_queue(wanted).await;
     }
     assert!(lab.etcd().etcd().keys(&calls).is_empty());
@@ -507,30 +507,30 @@ async fn those_who_wait_leave_the_server_alone(lab: &Lab) {
 }
 
 /// The lookout calls two that listen to nothing so far, or no more. They look again, which they listen from on.
-async fn one_that_was_called_before_it_listened_answers(lab: &Lab) {
+async fn a_waiter_probed_before_it_listens_answers(lab: &Lab) {
     let mut a = lab.client().await;
     let job = key("job");
     let held = a.hold(&job).await;
-    let mut crowd = Vec::new();
-    for place in 1..=3 {
+    let mut waiters = Vec::new();
+    for position in 1..=3 {
         let (mut one, wanted) = (lab.client().await, waiting(&job, LONG));
-        assert_eq!(one.refused(&wanted).await.position, Some(place));
-        crowd.push((one, wanted));
+        assert_eq!(one.refused(&wanted).await.position, Some(position));
+        waiters.push((one, wanted));
     }
     let calls = lab.etcd().namespace("dlock") + ".meta/%last/job/call/";
-    let (looks, wanted) = &mut crowd[2];
+    let (looks, wanted) = &mut waiters[2];
     assert!(timeout(Duration::from_millis(500), looks.wait(wanted, LONG)).await.is_err());
     assert_eq!(lab.etcd().etcd().keys(&calls).len(), 3, "it was called itself");
-    for (one, wanted) in &mut crowd[..2] {
+    for (one, wanted) in &mut waiters[..2] {
         one.refused(wanted).await;
     }
-    let waits = crowd.iter_mut().map(|(one, wanted)| async { timeout(Duration::from_secs(2), one.wait(wanted, LONG)).await });
+    let waits = waiters.iter_mut().map(|(one, wanted)| async { timeout(Duration::from_secs(2), one.wait(wanted, LONG)).await });
     assert!(join_all(waits).await.iter().all(Result::is_err), "nothing has changed");
     // One that is silent for five seconds after its call is gone.
     let answers = lab.etcd().etcd().ctl(&["get", "--prefix", "--print-value-only", &calls]);
     assert_eq!(answers.lines().filter(|line| *line == "here").count(), 3, "{answers}");
     a.free(&held).await;
-    for (one, wanted) in &mut crowd {
+    for (one, wanted) in &mut waiters {
         one.wait_for(wanted, LONG).await;
         one.free(wanted).await;
     }

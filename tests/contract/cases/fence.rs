@@ -82,7 +82,7 @@ async fn fence_is_kept_while_it_is_held(lab: &Lab) {
     let fence = a.take(&held).await.fence;
     assert_eq!(a.take(&held).await.fence, fence, "asked again");
     assert_eq!(a.renewed(&held, None).await, fence, "renewed");
-    if lab.kind.hands_on() {
+    if lab.kind.crosses_processes() {
         assert_eq!(a.take(&nested(&held)).await.fence, fence, "entered again");
     }
     assert_eq!(a.inspect(&job).await.holders[0].fence, Some(fence), "inspected");

@@ -12,17 +12,17 @@ use crate::{
 
 pub fn all() -> Vec<Case> {
     cases![|kind| kind == Kind::Redis =>
-        a_string_that_ends_is_a_busy_lock,
-        a_string_that_does_not_end_is_a_busy_lock,
-        another_type_is_an_error,
+        a_string_with_an_expiry_is_a_busy_lock,
+        a_string_without_an_expiry_is_a_busy_lock,
+        a_key_of_another_type_is_an_error,
         a_hash_that_is_no_lock_is_an_error,
         redissons_locks_are_busy_and_reported,
-        redissons_lock_without_end_is_busy,
-        a_lock_of_ours_is_what_redisson_expects,
+        redissons_lock_without_an_expiry_is_busy,
+        our_lock_has_the_form_redisson_expects,
         a_lock_deleted_by_others_is_not_held,
         a_lock_taken_over_by_others_is_not_held,
         a_newer_layout_is_refused,
-        a_foreign_holder_is_waited_for_by_looking,
+        a_foreign_holder_is_waited_for_by_polling,
     ]
 }
 
@@ -52,7 +52,7 @@ async fn assert_untouched(lab: &Lab, job: &str, name: &str) {
     assert!(after.1 <= before.1 && (after.1 < 0) == (before.1 < 0), "PTTL was {}, is {}", before.1, after.1);
 }
 
-async fn a_string_that_ends_is_a_busy_lock(lab: &Lab) {
+async fn a_string_with_an_expiry_is_a_busy_lock(lab: &Lab) {
     let name = name(lab, "job").await;
     lab.redis().server().command(&["SET", &name, "0a1b2c", "NX", "PX", "5000"]);
     let mut a = lab.client().await;
@@ -68,7 +68,7 @@ async fn a_string_that_ends_is_a_busy_lock(lab: &Lab) {
 }
 
 /// As redis-py's lock is by default.
-async fn a_string_that_does_not_end_is_a_busy_lock(lab: &Lab) {
+async fn a_string_without_an_expiry_is_a_busy_lock(lab: &Lab) {
     let name = name(lab, "job").await;
     lab.redis().server().command(&["SET", &name, "0a1b2c", "NX"]);
     let mut a = lab.client().await;
@@ -84,7 +84,7 @@ async fn a_string_that_does_not_end_is_a_busy_lock(lab: &Lab) {
     a.hold(&key("job")).await;
 }
 
-async fn another_type_is_an_error(lab: &Lab) {
+async fn a_key_of_another_type_is_an_error(lab: &Lab) {
     let puts: [(&str, &[&str]); 4] = [
         ("list", &["RPUSH", "?", "a", "b"]),
         ("set", &["SADD", "?", "a"]),
@@ -136,7 +136,7 @@ async fn redissons_locks_are_busy_and_reported(lab: &Lab) {
     }
 }
 
-async fn redissons_lock_without_end_is_busy(lab: &Lab) {
+async fn redissons_lock_without_an_expiry_is_busy(lab: &Lab) {
     let name = name(lab, "job").await;
     lab.redis().server().command(&["HSET", &name, &format!("{OTHER}:31"), "1"]);
     let busy = lab.client().await.refused(&waiting(&key("job"), LONG)).await;
@@ -145,10 +145,10 @@ async fn redissons_lock_without_end_is_busy(lab: &Lab) {
     assert_untouched(lab, "job", &name).await;
 }
 
-async fn a_lock_of_ours_is_what_redisson_expects(lab: &Lab) {
+async fn our_lock_has_the_form_redisson_expects(lab: &Lab) {
     let mut a = lab.client().await;
     let held = request(&key("job"), LONG);
-    a.take(&Request { metadata: Some(crate::lab::who("web1")), ..held.clone() }).await;
+    a.take(&Request { metadata: Some(crate::lab::runner("web1")), ..held.clone() }).await;
     a.take(&crate::lab::nested(&held)).await;
     let name = name(lab, "job").await;
     let server = lab.redis().server();
@@ -211,7 +211,7 @@ async fn a_newer_layout_is_refused(lab: &Lab) {
     a.free(&held).await;
 }
 
-async fn a_foreign_holder_is_waited_for_by_looking(lab: &Lab) {
+async fn a_foreign_holder_is_waited_for_by_polling(lab: &Lab) {
     use dlock::lease::{BootClock, Limits, Outcome, WaitPolicy, acquire};
     let name = name(lab, "job").await;
     lab.redis().server().command(&["SET", &name, "x", "PX", "60000"]);

@@ -15,9 +15,9 @@ pub fn all() -> Vec<Case> {
         a_held_lock_is_refused_to_others,
         a_free_lock_is_given_to_the_next,
         a_repeated_request_counts_once,
-        a_repeated_request_sets_the_expiry_anew,
+        a_repeated_request_resets_the_expiry,
         a_renewal_extends,
-        a_renewal_without_a_ttl_means_the_one_it_was_taken_with,
+        a_renewal_without_a_ttl_uses_that_of_the_grant,
         a_stale_token_can_not_renew,
         a_stale_token_can_not_release,
         another_hold_of_the_owner_is_not_this_hold,
@@ -26,7 +26,7 @@ pub fn all() -> Vec<Case> {
     ];
     // Where a hold has one TTL for all of its life, as is proven in the cases about refusal, none is shorter or longer.
     all.extend(cases![Kind::adjusts_ttl => a_repeated_request_does_not_shorten, a_renewal_never_shortens]);
-    all.extend(cases![Kind::hands_on => detached_holds_exclude_and_are_excluded, a_detached_hold_is_kept_by_its_token_alone]);
+    all.extend(cases![Kind::crosses_processes => detached_holds_exclude_and_are_excluded, a_detached_hold_is_kept_by_its_token_alone]);
     all
 }
 
@@ -92,7 +92,7 @@ async fn a_repeated_request_counts_once(lab: &Lab) {
     b.hold(&job).await;
 }
 
-async fn a_repeated_request_sets_the_expiry_anew(lab: &Lab) {
+async fn a_repeated_request_resets_the_expiry(lab: &Lab) {
     let mut a = lab.client().await;
     let job = key("job");
     let held = lab.expiring(&job, SHORT * 2);
@@ -151,7 +151,7 @@ async fn a_renewal_never_shortens(lab: &Lab) {
     assert!(a.left(&job).await > LONG * 2);
 }
 
-async fn a_renewal_without_a_ttl_means_the_one_it_was_taken_with(lab: &Lab) {
+async fn a_renewal_without_a_ttl_uses_that_of_the_grant(lab: &Lab) {
     let mut a = lab.client().await;
     let job = key("job");
     let held = lab.expiring(&job, SHORT * 3);

@@ -24,7 +24,7 @@ use crate::{
 };
 
 pub fn all() -> Vec<Case> {
-    cases![Kind::permits => random_kinds_are_answered_as_by_the_reference]
+    cases![Kind::permits => random_kinds_match_the_reference]
 }
 
 const ROUNDS: u64 = 4;
@@ -38,7 +38,7 @@ enum Operation {
     Crash(Request),
     Renew(Request),
     Release(Request),
-    Abandon(Request),
+    Leave(Request),
 }
 
 struct Side {
@@ -47,12 +47,12 @@ struct Side {
     /// The number of each hold that was ever seen.
     permits: HashMap<Fence, Option<u32>>,
     /// Those who have a place of their own, where there are such. What is told them is read again only now and then.
-    in_line: Option<HashSet<String>>,
+    queued: Option<HashSet<String>>,
 }
 
 impl Side {
-    fn new(clients: Vec<Client>, in_line: Option<HashSet<String>>) -> Self {
-        Self { clients, fences: Fences::default(), permits: HashMap::new(), in_line }
+    fn new(clients: Vec<Client>, queued: Option<HashSet<String>>) -> Self {
+        Self { clients, fences: Fences::default(), permits: HashMap::new(), queued }
     }
 
     fn words(&mut self, holders: &[Holder]) -> String {
@@ -60,7 +60,7 @@ impl Side {
             .iter()
             .map(|holder| {
                 let fence = holder.fence.expect("a fence");
-                (self.fences.place("job", fence), format!("{:?} {:?}", holder.mode, holder.permit))
+                (self.fences.index("job", fence), format!("{:?} {:?}", holder.mode, holder.permit))
             })
             .collect();
         words.sort_unstable();
@@ -73,23 +73,23 @@ impl Side {
             Operation::Acquire(request) | Operation::Crash(request) => match client.attempt(request).await {
                 Attempt::Granted(grant) => {
                     client.leave_queue(request).await;
-                    format!("granted, fence {}, permit {:?}", self.fences.place("job", grant.fence), grant.permit)
+                    format!("granted, fence {}, permit {:?}", self.fences.index("job", grant.fence), grant.permit)
                 }
                 Attempt::Busy(_)
-                    if request.waiting && self.in_line.as_mut().is_some_and(|line| !line.insert(request.token.hold_text())) =>
+                    if request.waiting && self.queued.as_mut().is_some_and(|queue| !queue.insert(request.token.hold_text())) =>
                 {
                     "busy still".into()
                 }
                 Attempt::Busy(busy) => {
                     // A store that keeps unfair exclusive waiters in no order tells them no position.
-                    let ordered = self.in_line.is_some() || request.fair || request.mode != Mode::Exclusive;
+                    let ordered = self.queued.is_some() || request.fair || request.mode != Mode::Exclusive;
                     let position = busy.position.filter(|_| ordered);
                     format!("busy, {}, passing {}, position {position:?}", self.words(&busy.holders), busy.passing)
                 }
                 other => panic!("{other:?}"),
             },
             Operation::Renew(request) => match client.renew(request, None).await {
-                Renewal::Renewed { fence, .. } => format!("renewed, fence {}", self.fences.place("job", fence)),
+                Renewal::Renewed { fence, .. } => format!("renewed, fence {}", self.fences.index("job", fence)),
                 Renewal::NotHeld => "not held".into(),
                 other => panic!("{other:?}"),
             },
@@ -98,7 +98,7 @@ impl Side {
                 Release::NotHeld => "not held".into(),
                 Release::StillHeld(holds) => panic!("{holds}"),
             },
-            Operation::Abandon(request) => {
+            Operation::Leave(request) => {
                 client.leave_queue(request).await;
                 String::new()
             }
@@ -127,21 +127,21 @@ impl Side {
 /// What answers are compared with.
 enum Reference {
     Memory(Side),
-    Line(Line),
+    ReferenceQueue(ReferenceQueue),
 }
 
 impl Reference {
     async fn ask(&mut self, client: usize, operation: &Operation) -> String {
         match self {
             Self::Memory(side) => side.ask(client, operation).await,
-            Self::Line(line) => line.ask(operation),
+            Self::ReferenceQueue(queue) => queue.ask(operation),
         }
     }
 
     async fn look(&mut self) -> String {
         match self {
             Self::Memory(side) => side.look().await,
-            Self::Line(line) => line.look(),
+            Self::ReferenceQueue(queue) => queue.look(),
         }
     }
 }
@@ -149,13 +149,13 @@ impl Reference {
 /// A line of those who hold and those who wait, in the order of their coming. Whoever waits is granted what they want when
 /// they ask for it and there is room for them and for all before.
 #[derive(Default)]
-struct Line {
-    places: Vec<Place>,
+struct ReferenceQueue {
+    members: Vec<Member>,
     came: u64,
     fences: Fences,
 }
 
-struct Place {
+struct Member {
     request: Request,
     fence: Fence,
     granted: bool,
@@ -163,14 +163,14 @@ struct Place {
     crashes: bool,
 }
 
-impl Line {
-    fn lets(&self, mode: Mode, place: usize) -> bool {
-        let before = &self.places[..place];
+impl ReferenceQueue {
+    fn lets(&self, mode: Mode, index: usize) -> bool {
+        let before = &self.members[..index];
         match mode {
             Mode::Exclusive => before.is_empty(),
             Mode::Shared => before.iter().all(|one| one.request.mode == Mode::Shared),
             Mode::Permits(most) => {
-                let held = self.places.iter().filter(|one| one.granted).count();
+                let held = self.members.iter().filter(|one| one.granted).count();
                 let wait = before.iter().filter(|one| !one.granted).count();
                 before.iter().all(|one| matches!(one.request.mode, Mode::Permits(_))) && held + wait < most as usize
             }
@@ -178,52 +178,52 @@ impl Line {
     }
 
     fn find(&self, request: &Request) -> Option<usize> {
-        self.places.iter().position(|one| one.request.token == request.token)
+        self.members.iter().position(|one| one.request.token == request.token)
     }
 
     fn acquire(&mut self, request: &Request, crashes: bool) -> String {
         let known = self.find(request);
-        let place = known.unwrap_or(self.places.len());
-        let granted = self.places.get(place).is_some_and(|one| one.granted) || self.lets(request.mode, place);
+        let index = known.unwrap_or(self.members.len());
+        let granted = self.members.get(index).is_some_and(|one| one.granted) || self.lets(request.mode, index);
         if known.is_none() && (granted || request.waiting) {
             self.came += 1;
             let (request, fence) = (request.clone(), Fence(self.came));
-            self.places.push(Place { request, fence, granted: false, permit: None, crashes });
+            self.members.push(Member { request, fence, granted: false, permit: None, crashes });
         }
         if !granted && known.is_some() {
             return "busy still".into();
         }
         if !granted {
-            let position = request.waiting.then(|| self.places[..place].iter().filter(|one| !one.granted).count() + 1);
+            let position = request.waiting.then(|| self.members[..index].iter().filter(|one| !one.granted).count() + 1);
             let holders = self.words();
-            return format!("busy, {holders}, passing {}, position {position:?}", self.places.iter().all(|one| !one.granted));
+            return format!("busy, {holders}, passing {}, position {position:?}", self.members.iter().all(|one| !one.granted));
         }
-        if !self.places[place].granted {
-            let free = |number: &u32| self.places.iter().all(|one| one.permit != Some(*number));
+        if !self.members[index].granted {
+            let free = |number: &u32| self.members.iter().all(|one| one.permit != Some(*number));
             let permit = if let Mode::Permits(most) = request.mode { (0..most).find(free) } else { None };
-            (self.places[place].granted, self.places[place].permit) = (true, permit);
+            (self.members[index].granted, self.members[index].permit) = (true, permit);
         }
-        let Place { fence, permit, .. } = self.places[place];
-        format!("granted, fence {}, permit {permit:?}", self.fences.place("job", fence))
+        let Member { fence, permit, .. } = self.members[index];
+        format!("granted, fence {}, permit {permit:?}", self.fences.index("job", fence))
     }
 
     fn ask(&mut self, operation: &Operation) -> String {
         match operation {
             Operation::Acquire(request) => self.acquire(request, false),
             Operation::Crash(request) => self.acquire(request, true),
-            Operation::Renew(request) => match self.find(request).map(|at| &self.places[at]) {
-                Some(&Place { granted: true, fence, .. }) => format!("renewed, fence {}", self.fences.place("job", fence)),
+            Operation::Renew(request) => match self.find(request).map(|at| &self.members[at]) {
+                Some(&Member { granted: true, fence, .. }) => format!("renewed, fence {}", self.fences.index("job", fence)),
                 _ => "not held".into(),
             },
-            Operation::Release(request) => match self.find(request).filter(|at| self.places[*at].granted) {
+            Operation::Release(request) => match self.find(request).filter(|at| self.members[*at].granted) {
                 Some(at) => {
-                    self.places.remove(at);
+                    self.members.remove(at);
                     "released".into()
                 }
                 None => "not held".into(),
             },
-            Operation::Abandon(request) => {
-                self.places.retain(|one| one.granted || one.request.token != request.token);
+            Operation::Leave(request) => {
+                self.members.retain(|one| one.granted || one.request.token != request.token);
                 String::new()
             }
         }
@@ -231,8 +231,8 @@ impl Line {
 
     fn words(&mut self) -> String {
         let mut words = Vec::new();
-        for Place { request, fence, permit, .. } in self.places.iter().filter(|one| one.granted) {
-            words.push((self.fences.place("job", *fence), format!("{:?} {permit:?}", request.mode)));
+        for Member { request, fence, permit, .. } in self.members.iter().filter(|one| one.granted) {
+            words.push((self.fences.index("job", *fence), format!("{:?} {permit:?}", request.mode)));
         }
         words.sort_unstable();
         format!("{words:?}")
@@ -240,12 +240,12 @@ impl Line {
 
     /// After whoever crashed is gone.
     fn look(&mut self) -> String {
-        self.places.retain(|one| !one.crashes);
-        format!("{}, {} wait", self.words(), self.places.iter().filter(|one| !one.granted).count())
+        self.members.retain(|one| !one.crashes);
+        format!("{}, {} wait", self.words(), self.members.iter().filter(|one| !one.granted).count())
     }
 }
 
-async fn random_kinds_are_answered_as_by_the_reference(lab: &Lab) {
+async fn random_kinds_match_the_reference(lab: &Lab) {
     let given = env::var("DLOCK_TEST_SEED").ok().and_then(|seed| seed.parse().ok());
     let first = given.unwrap_or_else(dlock::lock::random);
     for round in 0..if given.is_some() { 1 } else { ROUNDS } {
@@ -263,7 +263,7 @@ async fn random_kinds_are_answered_as_by_the_reference(lab: &Lab) {
 const COMPARABLE: Duration = Duration::from_millis(100);
 
 /// For how long a waiter waits before each step: it hears what it is told.
-const HEARS: Duration = Duration::from_millis(1);
+const LISTEN: Duration = Duration::from_millis(1);
 
 /// What differed where a step took too long to be compared, as on a machine that is busy.
 async fn play(lab: &Lab, seed: u64) -> Result<(), String> {
@@ -274,16 +274,17 @@ async fn play(lab: &Lab, seed: u64) -> Result<(), String> {
         reference.push(Client(Box::new(Memory::new(store.clone(), Namespace::default()))));
         tried.push(lab.client().await);
     }
-    let places = lab.kind.keeps_places();
-    let mut tried = Side::new(tried, places.then(HashSet::new));
-    let mut reference = if places { Reference::Line(Line::default()) } else { Reference::Memory(Side::new(reference, None)) };
+    let members = lab.kind.keeps_positions();
+    let mut tried = Side::new(tried, members.then(HashSet::new));
+    let mut reference =
+        if members { Reference::ReferenceQueue(ReferenceQueue::default()) } else { Reference::Memory(Side::new(reference, None)) };
     let mut made: Vec<(usize, Request)> = Vec::new();
-    let (mut told, mut slowest) = (String::new(), Duration::ZERO);
+    let (mut transcript, mut slowest) = (String::new(), Duration::ZERO);
     for step in 0..STEPS {
         let (client, operation) = next(&mut dice, &mut made, lab.kind);
-        if places {
+        if members {
             for (client, request) in made.iter().filter(|(_, request)| request.waiting) {
-                tried.clients[*client].wait(request, HEARS).await;
+                tried.clients[*client].wait(request, LISTEN).await;
             }
         }
         let began = Instant::now();
@@ -303,15 +304,15 @@ async fn play(lab: &Lab, seed: u64) -> Result<(), String> {
         slowest = slowest.max(began.elapsed());
         if matches!(operation, Operation::Crash(_)) {
             let passes = lab.outlast(SHORT);
-            if places { wait_while(&mut tried.clients, &made, passes).await } else { passes.await }
+            if members { wait_while(&mut tried.clients, &made, passes).await } else { passes.await }
         }
         let looked = Instant::now();
         let _ = write!(expected, "; then {}", reference.look().await);
         let _ = write!(answer, "; then {}", tried.look().await);
         slowest = slowest.max(looked.elapsed());
-        let _ = writeln!(told, "{step}: client {client} {}: {expected}", words(&operation));
+        let _ = writeln!(transcript, "{step}: client {client} {}: {expected}", words(&operation));
         if answer != expected {
-            let differs = format!("DLOCK_TEST_SEED={seed} step {step}: {answer}\nbut as the reference answered:\n{told}");
+            let differs = format!("DLOCK_TEST_SEED={seed} step {step}: {answer}\nbut as the reference answered:\n{transcript}");
             assert!(slowest > COMPARABLE, "{differs}");
             return Err(differs);
         }
@@ -325,7 +326,7 @@ async fn wait_while(clients: &mut [Client], made: &[(usize, Request)], time: imp
         while let Some((_, request)) = made.iter().find(|(of, request)| *of == at && request.waiting) {
             client.wait(request, LONG).await;
             // One whose turn has come is told so each time.
-            tokio::time::sleep(HEARS).await;
+            tokio::time::sleep(LISTEN).await;
         }
         std::future::pending::<()>().await;
     }));
@@ -363,14 +364,14 @@ fn next(dice: &mut Dice, made: &mut Vec<(usize, Request)>, kind: Kind) -> (usize
         4 if request.waiting => {
             made[at].1.waiting = false;
             made[at].1.fair = false;
-            (client, Operation::Abandon(request))
+            (client, Operation::Leave(request))
         }
         _ => {
             // A released hold is not asked for again.
             made.remove(at);
             // Who waits and is not asked for again is gone soon; but where places are kept, only with its lease.
-            let leaves = dice.roll(2) == 0 || kind.keeps_places();
-            (client, if request.waiting && leaves { Operation::Abandon(request) } else { Operation::Release(request) })
+            let leaves = dice.roll(2) == 0 || kind.keeps_positions();
+            (client, if request.waiting && leaves { Operation::Leave(request) } else { Operation::Release(request) })
         }
     }
 }
@@ -382,7 +383,7 @@ fn words(operation: &Operation) -> String {
         | Operation::Crash(request)
         | Operation::Renew(request)
         | Operation::Release(request)
-        | Operation::Abandon(request),
+        | Operation::Leave(request),
     ) = (format!("{operation:?}"), operation);
     let what = what.split('(').next().unwrap_or_default().to_owned();
     format!("{what} {} {:?} waiting {} fair {}", &request.token.hold_text()[..4], request.mode, request.waiting, request.fair)

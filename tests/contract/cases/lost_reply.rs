@@ -12,7 +12,7 @@ use dlock::{
 
 use super::{Case, cases};
 use crate::{
-    lab::{Client, LONG, Lab, SHORT, SLACK, key, overtaken, request, soon, stretched, waiting},
+    lab::{Client, LONG, Lab, SHORT, SLACK, key, overtaking_delay, request, soon, stretched, waiting},
     support::proxy::{Fault, Mode, Proxy},
     targets::Kind,
 };
@@ -22,13 +22,13 @@ pub fn all() -> Vec<Case> {
         acquire_whose_answer_was_lost_is_granted_once,
         acquire_whose_answers_are_all_lost_is_undone,
         acquire_that_arrives_late_ends_with_its_lease,
-        acquire_that_was_given_up_on_is_undone_by_the_core,
-        renewal_whose_answer_was_lost_is_asked_again,
-        renewal_without_any_answer_is_a_loss_in_time,
+        acquire_given_up_on_is_undone_by_the_core,
+        renewal_whose_answer_was_lost_is_repeated,
+        renewal_without_any_answer_is_a_loss_before_the_lease_ends,
         release_whose_answer_was_lost_is_unknown_and_done,
-        release_that_never_arrived_is_asked_again,
-        wake_up_that_was_lost_is_covered,
-        a_waiter_behind_a_cut_connection_has_its_turn,
+        release_that_never_arrived_is_repeated,
+        wake_up_that_was_lost_is_covered_by_polling,
+        a_waiter_behind_a_cut_connection_gets_the_lock,
         waiting_outlives_an_outage,
         a_frozen_server_is_no_answer,
         a_slow_network_changes_nothing,
@@ -38,7 +38,7 @@ pub fn all() -> Vec<Case> {
         renewal_that_arrives_late_does_not_revive,
         release_that_arrives_late_leaves_the_newer_holder,
     ]);
-    all.extend(cases![|kind| kind == Kind::Redis => a_restarted_server_knows_no_script_and_is_asked_in_full]);
+    all.extend(cases![|kind| kind == Kind::Redis => a_restarted_server_gets_the_scripts_in_full]);
     all
 }
 
@@ -62,8 +62,8 @@ async fn warm(lab: &Lab) -> (Proxy, Client) {
 /// The ways to lose an answer to a request that the server served.
 const LOST: [Fault; 2] = [Fault::CutAfter, Fault::Swallow];
 
-async fn core_acquire(client: &mut Client, request: Request, patience: WaitPolicy) -> dlock::lock::Result<Outcome<()>> {
-    lease::acquire(&mut *client.0, &BootClock, request, patience, LIMITS, pending::<()>(), |_| {}).await
+async fn core_acquire(client: &mut Client, request: Request, wait_policy: WaitPolicy) -> dlock::lock::Result<Outcome<()>> {
+    lease::acquire(&mut *client.0, &BootClock, request, wait_policy, LIMITS, pending::<()>(), |_| {}).await
 }
 
 async fn assert_free(lab: &Lab, job: &Key) {
@@ -106,7 +106,7 @@ async fn acquire_whose_answers_are_all_lost_is_undone(lab: &Lab) {
 async fn acquire_that_arrives_late_ends_with_its_lease(lab: &Lab) {
     let (proxy, mut a) = warm(lab).await;
     let job = key("job");
-    let late = overtaken();
+    let late = overtaking_delay();
     proxy.trap(lab.server().taking_mark(), Fault::Late(late));
     let held = request(&job, SHORT);
     let given_up = tokio::time::timeout(Duration::from_millis(100), a.0.try_acquire(&held)).await;
@@ -121,7 +121,7 @@ async fn acquire_that_arrives_late_ends_with_its_lease(lab: &Lab) {
     lab.client().await.hold(&job).await;
 }
 
-async fn acquire_that_was_given_up_on_is_undone_by_the_core(lab: &Lab) {
+async fn acquire_given_up_on_is_undone_by_the_core(lab: &Lab) {
     let (proxy, mut a) = warm(lab).await;
     let job = key("job");
     proxy.trap(lab.server().taking_mark(), Fault::Swallow);
@@ -137,7 +137,7 @@ async fn acquire_that_was_given_up_on_is_undone_by_the_core(lab: &Lab) {
     assert_free(lab, &job).await;
 }
 
-async fn renewal_whose_answer_was_lost_is_asked_again(lab: &Lab) {
+async fn renewal_whose_answer_was_lost_is_repeated(lab: &Lab) {
     for fault in [Fault::CutBefore, Fault::CutAfter, Fault::Swallow] {
         let (proxy, mut a) = warm(lab).await;
         let job = key(&format!("job-{fault:?}"));
@@ -153,7 +153,7 @@ async fn renewal_whose_answer_was_lost_is_asked_again(lab: &Lab) {
     }
 }
 
-async fn renewal_without_any_answer_is_a_loss_in_time(lab: &Lab) {
+async fn renewal_without_any_answer_is_a_loss_before_the_lease_ends(lab: &Lab) {
     let (mut proxy, mut a) = warm(lab).await;
     let job = key("job");
     let Outcome::Granted(mut held) = core_acquire(&mut a, request(&job, SHORT * 2), WaitPolicy::Try).await.expect("granted") else {
@@ -203,7 +203,7 @@ async fn release_whose_answer_was_lost_is_unknown_and_done(lab: &Lab) {
     }
 }
 
-async fn release_that_never_arrived_is_asked_again(lab: &Lab) {
+async fn release_that_never_arrived_is_repeated(lab: &Lab) {
     let (proxy, mut a) = warm(lab).await;
     let job = key("job");
     let held = a.hold(&job).await;
@@ -230,7 +230,7 @@ async fn release_that_arrives_late_leaves_the_newer_holder(lab: &Lab) {
     b.free(&newer).await;
 }
 
-async fn wake_up_that_was_lost_is_covered(lab: &Lab) {
+async fn wake_up_that_was_lost_is_covered_by_polling(lab: &Lab) {
     let mut a = lab.client().await;
     let (proxy, mut b) = warm(lab).await;
     let job = key("job");
@@ -250,7 +250,7 @@ async fn wake_up_that_was_lost_is_covered(lab: &Lab) {
     assert!(released.elapsed() < stretched(Duration::from_secs(9)), "{:?}", released.elapsed());
 }
 
-async fn a_waiter_behind_a_cut_connection_has_its_turn(lab: &Lab) {
+async fn a_waiter_behind_a_cut_connection_gets_the_lock(lab: &Lab) {
     let mut a = lab.client().await;
     let (proxy, mut b) = warm(lab).await;
     let job = key("job");
@@ -304,7 +304,7 @@ async fn a_frozen_server_is_no_answer(lab: &Lab) {
     a.renewed(&held, None).await;
 }
 
-async fn a_restarted_server_knows_no_script_and_is_asked_in_full(lab: &Lab) {
+async fn a_restarted_server_gets_the_scripts_in_full(lab: &Lab) {
     let mut a = lab.client().await;
     let job = key("job");
     for forget in [["SCRIPT", "FLUSH"], ["CLIENT", "KILL"]] {

@@ -20,23 +20,23 @@ use crate::{
 
 pub fn all() -> Vec<Case> {
     let mut all = cases![|kind| kind == Kind::MariadbLease =>
-        a_row_that_somebody_keeps_locked_in_mysql_is_asked_for_again,
-        a_session_in_another_time_zone_is_no_matter,
+        a_row_locked_by_another_mysql_session_is_retried,
+        a_sessions_time_zone_does_not_matter,
         an_uncontended_acquire_is_two_round_trips,
-        a_stale_gate_only_slows_down,
-        a_holder_that_lost_its_session_takes_the_gate_again,
+        a_stale_advisory_lock_only_slows_a_waiter,
+        a_holder_that_lost_its_session_takes_the_advisory_lock_again,
     ];
-    all.extend(cases![|kind| kind.is_mariadb() && kind.is_a_session() =>
-        nobody_else_is_ended_after_a_restart,
+    all.extend(cases![|kind| kind.is_mariadb() && kind.held_by_session() =>
+        no_other_session_is_killed_after_a_restart,
     ]);
-    all.extend(cases![|kind| kind == Kind::MariadbAdvisory => anybody_can_take_the_same_lock_of_mysql]);
+    all.extend(cases![|kind| kind == Kind::MariadbAdvisory => other_clients_can_take_the_same_mysql_lock]);
     all.extend(cases![Kind::is_mariadb =>
         a_read_only_mysql_is_refused,
     ]);
     all
 }
 
-async fn a_row_that_somebody_keeps_locked_in_mysql_is_asked_for_again(lab: &Lab) {
+async fn a_row_locked_by_another_mysql_session_is_retried(lab: &Lab) {
     let mut a = lab.client().await;
     let job = key("job");
     let held = a.hold(&job).await;
@@ -50,7 +50,7 @@ async fn a_row_that_somebody_keeps_locked_in_mysql_is_asked_for_again(lab: &Lab)
     a.free(&held).await;
 }
 
-async fn a_session_in_another_time_zone_is_no_matter(lab: &Lab) {
+async fn a_sessions_time_zone_does_not_matter(lab: &Lab) {
     lab.target.isolate().await;
     let mut a = lab.client().await;
     let held = a.hold(&key("job")).await;
@@ -83,7 +83,7 @@ async fn an_uncontended_acquire_is_two_round_trips(lab: &Lab) {
 }
 
 /// Somebody has the gate who neither has the lock nor looks at it.
-async fn a_stale_gate_only_slows_down(lab: &Lab) {
+async fn a_stale_advisory_lock_only_slows_a_waiter(lab: &Lab) {
     let (mut a, mut b) = (lab.client().await, lab.client().await);
     let job = key("job");
     let held = a.hold(&job).await;
@@ -105,7 +105,7 @@ async fn a_stale_gate_only_slows_down(lab: &Lab) {
     assert!(released.elapsed() < stretched(Duration::from_secs(6)), "{:?}", released.elapsed());
 }
 
-async fn a_holder_that_lost_its_session_takes_the_gate_again(lab: &Lab) {
+async fn a_holder_that_lost_its_session_takes_the_advisory_lock_again(lab: &Lab) {
     let (mut a, mut b) = (lab.client().await, lab.client().await);
     let job = key("job");
     let held = a.hold(&job).await;
@@ -121,7 +121,7 @@ async fn a_holder_that_lost_its_session_takes_the_gate_again(lab: &Lab) {
     assert_eq!(b.wait(&wanted, LONG).await, Wake::Changed);
 }
 
-async fn anybody_can_take_the_same_lock_of_mysql(lab: &Lab) {
+async fn other_clients_can_take_the_same_mysql_lock(lab: &Lab) {
     let mut a = lab.client().await;
     let database = &lab.mariadb().database;
     let held = a.hold(&key("job")).await;
@@ -140,10 +140,10 @@ async fn anybody_can_take_the_same_lock_of_mysql(lab: &Lab) {
     options.raw_names = true;
     let mut b = Client(backend(options));
     let name = format!("{database}.nightly");
-    let held = Request { metadata: Some(crate::lab::who("web1")), ..request(&key(&name), LONG) };
+    let held = Request { metadata: Some(crate::lab::runner("web1")), ..request(&key(&name), LONG) };
     b.take(&held).await;
     assert_eq!(take(&format!("'{name}'")), "0");
-    assert_eq!(b.inspect(&key(&name)).await.holders[0].metadata, Some(crate::lab::who("web1")));
+    assert_eq!(b.inspect(&key(&name)).await.holders[0].metadata, Some(crate::lab::runner("web1")));
     b.free(&held).await;
     assert_eq!(lab.mariadb().options("dlock").mode, Mode::Advisory);
 }
@@ -156,7 +156,7 @@ fn on(lab: &Lab, server: &MariaDb) -> Options {
 }
 
 /// What was left blocking there is gone with the server; its number is somebody else's after that.
-async fn nobody_else_is_ended_after_a_restart(lab: &Lab) {
+async fn no_other_session_is_killed_after_a_restart(lab: &Lab) {
     let mut server = MariaDb::durable();
     server.sql("mysql", "CREATE DATABASE app");
     let options = on(lab, &server);

@@ -12,22 +12,22 @@ use super::{
     history::{broken, history},
 };
 use crate::{
-    lab::{Client, LONG, Lab, SHORT, key, request, waiting, who},
+    lab::{Client, LONG, Lab, SHORT, key, request, runner, waiting},
     support::proxy::{Fault, Proxy},
     targets::Kind,
 };
 
 pub fn all() -> Vec<Case> {
-    cases![|kind: Kind| kind.is_mariadb() && kind.is_a_session() =>
-        remembering_costs_no_request,
-        a_lock_that_can_t_be_remembered_is_a_lock,
-        holders_that_never_give_back_are_remembered_within_bounds,
-        a_release_that_is_asked_again_is_remembered_once,
-        a_grant_whose_answer_was_lost_and_that_was_undone_is_nobody_s,
-        a_history_is_read_with_the_right_to_read,
-        whose_session_can_t_be_ended_keeps_the_lock,
-        a_mark_that_can_t_be_read_ends_nobody,
-        who_leaves_keeps_nothing_though_nothing_can_be_written,
+    cases![|kind: Kind| kind.is_mariadb() && kind.held_by_session() =>
+        recording_costs_no_request,
+        a_lock_works_without_a_writable_history,
+        holders_that_never_release_are_recorded_within_bounds,
+        a_repeated_release_is_recorded_once,
+        an_undone_grant_whose_answer_was_lost_is_not_recorded,
+        a_history_needs_only_the_right_to_read,
+        a_session_that_can_not_be_killed_keeps_the_lock,
+        an_unreadable_mark_ends_no_hold,
+        a_waiter_that_leaves_keeps_nothing_without_a_writable_table,
     ]
 }
 
@@ -44,7 +44,7 @@ fn with_rights(lab: &Lab, rights: &str) -> Client {
     Client(backend(options))
 }
 
-async fn remembering_costs_no_request(lab: &Lab) {
+async fn recording_costs_no_request(lab: &Lab) {
     let proxy = Proxy::to(lab.mariadb().server().port);
     let mut a = lab.mariadb().through_proxy(&proxy);
     let job = key("job");
@@ -72,7 +72,7 @@ async fn remembering_costs_no_request(lab: &Lab) {
 }
 
 /// Neither a grant nor a release fails because nothing can be written of it.
-async fn a_lock_that_can_t_be_remembered_is_a_lock(lab: &Lab) {
+async fn a_lock_works_without_a_writable_history(lab: &Lab) {
     let job = key("job");
     lab.mariadb().sql("RENAME TABLE dlock_runs TO elsewhere");
     let (mut a, mut b) = (lab.client().await, lab.client().await);
@@ -93,7 +93,7 @@ async fn a_lock_that_can_t_be_remembered_is_a_lock(lab: &Lab) {
     assert_eq!(history(&mut b, &job).await.past, []);
 }
 
-async fn holders_that_never_give_back_are_remembered_within_bounds(lab: &Lab) {
+async fn holders_that_never_release_are_recorded_within_bounds(lab: &Lab) {
     let job = key("job");
     let mut last = None;
     for _ in 0..140 {
@@ -109,7 +109,7 @@ async fn holders_that_never_give_back_are_remembered_within_bounds(lab: &Lab) {
     assert!(past[0].fence == last && past.iter().all(|one| one.end == End::Expired), "{past:?}");
 }
 
-async fn a_release_that_is_asked_again_is_remembered_once(lab: &Lab) {
+async fn a_repeated_release_is_recorded_once(lab: &Lab) {
     let job = key("job");
     let row = lab.kind == Kind::MariadbRow;
     for fault in [Fault::LateReply(Duration::from_millis(300)), Fault::CutAfter] {
@@ -130,7 +130,7 @@ async fn a_release_that_is_asked_again_is_remembered_once(lab: &Lab) {
     }
 }
 
-async fn a_grant_whose_answer_was_lost_and_that_was_undone_is_nobody_s(lab: &Lab) {
+async fn an_undone_grant_whose_answer_was_lost_is_not_recorded(lab: &Lab) {
     for (n, fault) in [Fault::LateReply(SHORT * 3 / 2), Fault::CutAfter, Fault::CutBefore].into_iter().enumerate() {
         let proxy = Proxy::to(lab.mariadb().server().port);
         let (mut a, mut b) = (lab.mariadb().through_proxy(&proxy), lab.client().await);
@@ -148,11 +148,11 @@ async fn a_grant_whose_answer_was_lost_and_that_was_undone_is_nobody_s(lab: &Lab
     }
 }
 
-async fn a_history_is_read_with_the_right_to_read(lab: &Lab) {
+async fn a_history_needs_only_the_right_to_read(lab: &Lab) {
     let mut reader = with_rights(lab, "SELECT");
     let (job, lost) = (key("job"), key("lost"));
     let (mut a, mut b) = (lab.client().await, lab.client().await);
-    let held = dlock::lock::Request { metadata: Some(who("web1")), ..request(&lost, LONG) };
+    let held = dlock::lock::Request { metadata: Some(runner("web1")), ..request(&lost, LONG) };
     b.take(&held).await;
     drop(b);
     let held = a.hold(&job).await;
@@ -164,11 +164,11 @@ async fn a_history_is_read_with_the_right_to_read(lab: &Lab) {
         lab.pass(Duration::from_millis(20)).await;
     }
     let past = history(&mut reader, &lost).await.past;
-    assert!(past.len() == 1 && past[0].end == End::Expired && past[0].metadata == Some(who("web1")), "{past:?}");
+    assert!(past.len() == 1 && past[0].end == End::Expired && past[0].metadata == Some(runner("web1")), "{past:?}");
     assert_eq!(reader.inspect(&job).await.holders.len(), 1);
 }
 
-async fn whose_session_can_t_be_ended_keeps_the_lock(lab: &Lab) {
+async fn a_session_that_can_not_be_killed_keeps_the_lock(lab: &Lab) {
     let mut other = with_rights(lab, "SELECT, INSERT, UPDATE, DELETE");
     let mut a = lab.client().await;
     let job = key("job");
@@ -185,7 +185,7 @@ async fn whose_session_can_t_be_ended_keeps_the_lock(lab: &Lab) {
     a.free(&held).await;
 }
 
-async fn who_leaves_keeps_nothing_though_nothing_can_be_written(lab: &Lab) {
+async fn a_waiter_that_leaves_keeps_nothing_without_a_writable_table(lab: &Lab) {
     let (mut a, mut b, mut c) = (lab.client().await, lab.client().await, lab.client().await);
     let job = key("job");
     let held = a.hold(&job).await;
@@ -201,7 +201,7 @@ async fn who_leaves_keeps_nothing_though_nothing_can_be_written(lab: &Lab) {
     c.wait_for(&waiting(&job, LONG), Duration::from_millis(50)).await;
 }
 
-async fn a_mark_that_can_t_be_read_ends_nobody(lab: &Lab) {
+async fn an_unreadable_mark_ends_no_hold(lab: &Lab) {
     let mut a = lab.client().await;
     let job = key("job");
     let held = a.hold(&job).await;

@@ -24,18 +24,18 @@ use crate::{
 
 pub fn all() -> Vec<Case> {
     let mut all = cases![|kind| kind == Kind::MariadbLease =>
-        a_clock_of_mysql_that_is_set_back_repeats_no_fence,
-        a_clock_of_mysql_that_is_set_forward_ends_leases,
-        what_was_given_back_in_mysql_is_free_wherever_its_clock_is,
-        a_deadlock_in_the_queue_is_left_again,
-        login_methods_serve_or_are_named,
+        a_mysql_clock_that_is_set_back_repeats_no_fence,
+        a_mysql_clock_that_is_set_forward_ends_leases,
+        a_lock_released_in_mysql_is_free_whatever_its_clock,
+        leaving_the_queue_survives_a_deadlock,
+        login_methods_work_or_are_named,
     ];
     all.extend(cases![|kind| kind == Kind::MariadbRow => a_deadlock_in_a_release_gives_the_lock_back]);
-    all.extend(cases![|kind| kind.is_mariadb() && kind.is_a_session() => the_clock_of_mysql_is_no_matter_to_sessions]);
+    all.extend(cases![|kind| kind.is_mariadb() && kind.held_by_session() => mysql_sessions_do_not_depend_on_the_clock]);
     all.extend(cases![Kind::is_mariadb =>
-        a_node_of_a_cluster_is_refused_unless_it_alone_is_written_to,
-        a_server_without_a_cluster_library_is_alone,
-        what_somebody_keeps_locked_is_asked_for_again,
+        a_galera_node_is_refused_unless_it_is_the_only_writer,
+        wsrep_on_without_a_library_is_no_cluster,
+        rows_locked_by_another_session_are_retried,
     ]);
     all
 }
@@ -97,8 +97,8 @@ impl Stepped {
     }
 }
 
-async fn a_clock_of_mysql_that_is_set_back_repeats_no_fence(lab: &Lab) {
-    let Some(stepped) = Stepped::start(lab, "a_clock_of_mysql_that_is_set_back_repeats_no_fence") else { return };
+async fn a_mysql_clock_that_is_set_back_repeats_no_fence(lab: &Lab) {
+    let Some(stepped) = Stepped::start(lab, "a_mysql_clock_that_is_set_back_repeats_no_fence") else { return };
     let (mut a, mut b) = (stepped.client().await, stepped.client().await);
     let job = key("job");
     let held = request(&job, LONG);
@@ -113,8 +113,8 @@ async fn a_clock_of_mysql_that_is_set_back_repeats_no_fence(lab: &Lab) {
     assert!(second > first, "{second} after {first}");
 }
 
-async fn a_clock_of_mysql_that_is_set_forward_ends_leases(lab: &Lab) {
-    let Some(stepped) = Stepped::start(lab, "a_clock_of_mysql_that_is_set_forward_ends_leases") else { return };
+async fn a_mysql_clock_that_is_set_forward_ends_leases(lab: &Lab) {
+    let Some(stepped) = Stepped::start(lab, "a_mysql_clock_that_is_set_forward_ends_leases") else { return };
     let (mut a, mut b) = (stepped.client().await, stepped.client().await);
     let job = key("job");
     let held = request(&job, LONG);
@@ -128,8 +128,8 @@ async fn a_clock_of_mysql_that_is_set_forward_ends_leases(lab: &Lab) {
 }
 
 /// Nobody's lock must not look like somebody's until the clock has caught up, to ShedLock neither.
-async fn what_was_given_back_in_mysql_is_free_wherever_its_clock_is(lab: &Lab) {
-    let Some(stepped) = Stepped::start(lab, "what_was_given_back_in_mysql_is_free_wherever_its_clock_is") else { return };
+async fn a_lock_released_in_mysql_is_free_whatever_its_clock(lab: &Lab) {
+    let Some(stepped) = Stepped::start(lab, "a_lock_released_in_mysql_is_free_whatever_its_clock") else { return };
     let mut a = stepped.client().await;
     let (job, tree) = (key("job"), key("tree"));
     let held = a.hold(&job).await;
@@ -153,8 +153,8 @@ async fn what_was_given_back_in_mysql_is_free_wherever_its_clock_is(lab: &Lab) {
 }
 
 /// A session has the lock: when that ends is for the kernel's own clocks to say.
-async fn the_clock_of_mysql_is_no_matter_to_sessions(lab: &Lab) {
-    let Some(stepped) = Stepped::start(lab, "the_clock_of_mysql_is_no_matter_to_sessions") else { return };
+async fn mysql_sessions_do_not_depend_on_the_clock(lab: &Lab) {
+    let Some(stepped) = Stepped::start(lab, "mysql_sessions_do_not_depend_on_the_clock") else { return };
     let (mut a, mut b) = (stepped.client().await, stepped.client().await);
     let job = key("job");
     let held = request(&job, LONG);
@@ -193,7 +193,7 @@ async fn the_clock_of_mysql_is_no_matter_to_sessions(lab: &Lab) {
 }
 
 /// `wsrep_on` alone makes no cluster.
-async fn a_server_without_a_cluster_library_is_alone(lab: &Lab) {
+async fn wsrep_on_without_a_library_is_no_cluster(lab: &Lab) {
     let server =
         MariaDb::with(mariadb::Options { settings: vec!["--wsrep-on=ON".into(), "--binlog-format=ROW".into()], ..Default::default() });
     assert_eq!(server.text("mysql", "SELECT @@global.wsrep_on"), "1");
@@ -203,9 +203,9 @@ async fn a_server_without_a_cluster_library_is_alone(lab: &Lab) {
     a.free(&held).await;
 }
 
-async fn a_node_of_a_cluster_is_refused_unless_it_alone_is_written_to(lab: &Lab) {
+async fn a_galera_node_is_refused_unless_it_is_the_only_writer(lab: &Lab) {
     if !std::path::Path::new(mariadb::GALERA).exists() {
-        return support::skip("a_node_of_a_cluster_is_refused_unless_it_alone_is_written_to", "galera-4 is not installed");
+        return support::skip("a_galera_node_is_refused_unless_it_is_the_only_writer", "galera-4 is not installed");
     }
     let server = MariaDb::with(mariadb::Options { cluster: true, ..Default::default() });
     assert_eq!(
@@ -257,8 +257,8 @@ async fn through_the_core(client: &mut Client, held: &Request) -> Renewal {
 }
 
 /// Somebody keeps what we write locked, or the whole table: each question is asked again until it is answered.
-async fn what_somebody_keeps_locked_is_asked_for_again(lab: &Lab) {
-    let table = if lab.kind.is_a_session() { "dlock_sessions" } else { "dlock" };
+async fn rows_locked_by_another_session_are_retried(lab: &Lab) {
+    let table = if lab.kind.held_by_session() { "dlock_sessions" } else { "dlock" };
     let (mut a, mut b) = (lab.client().await, lab.client().await);
     let job = key("job");
     let before = a.hold(&job).await;
@@ -319,7 +319,7 @@ async fn a_deadlock_in_a_release_gives_the_lock_back(lab: &Lab) {
 }
 
 /// Who leaves the queue deletes more than one row.
-async fn a_deadlock_in_the_queue_is_left_again(lab: &Lab) {
+async fn leaving_the_queue_survives_a_deadlock(lab: &Lab) {
     let mut a = lab.client().await;
     let job = key("job");
     let held = a.hold(&job).await;
@@ -346,7 +346,7 @@ async fn a_deadlock_in_the_queue_is_left_again(lab: &Lab) {
     assert!(a.inspect(&job).await.waiters.is_empty());
 }
 
-async fn login_methods_serve_or_are_named(lab: &Lab) {
+async fn login_methods_work_or_are_named(lab: &Lab) {
     let server = MariaDb::with(mariadb::Options { settings: vec!["--plugin-load-add=auth_ed25519".into()], ..Default::default() });
     let me = std::process::Command::new("id").arg("-un").output().expect("id, of coreutils").stdout;
     let me = String::from_utf8(me).expect("a name").trim().to_owned();

@@ -8,7 +8,7 @@ pub fn all() -> Vec<Case> {
         odd_keys_are_different_locks,
         odd_keys_come_back,
         namespaces_are_apart,
-        a_listing_goes_by_the_start_literally,
+        a_listing_matches_its_prefix_literally,
         a_listing_is_sorted_and_shows_held_locks_only,
     ]
 }
@@ -149,7 +149,7 @@ async fn namespaces_are_apart(lab: &Lab) {
     assert_eq!(prints.len(), namespaces.len());
 }
 
-async fn a_listing_goes_by_the_start_literally(lab: &Lab) {
+async fn a_listing_matches_its_prefix_literally(lab: &Lab) {
     let mut a = lab.client().await;
     for name in ["%", "%a", "_", "_a", "*", "*a", "?x", "[ab]", "a", "ab", "A", "a{b", "\\x", "a%b", "-", "^", "a-b"] {
         a.hold(&key(name)).await;

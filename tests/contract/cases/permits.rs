@@ -17,23 +17,23 @@ use crate::{
 };
 
 pub fn all() -> Vec<Case> {
-    let mut all = cases![Kind::keeps_places =>
-        permits_that_are_asked_for_at_once_are_each_somebodys,
-        a_crowd_of_permits_never_has_one_too_many,
-        a_permit_that_comes_back_beside_a_look_is_not_missed,
-        fewer_permits_wait_until_enough_came_back,
-        who_asks_for_more_permits_is_woken_by_its_own_room,
-        who_dies_in_line_for_permits_is_gone_past,
-        one_behind_another_kind_goes_on_when_that_goes,
-        a_number_that_was_deleted_ends_its_hold,
+    let mut all = cases![Kind::keeps_positions =>
+        permits_requested_at_once_get_different_numbers,
+        many_waiters_never_hold_one_permit_too_many,
+        a_permit_released_during_a_look_is_not_missed,
+        a_smaller_permit_count_waits_for_enough_releases,
+        a_waiter_for_a_larger_permit_count_is_woken_by_its_own_room,
+        a_dead_waiter_for_permits_is_passed,
+        waiters_behind_another_kind_continue_when_that_one_leaves,
+        a_deleted_permit_number_ends_its_hold,
     ];
-    all.extend(cases![|kind| kind.keeps_places() && kind.has_server() =>
-        a_number_whose_answer_was_lost_is_taken_once,
-        a_place_that_was_lost_takes_no_number,
-        a_permit_that_comes_back_costs_as_much_with_many_who_wait,
+    all.extend(cases![|kind| kind.keeps_positions() && kind.has_server() =>
+        a_permit_number_whose_answer_was_lost_is_taken_once,
+        a_lost_position_takes_no_permit_number,
+        a_released_permit_costs_the_same_with_many_waiters,
     ]);
     // A session is kept alive beside what it asks for, by way of another connection.
-    all.extend(cases![|kind| kind == Kind::Etcd => a_number_that_is_taken_too_late_is_not_taken]);
+    all.extend(cases![|kind| kind == Kind::Etcd => a_permit_number_taken_after_the_lease_is_not_granted]);
     all
 }
 
@@ -46,7 +46,7 @@ fn permit(most: u32, of: Request) -> Request {
 }
 
 /// Holds so many of so many permits.
-async fn hold(lab: &Lab, job: &Key, count: u32, most: u32) -> Vec<(Client, Request)> {
+async fn hold_permits(lab: &Lab, job: &Key, count: u32, most: u32) -> Vec<(Client, Request)> {
     let mut holders = Vec::new();
     for number in 0..count {
         let (mut client, request) = (lab.client().await, permit(most, request(job, LONG)));
@@ -68,43 +68,43 @@ async fn give_back((mut client, held): (Client, Request)) {
 }
 
 /// The numbers that are held, in order.
-async fn numbers(lab: &Lab, job: &Key) -> Vec<u32> {
+async fn permit_numbers(lab: &Lab, job: &Key) -> Vec<u32> {
     let state = lab.client().await.inspect(job).await;
-    let mut numbers: Vec<_> = state.holders.iter().map(|holder| holder.permit.expect("a number")).collect();
-    numbers.sort_unstable();
-    numbers
+    let mut permit_numbers: Vec<_> = state.holders.iter().map(|holder| holder.permit.expect("a number")).collect();
+    permit_numbers.sort_unstable();
+    permit_numbers
 }
 
-async fn core_acquire(client: &mut Client, wanted: Request, patience: WaitPolicy) -> Outcome<()> {
-    let taken = lease::acquire(&mut *client.0, &BootClock, wanted, patience, LIMITS, pending::<()>(), |_| {}).await;
+async fn core_acquire(client: &mut Client, wanted: Request, wait_policy: WaitPolicy) -> Outcome<()> {
+    let taken = lease::acquire(&mut *client.0, &BootClock, wanted, wait_policy, LIMITS, pending::<()>(), |_| {}).await;
     taken.unwrap_or_else(|error| panic!("{error:?}"))
 }
 
-async fn permits_that_are_asked_for_at_once_are_each_somebodys(lab: &Lab) {
-    for patience in [WaitPolicy::Try, WaitPolicy::For(LONG)] {
-        let job = key(&format!("{patience:?}"));
+async fn permits_requested_at_once_get_different_numbers(lab: &Lab) {
+    for wait_policy in [WaitPolicy::Try, WaitPolicy::For(LONG)] {
+        let job = key(&format!("{wait_policy:?}"));
         let mut clients = Vec::new();
         for _ in 0..6 {
             clients.push(lab.client().await);
         }
         let all = clients.iter_mut().map(|client| {
-            let waits = matches!(patience, WaitPolicy::For(_));
-            core_acquire(client, permit(6, Request { waiting: waits, ..request(&job, LONG) }), patience)
+            let waits = matches!(wait_policy, WaitPolicy::For(_));
+            core_acquire(client, permit(6, Request { waiting: waits, ..request(&job, LONG) }), wait_policy)
         });
         let outcomes = join_all(all).await;
         assert!(outcomes.iter().all(|outcome| matches!(outcome, Outcome::Granted(_))), "{outcomes:?}");
-        assert_eq!(numbers(lab, &job).await, [0, 1, 2, 3, 4, 5]);
+        assert_eq!(permit_numbers(lab, &job).await, [0, 1, 2, 3, 4, 5]);
     }
 }
 
-async fn a_crowd_of_permits_never_has_one_too_many(lab: &Lab) {
+async fn many_waiters_never_hold_one_permit_too_many(lab: &Lab) {
     const MOST: u32 = 3;
     let (job, inside) = (key("job"), std::cell::RefCell::new(Vec::new()));
-    let one = async |patience: Duration| {
+    let one = async |wait_policy: Duration| {
         let mut client = lab.client().await;
         for _ in 0..3 {
             let wanted = permit(MOST, waiting(&job, LONG));
-            let mut taken = timeout(patience, client.wait_for(&wanted, NEVER)).await;
+            let mut taken = timeout(wait_policy, client.wait_for(&wanted, NEVER)).await;
             if taken.is_err() {
                 // It gives up at any moment, also while it is granted one.
                 client.leave_queue(&wanted).await;
@@ -112,22 +112,22 @@ async fn a_crowd_of_permits_never_has_one_too_many(lab: &Lab) {
                 assert!(matches!(given_back, Release::Released | Release::NotHeld), "{given_back:?}");
                 let again = permit(MOST, waiting(&job, LONG));
                 taken = Ok(client.wait_for(&again, NEVER).await);
-                held(lab, &inside, taken.expect("a grant").permit).await;
+                hold_briefly(lab, &inside, taken.expect("a grant").permit).await;
                 client.free(&again).await;
                 continue;
             }
-            held(lab, &inside, taken.expect("a grant").permit).await;
+            hold_briefly(lab, &inside, taken.expect("a grant").permit).await;
             client.free(&wanted).await;
         }
     };
     let began = Instant::now();
     join_all((0..12_u64).map(|n| one(Duration::from_millis(4 + n * 9)))).await;
     assert!(began.elapsed() < NEVER, "{:?}", began.elapsed());
-    assert_eq!(numbers(lab, &job).await, [0; 0]);
+    assert_eq!(permit_numbers(lab, &job).await, [0; 0]);
 }
 
 /// Has a permit for a moment.
-async fn held(lab: &Lab, inside: &std::cell::RefCell<Vec<u32>>, number: Option<u32>) {
+async fn hold_briefly(lab: &Lab, inside: &std::cell::RefCell<Vec<u32>>, number: Option<u32>) {
     let number = number.expect("a number");
     {
         let mut inside = inside.borrow_mut();
@@ -138,9 +138,9 @@ async fn held(lab: &Lab, inside: &std::cell::RefCell<Vec<u32>>, number: Option<u
     inside.borrow_mut().retain(|other| *other != number);
 }
 
-async fn a_permit_that_comes_back_beside_a_look_is_not_missed(lab: &Lab) {
+async fn a_permit_released_during_a_look_is_not_missed(lab: &Lab) {
     let job = key("job");
-    let mut holders = hold(lab, &job, 2, 2).await;
+    let mut holders = hold_permits(lab, &job, 2, 2).await;
     for step in 0..24_u64 {
         let (mut client, wanted) = (lab.client().await, permit(2, waiting(&job, LONG)));
         let leaving = holders.remove(usize::from(step % 2 == 0));
@@ -152,35 +152,35 @@ async fn a_permit_that_comes_back_beside_a_look_is_not_missed(lab: &Lab) {
         let (grant, ()) = tokio::join!(client.wait_for(&wanted, NEVER), free);
         assert!(began.elapsed() < soon() && grant.permit < Some(2), "step {step}: {:?} {grant:?}", began.elapsed());
         holders.push((client, wanted));
-        assert_eq!(numbers(lab, &job).await, [0, 1]);
+        assert_eq!(permit_numbers(lab, &job).await, [0, 1]);
     }
 }
 
-async fn fewer_permits_wait_until_enough_came_back(lab: &Lab) {
+async fn a_smaller_permit_count_waits_for_enough_releases(lab: &Lab) {
     let job = key("job");
-    let mut holders = hold(lab, &job, 4, 4).await;
+    let mut holders = hold_permits(lab, &job, 4, 4).await;
     let (mut client, wanted) = queue(lab, &job, 2).await;
     let last = holders.pop().expect("a holder");
     let free = async {
-        for (place, holder) in holders.into_iter().enumerate() {
+        for (released, holder) in holders.into_iter().enumerate() {
             lab.pass(SLACK).await;
             let wait = lab.client().await.inspect(&job).await.waiters.len();
-            assert_eq!(wait, 1, "granted with {} held", 4 - place);
+            assert_eq!(wait, 1, "granted with {} held", 4 - released);
             give_back(holder).await;
         }
         Instant::now()
     };
     let (grant, freed) = tokio::join!(client.wait_for(&wanted, NEVER), free);
     assert!(freed.elapsed() < soon(), "{:?}", freed.elapsed());
-    assert_eq!((grant.permit, numbers(lab, &job).await), (Some(0), vec![0, 3]));
+    assert_eq!((grant.permit, permit_numbers(lab, &job).await), (Some(0), vec![0, 3]));
     lab.client().await.refused(&permit(2, request(&job, LONG))).await;
     give_back(last).await;
     assert_eq!(lab.client().await.take(&permit(2, request(&job, LONG))).await.permit, Some(1));
 }
 
-async fn who_asks_for_more_permits_is_woken_by_its_own_room(lab: &Lab) {
+async fn a_waiter_for_a_larger_permit_count_is_woken_by_its_own_room(lab: &Lab) {
     let job = key("job");
-    let mut holders = hold(lab, &job, 3, 3).await;
+    let mut holders = hold_permits(lab, &job, 3, 3).await;
     let (mut few, wants_few) = queue(lab, &job, 1).await;
     let (mut more, wants_more) = queue(lab, &job, 4).await;
     let free = async |holder| {
@@ -207,9 +207,9 @@ async fn few_waits(lab: &Lab, job: &Key) {
     assert_eq!(lab.client().await.inspect(job).await.waiters.len(), 1);
 }
 
-async fn who_dies_in_line_for_permits_is_gone_past(lab: &Lab) {
+async fn a_dead_waiter_for_permits_is_passed(lab: &Lab) {
     let job = key("job");
-    let mut holders = hold(lab, &job, 2, 2).await;
+    let mut holders = hold_permits(lab, &job, 2, 2).await;
     {
         let mut dying = lab.client().await;
         dying.refused(&permit(2, Request { ttl: ttl(SHORT), ..waiting(&job, LONG) })).await;
@@ -232,10 +232,10 @@ async fn who_dies_in_line_for_permits_is_gone_past(lab: &Lab) {
     assert!(freed.elapsed() < soon(), "{:?}", freed.elapsed());
 }
 
-async fn one_behind_another_kind_goes_on_when_that_goes(lab: &Lab) {
+async fn waiters_behind_another_kind_continue_when_that_one_leaves(lab: &Lab) {
     let job = key("job");
     for other in [Mode::Exclusive, Mode::Shared] {
-        let mut holders = hold(lab, &job, 1, 2).await;
+        let mut holders = hold_permits(lab, &job, 1, 2).await;
         let (mut middle, wanted) = (lab.client().await, Request { mode: other, ..waiting(&job, LONG) });
         middle.refused(&wanted).await;
         // There are permits left, and not for who comes after another kind.
@@ -275,9 +275,9 @@ async fn delete_number(lab: &Lab, job: &str, number: u32) {
     }
 }
 
-async fn a_number_that_was_deleted_ends_its_hold(lab: &Lab) {
+async fn a_deleted_permit_number_ends_its_hold(lab: &Lab) {
     let job = key("job");
-    let mut holders = hold(lab, &job, 2, 2).await;
+    let mut holders = hold_permits(lab, &job, 2, 2).await;
     let (mut a, first) = holders.remove(0);
     a.renewed(&first, None).await;
     delete_number(lab, "job", 0).await;
@@ -290,7 +290,7 @@ async fn a_number_that_was_deleted_ends_its_hold(lab: &Lab) {
     b.free(&second).await;
     let (mut c, held) = holders.remove(0);
     c.renewed(&held, None).await;
-    assert_eq!(numbers(lab, &job).await, [1]);
+    assert_eq!(permit_numbers(lab, &job).await, [1]);
     c.free(&held).await;
     lab.client().await.hold(&job).await;
 }
@@ -300,7 +300,7 @@ fn number_mark(lab: &Lab) -> &'static str {
     if lab.kind.is_zookeeper() { "/permit-0" } else { "permit/0" }
 }
 
-async fn a_number_whose_answer_was_lost_is_taken_once(lab: &Lab) {
+async fn a_permit_number_whose_answer_was_lost_is_taken_once(lab: &Lab) {
     for fault in [Fault::CutBefore, Fault::CutAfter, Fault::Swallow] {
         for waits in [true, false] {
             let job = key(&format!("{fault:?} {waits}"));
@@ -310,9 +310,9 @@ async fn a_number_whose_answer_was_lost_is_taken_once(lab: &Lab) {
             let warm = permit(2, request(&key("warm"), LONG));
             a.take(&warm).await;
             a.free(&warm).await;
-            let holders = if waits { hold(lab, &job, 2, 2).await } else { Vec::new() };
+            let holders = if waits { hold_permits(lab, &job, 2, 2).await } else { Vec::new() };
             proxy.trap(number_mark(lab), fault);
-            let patience = if waits { WaitPolicy::For(LONG) } else { WaitPolicy::Try };
+            let wait_policy = if waits { WaitPolicy::For(LONG) } else { WaitPolicy::Try };
             let free = async {
                 lab.pass(SLACK).await;
                 for holder in holders {
@@ -320,9 +320,9 @@ async fn a_number_whose_answer_was_lost_is_taken_once(lab: &Lab) {
                 }
             };
             let wanted = permit(2, Request { waiting: waits, ..request(&job, LONG) });
-            let (outcome, ()) = tokio::join!(core_acquire(&mut a, wanted, patience), free);
+            let (outcome, ()) = tokio::join!(core_acquire(&mut a, wanted, wait_policy), free);
             let Outcome::Granted(lease) = outcome else { panic!("{fault:?} {waits}: {outcome:?}") };
-            assert_eq!((proxy.sprung(), lease.holds, numbers(lab, &job).await), (1, 1, vec![0]), "{fault:?} {waits}");
+            assert_eq!((proxy.sprung(), lease.holds, permit_numbers(lab, &job).await), (1, 1, vec![0]), "{fault:?} {waits}");
             let state = a.inspect(&job).await;
             assert_eq!((state.holders[0].fence, state.waiters.len()), (Some(lease.fence), 0), "{state:?}");
             assert_eq!(a.0.release(&job, &lease.token, &Scope::Tree.into()).await.expect("release"), Release::Released);
@@ -331,9 +331,9 @@ async fn a_number_whose_answer_was_lost_is_taken_once(lab: &Lab) {
     }
 }
 
-async fn a_number_that_is_taken_too_late_is_not_taken(lab: &Lab) {
+async fn a_permit_number_taken_after_the_lease_is_not_granted(lab: &Lab) {
     let job = key("job");
-    let mut holders = hold(lab, &job, 1, 1).await;
+    let mut holders = hold_permits(lab, &job, 1, 1).await;
     let proxy = Proxy::to(lab.server().port());
     let mut a = Client(lab.server().through(proxy.port).await);
     let wanted = permit(1, Request { ttl: ttl(SHORT), ..waiting(&job, LONG) });
@@ -354,9 +354,9 @@ async fn a_number_that_is_taken_too_late_is_not_taken(lab: &Lab) {
     b.renewed(&next, None).await;
 }
 
-async fn a_place_that_was_lost_takes_no_number(lab: &Lab) {
+async fn a_lost_position_takes_no_permit_number(lab: &Lab) {
     let job = key("job");
-    let mut holders = hold(lab, &job, 1, 1).await;
+    let mut holders = hold_permits(lab, &job, 1, 1).await;
     let mut proxy = Proxy::to(lab.server().port());
     let mut a = Client(lab.server().through(proxy.port).await);
     let wanted = permit(1, Request { ttl: ttl(SHORT), ..waiting(&job, LONG) });
@@ -373,7 +373,7 @@ async fn a_place_that_was_lost_takes_no_number(lab: &Lab) {
         assert!(began.elapsed() < stretched(SHORT * 3));
         lab.pass(SLACK).await;
     }
-    assert_eq!(numbers(lab, &job).await, [0]);
+    assert_eq!(permit_numbers(lab, &job).await, [0]);
     let free = async {
         lab.pass(SLACK).await;
         b.free(&next).await;
@@ -383,7 +383,7 @@ async fn a_place_that_was_lost_takes_no_number(lab: &Lab) {
 }
 
 /// Requests that the server was asked.
-fn asked(lab: &Lab) -> f64 {
+fn requests_served(lab: &Lab) -> f64 {
     let count: u64 = if lab.kind.is_zookeeper() {
         lab.zookeeper().servers().nodes[0].counted("zk_packets_received").unwrap_or_default()
     } else {
@@ -392,13 +392,13 @@ fn asked(lab: &Lab) -> f64 {
     u32::try_from(count).expect("a case's").into()
 }
 
-async fn a_permit_that_comes_back_costs_as_much_with_many_who_wait(lab: &Lab) {
+async fn a_released_permit_costs_the_same_with_many_waiters(lab: &Lab) {
     const HAND_OVERS: u32 = 6;
     lab.target.isolate().await;
     let mut costs = Vec::new();
     for count in [20, 100] {
         let job = key(&format!("{count}"));
-        let mut holders: std::collections::VecDeque<_> = hold(lab, &job, 3, 3).await.into();
+        let mut holders: std::collections::VecDeque<_> = hold_permits(lab, &job, 3, 3).await.into();
         let mut waiters = std::collections::VecDeque::new();
         for _ in 0..count {
             waiters.push_back(queue(lab, &job, 3).await);
@@ -407,7 +407,7 @@ async fn a_permit_that_comes_back_costs_as_much_with_many_who_wait(lab: &Lab) {
         for (client, wanted) in &mut waiters {
             client.wait(wanted, Duration::from_millis(1)).await;
         }
-        let (began, before) = (Instant::now(), asked(lab));
+        let (began, before) = (Instant::now(), requests_served(lab));
         for _ in 0..HAND_OVERS {
             give_back(holders.pop_front().expect("a holder")).await;
             let (mut next, wanted) = waiters.pop_front().expect("a waiter");
@@ -428,7 +428,7 @@ async fn a_permit_that_comes_back_costs_as_much_with_many_who_wait(lab: &Lab) {
         // Each proves every second and a half that it lives, and looks at the one before it.
         let each = if lab.kind.is_zookeeper() { 3.0 } else { 2.0 };
         let idle = began.elapsed().as_secs_f64() / 1.5 * each * f64::from(count);
-        costs.push((asked(lab) - before - idle) / f64::from(HAND_OVERS));
+        costs.push((requests_served(lab) - before - idle) / f64::from(HAND_OVERS));
     }
     crate::support::say(&format!("{:?}: requests for each permit that came back, with 20 and with 100 who wait: {costs:?}", lab.kind));
     // If only each of the eighty more was told of it, that would be eighty more.

@@ -11,25 +11,25 @@ use crate::{
 };
 
 pub fn all() -> Vec<Case> {
-    cases![Kind::hands_on =>
-        three_deep,
+    cases![Kind::crosses_processes =>
+        holds_nest_three_deep,
         entering_twice_counts_once,
-        entering_what_is_not_held_is_told,
+        entering_a_lock_that_is_not_held_fails,
         entering_does_not_shorten,
         a_nested_hold_ends_by_itself,
         a_nested_renewal_does_not_shorten_the_lock,
-        giving_back_a_hold_leaves_the_nested_ones,
-        giving_back_the_tree_drops_the_nested_ones,
-        giving_back_a_nested_tree_leaves_the_outer_hold,
+        releasing_a_hold_leaves_the_nested_ones,
+        releasing_the_tree_drops_the_nested_holds,
+        releasing_a_nested_tree_leaves_the_outer_hold,
         nested_holds_keep_others_out,
-        a_nested_hold_is_not_its_siblings,
+        a_released_nested_hold_leaves_its_sibling,
         a_hold_is_not_entered_while_the_lock_is_freed,
-        of_two_that_leave_together_one_frees_it,
+        one_of_two_simultaneous_releases_frees_the_lock,
         a_dropped_entry_does_not_keep_the_lock,
     ]
 }
 
-async fn three_deep(lab: &Lab) {
+async fn holds_nest_three_deep(lab: &Lab) {
     let (mut a, mut b, mut c) = (lab.client().await, lab.client().await, lab.client().await);
     let job = key("job");
     let outer = a.hold(&job).await;
@@ -59,7 +59,7 @@ async fn entering_twice_counts_once(lab: &Lab) {
     assert_eq!(b.release(&inner, Scope::Hold).await, Release::StillHeld(1));
 }
 
-async fn entering_what_is_not_held_is_told(lab: &Lab) {
+async fn entering_a_lock_that_is_not_held_fails(lab: &Lab) {
     let (mut a, mut b) = (lab.client().await, lab.client().await);
     let job = key("job");
     let never = Request { entry: dlock::lock::Entry::Reenter, ..request(&job, LONG) };
@@ -116,7 +116,7 @@ async fn a_nested_renewal_does_not_shorten_the_lock(lab: &Lab) {
     assert!(a.left(&job).await > LONG / 2);
 }
 
-async fn giving_back_a_hold_leaves_the_nested_ones(lab: &Lab) {
+async fn releasing_a_hold_leaves_the_nested_ones(lab: &Lab) {
     let (mut a, mut b, mut c) = (lab.client().await, lab.client().await, lab.client().await);
     let job = key("job");
     let outer = lab.expiring(&job, LONG);
@@ -130,7 +130,7 @@ async fn giving_back_a_hold_leaves_the_nested_ones(lab: &Lab) {
     c.hold(&job).await;
 }
 
-async fn giving_back_the_tree_drops_the_nested_ones(lab: &Lab) {
+async fn releasing_the_tree_drops_the_nested_holds(lab: &Lab) {
     let (mut a, mut b, mut c) = (lab.client().await, lab.client().await, lab.client().await);
     let job = key("job");
     let outer = a.hold(&job).await;
@@ -147,7 +147,7 @@ async fn giving_back_the_tree_drops_the_nested_ones(lab: &Lab) {
     assert_eq!(a.inspect(&job).await.holders.len(), 1);
 }
 
-async fn giving_back_a_nested_tree_leaves_the_outer_hold(lab: &Lab) {
+async fn releasing_a_nested_tree_leaves_the_outer_hold(lab: &Lab) {
     let (mut a, mut b) = (lab.client().await, lab.client().await);
     let job = key("job");
     let outer = a.hold(&job).await;
@@ -171,7 +171,7 @@ async fn nested_holds_keep_others_out(lab: &Lab) {
     c.hold(&job).await;
 }
 
-async fn a_nested_hold_is_not_its_siblings(lab: &Lab) {
+async fn a_released_nested_hold_leaves_its_sibling(lab: &Lab) {
     let (mut a, mut b, mut c) = (lab.client().await, lab.client().await, lab.client().await);
     let job = key("job");
     let outer = a.hold(&job).await;
@@ -188,7 +188,7 @@ async fn a_nested_hold_is_not_its_siblings(lab: &Lab) {
 const OFFSETS: [u64; 12] = [0, 100, 200, 300, 400, 500, 700, 900, 1200, 1500, 2000, 3000];
 
 /// Asks again while two get in each other's way, as the core does.
-async fn leave(client: &mut Client, held: &Request) -> Release {
+async fn release_retrying(client: &mut Client, held: &Request) -> Release {
     loop {
         match client.0.release(&held.key, &held.token, &Scope::Hold.into()).await {
             Ok(answer) => return answer,
@@ -198,7 +198,7 @@ async fn leave(client: &mut Client, held: &Request) -> Release {
 }
 
 /// The same; however often it is asked for, it is entered once.
-async fn enter(client: &mut Client, inner: &Request) -> Attempt {
+async fn enter_retrying(client: &mut Client, inner: &Request) -> Attempt {
     loop {
         match client.0.try_acquire(inner).await {
             Ok(answer) => return answer,
@@ -219,11 +219,11 @@ async fn a_hold_is_not_entered_while_the_lock_is_freed(lab: &Lab) {
         let (before_entry, before_release) = if entry_first { (Duration::ZERO, offset) } else { (offset, Duration::ZERO) };
         let entry = async {
             lab.pass(before_entry).await;
-            enter(&mut b, &inner).await
+            enter_retrying(&mut b, &inner).await
         };
         let release = async {
             lab.pass(before_release).await;
-            leave(&mut a, &outer).await
+            release_retrying(&mut a, &outer).await
         };
         let (entered, left) = tokio::join!(entry, release);
         match entered {
@@ -240,7 +240,7 @@ async fn a_hold_is_not_entered_while_the_lock_is_freed(lab: &Lab) {
     }
 }
 
-async fn of_two_that_leave_together_one_frees_it(lab: &Lab) {
+async fn one_of_two_simultaneous_releases_frees_the_lock(lab: &Lab) {
     let (mut a, mut b, mut other) = (lab.client().await, lab.client().await, lab.client().await);
     for offset in OFFSETS.map(Duration::from_micros) {
         let job = key(&format!("job-{offset:?}"));
@@ -250,9 +250,9 @@ async fn of_two_that_leave_together_one_frees_it(lab: &Lab) {
         b.take(&inner).await;
         let later = async {
             lab.pass(offset).await;
-            leave(&mut b, &inner).await
+            release_retrying(&mut b, &inner).await
         };
-        let answers = tokio::join!(leave(&mut a, &outer), later);
+        let answers = tokio::join!(release_retrying(&mut a, &outer), later);
         let both = [Release::Released, Release::StillHeld(1)];
         assert!(answers.0 != answers.1 && both.contains(&answers.0) && both.contains(&answers.1), "{job}: {answers:?}");
         other.hold(&job).await;
@@ -268,8 +268,8 @@ async fn a_dropped_entry_does_not_keep_the_lock(lab: &Lab) {
         a.take(&outer).await;
         let (mut b, inner) = (lab.client().await, nested(&outer));
         let _ = tokio::time::timeout(offset, b.0.try_acquire(&inner)).await;
-        let left = leave(&mut a, &outer).await;
-        let undone = leave(&mut b, &inner).await;
+        let left = release_retrying(&mut a, &outer).await;
+        let undone = release_retrying(&mut b, &inner).await;
         assert!(
             matches!((left, undone), (Release::StillHeld(1), Release::Released) | (Release::Released, Release::NotHeld)),
             "{job}: {left:?}, {undone:?}"

@@ -7,19 +7,19 @@ use tokio::time::timeout;
 
 use super::{Case, cases};
 use crate::{
-    lab::{LONG, Lab, SHORT, key, nested, request, waiting, who},
+    lab::{LONG, Lab, SHORT, key, nested, request, runner, waiting},
     targets::Kind,
 };
 
 pub fn all() -> Vec<Case> {
     cases![|kind| kind == Kind::Redis =>
-        everything_but_fences_ends_by_itself,
-        a_history_ends_by_itself_after_the_last_run,
+        everything_but_fences_expires,
+        a_history_expires_after_the_last_run,
         a_released_lock_leaves_its_fence_only,
-        a_vanished_holder_leaves_its_record_beyond_its_lease,
+        a_vanished_holders_record_outlives_its_lease,
         a_refused_attempt_leaves_nothing,
         under_memory_pressure_a_release_works,
-        under_memory_pressure_no_lock_is_left_without_end,
+        under_memory_pressure_no_lock_is_left_without_an_expiry,
     ]
 }
 
@@ -41,14 +41,14 @@ fn stored(lab: &Lab) -> Vec<(String, i64)> {
     lab.redis().server().keys().into_iter().filter(|(name, _)| !is_fence(name) && !is_history(name)).collect()
 }
 
-async fn everything_but_fences_ends_by_itself(lab: &Lab) {
+async fn everything_but_fences_expires(lab: &Lab) {
     let (mut a, mut b, mut c) = (lab.client().await, lab.client().await, lab.client().await);
     let job = key("job");
-    let held = Request { metadata: Some(who("web1")), ..request(&job, LONG) };
+    let held = Request { metadata: Some(runner("web1")), ..request(&job, LONG) };
     a.take(&held).await;
     let inner = nested(&held);
     a.take(&inner).await;
-    let wanted = Request { metadata: Some(who("web2")), ..waiting(&job, LONG) };
+    let wanted = Request { metadata: Some(runner("web2")), ..waiting(&job, LONG) };
     b.refused(&wanted).await;
     c.refused(&waiting(&job, LONG)).await;
     let _ = timeout(Duration::from_millis(20), b.wait(&wanted, LONG)).await;
@@ -67,7 +67,7 @@ async fn everything_but_fences_ends_by_itself(lab: &Lab) {
     }
 }
 
-async fn a_history_ends_by_itself_after_the_last_run(lab: &Lab) {
+async fn a_history_expires_after_the_last_run(lab: &Lab) {
     let mut a = lab.client().await;
     let held = a.hold(&key("job")).await;
     let info = ReleaseInfo { end: Some(End::Lost), ..Scope::Tree.into() };
@@ -81,7 +81,7 @@ async fn a_history_ends_by_itself_after_the_last_run(lab: &Lab) {
 async fn a_released_lock_leaves_its_fence_only(lab: &Lab) {
     let mut a = lab.client().await;
     for name in ["job", "a{b}c"] {
-        let held = Request { metadata: Some(who("web1")), ..request(&key(name), LONG) };
+        let held = Request { metadata: Some(runner("web1")), ..request(&key(name), LONG) };
         a.take(&held).await;
         a.take(&nested(&held)).await;
         a.release(&held, Scope::Tree).await;
@@ -91,10 +91,10 @@ async fn a_released_lock_leaves_its_fence_only(lab: &Lab) {
     assert_eq!(other, 2);
 }
 
-async fn a_vanished_holder_leaves_its_record_beyond_its_lease(lab: &Lab) {
+async fn a_vanished_holders_record_outlives_its_lease(lab: &Lab) {
     let (mut a, mut b) = (lab.client().await, lab.client().await);
     let job = key("job");
-    let held = Request { metadata: Some(who("web1")), ..request(&job, SHORT) };
+    let held = Request { metadata: Some(runner("web1")), ..request(&job, SHORT) };
     a.take(&held).await;
     b.take(&nested(&held)).await;
     drop((a, b));
@@ -138,7 +138,7 @@ async fn under_memory_pressure_a_release_works(lab: &Lab) {
     assert!(a.inspect(&job).await.holders.is_empty());
 }
 
-async fn under_memory_pressure_no_lock_is_left_without_end(lab: &Lab) {
+async fn under_memory_pressure_no_lock_is_left_without_an_expiry(lab: &Lab) {
     let mut a = lab.client().await;
     let warm = a.hold(&key("warm")).await;
     starve(lab);

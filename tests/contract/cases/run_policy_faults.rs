@@ -20,15 +20,15 @@ use crate::{
 pub fn all() -> Vec<Case> {
     let mut all = cases![Kind::has_server =>
         a_start_whose_answer_was_lost_is_one_start,
-        a_start_that_is_given_up_on_is_undone,
+        a_start_given_up_on_is_undone,
     ];
-    all.extend(cases![Kind::knows_its_starts => no_run_is_refused_by_its_own_lost_attempt]);
+    all.extend(cases![Kind::start_names_its_hold => no_run_is_denied_by_its_own_lost_attempt]);
     let redis = |kind| matches!(kind, Kind::Redis | Kind::Sentinel | Kind::Cluster | Kind::Redlock);
-    all.extend(cases![redis => asked_again_after_its_lease_a_run_is_not_refused_by_itself]);
-    all.extend(cases![Kind::hands_on => what_becomes_of_an_entry_is_nothing_to_the_run_around_it]);
-    all.extend(cases![Kind::keeps_places => who_is_kept_stays_first]);
-    all.extend(cases![|kind| kind == Kind::Etcd => recording_a_start_takes_no_longer, starts_end_with_their_leases_and_leave_none]);
-    all.extend(cases![|kind| kind == Kind::ZooKeeper => a_start_is_kept_as_long_as_somebody_goes_by_it]);
+    all.extend(cases![redis => a_run_repeated_after_its_lease_is_not_denied_by_itself]);
+    all.extend(cases![Kind::crosses_processes => an_entry_does_not_change_the_outer_runs_record]);
+    all.extend(cases![Kind::keeps_positions => a_waiter_delayed_by_at_least_stays_first]);
+    all.extend(cases![|kind| kind == Kind::Etcd => recording_a_start_adds_no_round_trip, starts_end_with_their_leases_and_leave_no_lease]);
+    all.extend(cases![|kind| kind == Kind::ZooKeeper => a_start_is_kept_as_long_as_a_run_policy_needs_it]);
     all
 }
 
@@ -54,7 +54,7 @@ async fn warm(lab: &Lab) -> (Proxy, Client) {
     let proxy = Proxy::to(server.port());
     let mut client = Client(server.through(proxy.port).await);
     let held = asking("warm", &everything("a", 0));
-    client.ran(&held, RunState::Cancelled).await;
+    client.complete_run(&held, RunState::Cancelled).await;
     client.inspect(&key("warm")).await;
     (proxy, client)
 }
@@ -69,16 +69,16 @@ async fn a_start_whose_answer_was_lost_is_one_start(lab: &Lab) {
                 lease::acquire(&mut *a.0, &BootClock, asked.clone(), WaitPolicy::Try, LIMITS, std::future::pending::<()>(), |_| {}).await;
             let Ok(Outcome::Granted(taken)) = taken else { panic!("{fault:?} {mark}: {taken:?}") };
             assert_eq!(proxy.sprung(), 1);
-            a.part(&asked, RunState::Failed).await;
+            a.end_run(&asked, RunState::Failed).await;
             let record = lab.client().await.record(&asked.key).await;
-            let told = record.start.as_ref().map(|start| (start.fence, start.tries, start.stage));
-            assert_eq!(told, Some((taken.fence, 1, RunState::Failed)), "{fault:?} {mark}");
+            let recorded = record.start.as_ref().map(|start| (start.fence, start.tries, start.stage));
+            assert_eq!(recorded, Some((taken.fence, 1, RunState::Failed)), "{fault:?} {mark}");
             assert_eq!(record.cooldown.map(|cooldown| cooldown.fence), Some(taken.fence), "{fault:?} {mark}");
         }
     }
 }
 
-async fn a_start_that_is_given_up_on_is_undone(lab: &Lab) {
+async fn a_start_given_up_on_is_undone(lab: &Lab) {
     for fault in [Fault::CutAfter, Fault::Swallow] {
         for (nth, mark) in marks(lab.kind, lab).into_iter().enumerate() {
             let (proxy, mut a) = warm(lab).await;
@@ -92,13 +92,13 @@ async fn a_start_that_is_given_up_on_is_undone(lab: &Lab) {
             let outcome = lease::acquire(&mut *a.0, &BootClock, asked.clone(), WaitPolicy::Try, LIMITS, stop, |_| {}).await;
             assert!(matches!(outcome, Ok(Outcome::Stopped(()))), "{outcome:?}");
             let mut b = lab.client().await;
-            b.ran(&asking(asked.key.as_str(), &everything("b", 0)), RunState::Ok).await;
+            b.complete_run(&asking(asked.key.as_str(), &everything("b", 0)), RunState::Ok).await;
         }
     }
 }
 
 /// Whichever answer is lost, the attempt ends with its lease while the store is out of reach.
-async fn no_run_is_refused_by_its_own_lost_attempt(lab: &Lab) {
+async fn no_run_is_denied_by_its_own_lost_attempt(lab: &Lab) {
     for nth in 0.. {
         let (mut proxy, mut a) = warm(lab).await;
         let asked = Request { ttl: ttl(SHORT), ..asking(&format!("job-{nth}"), &everything("a", 0)) };
@@ -127,21 +127,21 @@ async fn no_run_is_refused_by_its_own_lost_attempt(lab: &Lab) {
 }
 
 /// As if the answer to the first attempt had been lost, on stores of several servers.
-async fn asked_again_after_its_lease_a_run_is_not_refused_by_itself(lab: &Lab) {
+async fn a_run_repeated_after_its_lease_is_not_denied_by_itself(lab: &Lab) {
     let (mut a, mut b) = (lab.client().await, lab.client().await);
     let asked = Request { ttl: ttl(SHORT), ..asking("job", &everything("a", 1)) };
     let first = a.take(&asked).await.fence;
     lab.outlast(SHORT).await;
-    b.judged(&asking("job", &everything("b", 1))).await;
+    b.denied(&asking("job", &everything("b", 1))).await;
     let second = a.take(&asked).await.fence;
     assert!(second > first);
     let start = b.record(&asked.key).await.start.expect("a start");
     assert_eq!((start.fence, start.tries, start.stage), (second, 1, RunState::Started));
-    a.part(&asked, RunState::Failed).await;
-    b.judged(&asking("job", &everything("b", 1))).await;
+    a.end_run(&asked, RunState::Failed).await;
+    b.denied(&asking("job", &everything("b", 1))).await;
 }
 
-async fn what_becomes_of_an_entry_is_nothing_to_the_run_around_it(lab: &Lab) {
+async fn an_entry_does_not_change_the_outer_runs_record(lab: &Lab) {
     let (mut a, mut b) = (lab.client().await, lab.client().await);
     let outer = asking("job", &everything("a", 0));
     let grant = a.take(&outer).await;
@@ -156,8 +156,8 @@ async fn what_becomes_of_an_entry_is_nothing_to_the_run_around_it(lab: &Lab) {
     }
     let start = b.record(&key("job")).await.start.expect("a start");
     assert_eq!((start.fence, start.stage), (grant.fence, RunState::Started));
-    a.part(&outer, RunState::Ok).await;
-    assert_eq!(b.judged(&asking("job", &once(WINDOW, 9, true))).await.rule, Rule::AtLeast(WINDOW));
+    a.end_run(&outer, RunState::Ok).await;
+    assert_eq!(b.denied(&asking("job", &once(WINDOW, 9, true))).await.rule, Rule::AtLeast(WINDOW));
 }
 
 fn refused(attempt: Attempt) -> Denial {
@@ -167,10 +167,10 @@ fn refused(attempt: Attempt) -> Denial {
     }
 }
 
-async fn who_is_kept_stays_first(lab: &Lab) {
+async fn a_waiter_delayed_by_at_least_stays_first(lab: &Lab) {
     let (mut a, mut b, mut c) = (lab.client().await, lab.client().await, lab.client().await);
     let began = tokio::time::Instant::now();
-    let grant = a.ran(&asking("job", &kept(BRIEF * 2)), RunState::Ok).await;
+    let grant = a.complete_run(&asking("job", &kept(BRIEF * 2)), RunState::Ok).await;
     let (first, second) = (waiting(&key("job"), LONG), waiting(&key("job"), LONG));
     let refusal = refused(b.attempt(&first).await);
     assert_eq!((refusal.rule, refusal.fence), (Rule::AtLeast(BRIEF * 2), Some(grant.fence)));
@@ -202,7 +202,7 @@ async fn who_is_kept_stays_first(lab: &Lab) {
 }
 
 /// Each part of it is a lease: they are granted together with that of the lock.
-async fn recording_a_start_takes_no_longer(lab: &Lab) {
+async fn recording_a_start_adds_no_round_trip(lab: &Lab) {
     const WAY: Duration = Duration::from_millis(80);
     let (proxy, mut a) = warm(lab).await;
     proxy.delay(WAY);
@@ -219,7 +219,7 @@ async fn recording_a_start_takes_no_longer(lab: &Lab) {
             let began = tokio::time::Instant::now();
             a.take(&asked).await;
             took.push(began.elapsed());
-            a.part(&asked, RunState::Ok).await;
+            a.end_run(&asked, RunState::Ok).await;
         }
         // There and back is a question more; what must not be overwritten by accident takes one, beside the two for any lock.
         let (plain, more) = (took[0], WAY * 2);
@@ -231,7 +231,7 @@ async fn recording_a_start_takes_no_longer(lab: &Lab) {
     panic!("{tries:?}");
 }
 
-async fn starts_end_with_their_leases_and_leave_none(lab: &Lab) {
+async fn starts_end_with_their_leases_and_leave_no_lease(lab: &Lab) {
     let (mut a, mut b) = (lab.client().await, lab.client().await);
     let folder = format!("{}.meta/%last/job/", lab.etcd().namespace("dlock"));
     let leases = |name: &str| -> i64 {
@@ -239,20 +239,20 @@ async fn starts_end_with_their_leases_and_leave_none(lab: &Lab) {
         serde_json::from_str::<serde_json::Value>(&json).expect("JSON")["kvs"][0]["lease"].as_i64().expect("a lease")
     };
     let short = RunPolicy { skew_guard: Some(SHORT), at_least: None, ..once(BRIEF, 9, false) };
-    a.ran(&asking("job", &short), RunState::Failed).await;
+    a.complete_run(&asking("job", &short), RunState::Failed).await;
     assert_eq!(lab.etcd().etcd().keys(&folder), [format!("{folder}guard"), format!("{folder}once")]);
     let first = leases("once");
-    a.ran(&asking("job", &short), RunState::Failed).await;
+    a.complete_run(&asking("job", &short), RunState::Failed).await;
     assert_ne!(leases("once"), first);
     assert!(!lab.etcd().etcd().leases().contains(&format!("{first:016x}")), "that of the try before is over");
     lab.pass(BRIEF + lab.kind.late() * 2).await;
     assert_eq!(lab.etcd().etcd().keys(&folder), [""; 0]);
     // One that is refused leaves nothing, of leases that nobody else has.
     let long = |place: &str| RunPolicy { skew_guard: Some(WINDOW), at_least: None, ..once(WINDOW, 0, false) }.at(place);
-    a.ran(&asking("job", &long("a")), RunState::Ok).await;
+    a.complete_run(&asking("job", &long("a")), RunState::Ok).await;
     let odd = Duration::from_secs(4711);
     let other = RunPolicy { skew_guard: Some(odd), ..once(odd, 0, false) }.at("b");
-    b.judged(&asking("job", &other)).await;
+    b.denied(&asking("job", &other)).await;
     let held = a.hold(&key("other")).await;
     b.refused(&asking("other", &other)).await;
     let left = lab.etcd().etcd().leases();
@@ -271,10 +271,10 @@ impl At for RunPolicy {
     }
 }
 
-async fn a_start_is_kept_as_long_as_somebody_goes_by_it(lab: &Lab) {
+async fn a_start_is_kept_as_long_as_a_run_policy_needs_it(lab: &Lab) {
     let mut a = lab.client().await;
-    let fence = a.ran(&asking("long", &once(WINDOW, 0, false)), RunState::Ok).await.fence;
-    a.ran(&asking("brief", &RunPolicy { skew_guard: Some(SHORT), ..once(SHORT, 0, false) }), RunState::Ok).await;
+    let fence = a.complete_run(&asking("long", &once(WINDOW, 0, false)), RunState::Ok).await.fence;
+    a.complete_run(&asking("brief", &RunPolicy { skew_guard: Some(SHORT), ..once(SHORT, 0, false) }), RunState::Ok).await;
     let held = asking("held", &once(SHORT, 0, false));
     let own = a.take(&held).await.fence;
     assert!(a.0.amend(&key("held"), Amendment::Warn(own, 1)).await.expect("claim"));
@@ -283,8 +283,8 @@ async fn a_start_is_kept_as_long_as_somebody_goes_by_it(lab: &Lab) {
     assert_eq!(a.0.collect(SHORT).await.expect("gc"), Some(1), "the record of one start, and the history of that lock");
     assert_eq!(a.record(&key("brief")).await, dlock::lock::RunRecord::default());
     assert!(a.record(&key("held")).await.start.is_some());
-    let refusal = a.judged(&asking("long", &once(WINDOW, 9, true))).await;
+    let refusal = a.denied(&asking("long", &once(WINDOW, 9, true))).await;
     assert_eq!((refusal.rule, refusal.fence), (Rule::Once(RunState::Ok), Some(fence)));
     assert_eq!(a.0.release(&held.key, &held.token, &Scope::Tree.into()).await.expect("release"), Release::Released);
-    a.ran(&Request { waiting: true, ..asking("brief", &once(SHORT, 0, false)) }, RunState::Ok).await;
+    a.complete_run(&Request { waiting: true, ..asking("brief", &once(SHORT, 0, false)) }, RunState::Ok).await;
 }

@@ -19,7 +19,7 @@ use dlock::{
 
 use super::{
     Case, cases,
-    transport::{LEAST, live},
+    redis_access::{LEAST, full_cycle},
 };
 use crate::{
     lab::{Client, LONG, Lab, SHORT, key, request, soon, waiting},
@@ -38,14 +38,14 @@ pub fn all() -> Vec<Case> {
     cases![|kind| kind == Kind::Sentinel =>
         a_hold_outlives_its_master,
         a_waiter_outlives_its_master,
-        a_master_that_is_replaced_alive_is_left,
+        a_demoted_master_that_still_runs_is_left,
         an_acquire_unanswered_by_a_frozen_master_is_granted_once,
         a_master_cut_off_from_its_replicas_grants_and_renews_nothing,
         too_few_replicas_leave_nothing_behind,
-        sentinels_that_are_gone_are_passed_over,
-        an_unknown_master_is_told_with_those_that_are_known,
+        unreachable_sentinels_are_skipped,
+        an_unknown_master_is_reported_with_the_known_ones,
         sentinels_and_servers_have_credentials_of_their_own,
-        sentinels_and_servers_are_spoken_with_over_tls,
+        sentinels_and_servers_are_reached_over_tls,
         a_user_with_the_least_rights_can_do_all_and_may_ask_for_the_role,
         any_sentinel_leads_to_the_same_store,
     ]
@@ -133,7 +133,7 @@ async fn a_waiter_outlives_its_master(_: &Lab) {
     assert!(released.elapsed() < soon(), "{:?} after the release", released.elapsed());
 }
 
-async fn a_master_that_is_replaced_alive_is_left(_: &Lab) {
+async fn a_demoted_master_that_still_runs_is_left(_: &Lab) {
     let deployment = Deployment::with(&Plan { replicas: 1, ..Plan::default() });
     let (mut a, mut b) = (client(confirmed(1, all_of(&deployment))), client(all_of(&deployment)));
     let job = key("job");
@@ -233,7 +233,7 @@ async fn too_few_replicas_leave_nothing_behind(_: &Lab) {
     assert_eq!(renewals, 0);
 }
 
-async fn sentinels_that_are_gone_are_passed_over(_: &Lab) {
+async fn unreachable_sentinels_are_skipped(_: &Lab) {
     let mut deployment = Deployment::with(&Plan { replicas: 1, ..Plan::default() });
     let ports: Vec<_> = deployment.sentinels.iter().map(|sentinel| sentinel.port).collect();
     deployment.sentinels[0].kill();
@@ -259,7 +259,7 @@ async fn sentinels_that_are_gone_are_passed_over(_: &Lab) {
     assert!(error.is_transient() && error.message.contains(&format!("master 127.0.0.1:{port}")), "{error:?}");
 }
 
-async fn an_unknown_master_is_told_with_those_that_are_known(_: &Lab) {
+async fn an_unknown_master_is_reported_with_the_known_ones(_: &Lab) {
     let deployment = Deployment::with(&Plan { replicas: 0, ..Plan::default() });
     let mut wrong = all_of(&deployment);
     if let dlock::backends::redis::Server::Sentinel(sentinel) = &mut wrong.server {
@@ -303,14 +303,14 @@ async fn sentinels_and_servers_have_credentials_of_their_own(_: &Lab) {
     }
 }
 
-async fn sentinels_and_servers_are_spoken_with_over_tls(_: &Lab) {
+async fn sentinels_and_servers_are_reached_over_tls(_: &Lab) {
     let folder = support::folder();
     let certificates = support::tls::Certificates::make(folder.path(), &["127.0.0.1"]);
     let ca = certificates.ca.clone();
     let deployment = Deployment::with(&Plan { replicas: 1, certificates: Some(certificates), ..Plan::default() });
     let ports = || deployment.sentinels.iter().map(|sentinel| sentinel.tls_port);
     let with = |ca_file| Options { tls: Some(Tls { ca_file, ..Tls::default() }), ..options_at(ports()) };
-    live(with(Some(ca.clone()))).await;
+    full_cycle(with(Some(ca.clone()))).await;
     let error = client(with(None)).0.try_acquire(&request(&key("job"), LONG)).await.expect_err("an authority of our own");
     assert_eq!((error.kind, error.effect), (ErrorKind::Denied, Effect::NotApplied), "{error:?}");
     // Nor is the rest of the way taken in clear.
@@ -330,7 +330,7 @@ async fn a_user_with_the_least_rights_can_do_all_and_may_ask_for_the_role(_: &La
     let error = client(with(&[])).0.try_acquire(&request(&key("job"), LONG)).await.expect_err("it may be any server");
     assert_eq!((error.kind, error.effect), (ErrorKind::Denied, Effect::NotApplied), "{error:?}");
     assert!(error.message.contains("'role'") && error.hint.as_deref().is_some_and(|hint| hint.contains("--print-grants run")), "{error:?}");
-    live(with(&["+role"])).await;
+    full_cycle(with(&["+role"])).await;
 }
 
 async fn any_sentinel_leads_to_the_same_store(_: &Lab) {

@@ -25,17 +25,17 @@ use crate::{
 
 pub fn all() -> Vec<Case> {
     let mut all = cases![|kind| matches!(kind, Kind::PostgresLease | Kind::MariadbLease) =>
-        many_readers_come_in_at_once,
-        many_readers_are_let_in_by_one_release,
-        all_kinds_at_once_keep_each_other_out_and_nobody_is_forgotten,
+        many_readers_are_granted_at_once,
+        one_release_admits_many_readers,
+        all_kinds_at_once_exclude_each_other_and_no_waiter_is_forgotten,
     ];
-    all.extend(cases![|kind| kind == Kind::PostgresLease => a_hand_over_costs_the_same_however_many_wait]);
+    all.extend(cases![|kind| kind == Kind::PostgresLease => a_hand_over_costs_the_same_with_many_waiters]);
     all
 }
 
 const MANY: usize = 60;
 
-async fn many_readers_come_in_at_once(lab: &Lab) {
+async fn many_readers_are_granted_at_once(lab: &Lab) {
     let job = key("job");
     let mut clients = Vec::new();
     for _ in 0..MANY {
@@ -52,7 +52,7 @@ async fn many_readers_come_in_at_once(lab: &Lab) {
     assert_eq!(column(lab, "document"), None);
 }
 
-async fn many_readers_are_let_in_by_one_release(lab: &Lab) {
+async fn one_release_admits_many_readers(lab: &Lab) {
     let (mut a, job) = (lab.client().await, key("job"));
     let held = a.hold(&job).await;
     let mut clients = Vec::new();
@@ -85,7 +85,7 @@ struct Inside {
     longest: Duration,
 }
 
-async fn all_kinds_at_once_keep_each_other_out_and_nobody_is_forgotten(lab: &Lab) {
+async fn all_kinds_at_once_exclude_each_other_and_no_waiter_is_forgotten(lab: &Lab) {
     let job = key("job");
     let inside = RefCell::new(Inside::default());
     let seed = dlock::lock::random();
@@ -179,7 +179,7 @@ async fn cost_of_a_hand_over(lab: &Lab, wanted: impl Fn(Request) -> Request, wai
     asked - began.elapsed().as_secs_f64()
 }
 
-async fn a_hand_over_costs_the_same_however_many_wait(lab: &Lab) {
+async fn a_hand_over_costs_the_same_with_many_waiters(lab: &Lab) {
     let fair = |of: Request| Request { fair: of.waiting, ..of };
     let permits = |of| Request { mode: Mode::Permits(1), ..of };
     for (name, kind) in [("fair", fair as fn(Request) -> Request), ("permits", permits)] {

@@ -24,31 +24,31 @@ use crate::{
 };
 
 pub fn all() -> Vec<Case> {
-    let mut all = cases![|kind| kind.is_a_session() && kind.is_ours() =>
+    let mut all = cases![|kind| kind.held_by_session() && kind.is_own_sql_server() =>
         a_hold_of_a_server_that_crashed_is_waited_out,
-        a_hold_that_was_given_back_after_a_crash_is_not_waited_out,
+        a_hold_released_after_a_crash_is_not_waited_out,
     ];
-    all.extend(cases![|kind| kind.is_ours() => modes_of_one_table_exclude_each_other]);
+    all.extend(cases![|kind| kind.is_own_sql_server() => modes_of_one_table_exclude_each_other]);
     all.extend(cases![|kind| kind == Kind::PostgresLease || kind == Kind::MariadbLease =>
         at_least_holds_for_shedlock,
         a_table_that_shedlock_may_share_is_not_collected,
-        a_session_that_took_over_a_number_is_not_ended,
+        a_session_that_reuses_an_id_is_not_killed,
         passwords_and_certificates_are_checked,
         a_unix_socket_serves,
     ]);
     all.extend(
-        cases![|kind| kind.is_sql() && kind.is_ours() => a_server_without_connections_is_asked_again, a_restarted_server_is_asked_again],
+        cases![|kind| kind.is_sql() && kind.is_own_sql_server() => a_server_without_connections_is_asked_again, a_restarted_server_is_asked_again],
     );
-    all.extend(cases![|kind| kind.is_postgres() => an_encoding_without_all_characters_keeps_no_job_from_running, a_standby_is_looked_at]);
+    all.extend(cases![|kind| kind.is_postgres() => an_encoding_without_all_characters_stops_no_job, a_standby_can_be_inspected]);
     all.extend(cases![|kind| kind == Kind::PostgresLease =>
-        a_grant_whose_client_died_is_not_given,
-        a_second_table_of_the_name_is_told,
-        what_the_server_refuses_is_no_bug,
+        a_dead_client_is_granted_nothing,
+        a_second_table_of_the_same_name_is_reported,
+        a_statement_the_server_rejects_is_a_configuration_error,
     ]);
-    all.extend(cases![|kind| kind == Kind::MariadbLease => a_table_of_shedlock_lacks_columns]);
+    all.extend(cases![|kind| kind == Kind::MariadbLease => a_shedlock_table_without_our_columns_is_an_error]);
     all.extend(cases![|kind| kind == Kind::MariadbAdvisory || kind == Kind::MariadbRow => a_session_survives_its_transactions]);
-    all.extend(cases![|kind| kind == Kind::MariadbAdvisory => names_go_by_the_table]);
-    all.extend(cases![|kind| kind == Kind::PostgresAdvisory || kind == Kind::MariadbAdvisory => the_name_in_the_server_is_told]);
+    all.extend(cases![|kind| kind == Kind::MariadbAdvisory => lock_names_depend_on_the_table]);
+    all.extend(cases![|kind| kind == Kind::PostgresAdvisory || kind == Kind::MariadbAdvisory => the_name_in_the_server_is_reported]);
     all
 }
 
@@ -137,7 +137,7 @@ async fn a_hold_of_a_server_that_crashed_is_waited_out(lab: &Lab) {
     c.free(&wanted).await;
 }
 
-async fn a_hold_that_was_given_back_after_a_crash_is_not_waited_out(lab: &Lab) {
+async fn a_hold_released_after_a_crash_is_not_waited_out(lab: &Lab) {
     let mut server = Own::start(lab).await;
     let mut a = server.client();
     let job = key("job");
@@ -231,7 +231,7 @@ async fn a_table_that_shedlock_may_share_is_not_collected(lab: &Lab) {
 }
 
 /// The answer to a grant is lost, the server is restarted, and others have its session's number.
-async fn a_session_that_took_over_a_number_is_not_ended(lab: &Lab) {
+async fn a_session_that_reuses_an_id_is_not_killed(lab: &Lab) {
     let mut server = Own::start(lab).await;
     let proxy = Proxy::to(server.port());
     let mut a = server.through(proxy.port);
@@ -256,7 +256,7 @@ async fn a_session_that_took_over_a_number_is_not_ended(lab: &Lab) {
     assert_eq!(left.parse(), Ok(others.len()), "all of the others' sessions");
 }
 
-async fn an_encoding_without_all_characters_keeps_no_job_from_running(lab: &Lab) {
+async fn an_encoding_without_all_characters_stops_no_job(lab: &Lab) {
     let server = lab.postgres().server();
     let database = format!("{}_latin1", lab.postgres().database);
     server.sql(pg::USER, &format!("CREATE DATABASE {database} ENCODING 'LATIN1' LC_COLLATE 'C' LC_CTYPE 'C' TEMPLATE template0"));
@@ -283,7 +283,7 @@ async fn an_encoding_without_all_characters_keeps_no_job_from_running(lab: &Lab)
     server.sql(pg::USER, &format!("DROP DATABASE {database} WITH (FORCE)"));
 }
 
-async fn a_standby_is_looked_at(lab: &Lab) {
+async fn a_standby_can_be_inspected(lab: &Lab) {
     let mut server = Postgres::with(pg::Options { durable: true, ..Default::default() });
     let mut options = lab.postgres().options("dlock");
     options.sql.server = Server::Tcp { host: "127.0.0.1".into(), port: server.port };
@@ -305,7 +305,7 @@ async fn a_standby_is_looked_at(lab: &Lab) {
 }
 
 /// Somebody keeps the lock's row locked meanwhile.
-async fn a_grant_whose_client_died_is_not_given(lab: &Lab) {
+async fn a_dead_client_is_granted_nothing(lab: &Lab) {
     let job = key("job");
     let mut b = lab.client().await;
     let held = b.hold(&job).await;
@@ -326,7 +326,7 @@ async fn a_grant_whose_client_died_is_not_given(lab: &Lab) {
     assert!(state.holders.is_empty(), "{state:?}");
 }
 
-async fn a_second_table_of_the_name_is_told(lab: &Lab) {
+async fn a_second_table_of_the_same_name_is_reported(lab: &Lab) {
     lab.postgres().sql("CREATE SCHEMA other; CREATE TABLE other.dlock (LIKE public.dlock)");
     let mut client = lab.client().await;
     let found = client.0.examine().await.expect("an examination");
@@ -336,13 +336,13 @@ async fn a_second_table_of_the_name_is_told(lab: &Lab) {
     assert!(client.0.notices().iter().any(|notice| notice.text.contains("other.dlock")), "init says so");
 }
 
-async fn what_the_server_refuses_is_no_bug(lab: &Lab) {
+async fn a_statement_the_server_rejects_is_a_configuration_error(lab: &Lab) {
     lab.postgres().sql("ALTER TABLE dlock ADD CONSTRAINT strict CHECK (name <> 'dlock:job')");
     let error = lab.client().await.0.try_acquire(&request(&key("job"), LONG)).await.expect_err("refused");
     assert!(error.kind == ErrorKind::Config && error.message.contains("strict"), "{error}");
 }
 
-async fn a_table_of_shedlock_lacks_columns(lab: &Lab) {
+async fn a_shedlock_table_without_our_columns_is_an_error(lab: &Lab) {
     lab.mariadb().sql("CREATE TABLE shedlock (name VARCHAR(64) PRIMARY KEY, lock_until TIMESTAMP(3) NOT NULL, locked_at TIMESTAMP(3) NOT NULL, locked_by VARCHAR(255) NOT NULL)");
     let mut options = lab.mariadb().options("dlock");
     options.sql.table = "shedlock".into();
@@ -364,7 +364,7 @@ async fn a_session_survives_its_transactions(lab: &Lab) {
     }
 }
 
-async fn names_go_by_the_table(lab: &Lab) {
+async fn lock_names_depend_on_the_table(lab: &Lab) {
     let target = lab.mariadb();
     let other = format!("{}_two", target.database);
     target.sql(&format!("CREATE DATABASE {other}"));
@@ -384,7 +384,7 @@ async fn names_go_by_the_table(lab: &Lab) {
     target.sql(&format!("DROP DATABASE {other}"));
 }
 
-async fn the_name_in_the_server_is_told(lab: &Lab) {
+async fn the_name_in_the_server_is_reported(lab: &Lab) {
     let mut a = lab.client().await;
     for name in ["job", "JOB"] {
         a.hold(&key(name)).await;
@@ -544,7 +544,7 @@ async fn a_restarted_server_is_asked_again(lab: &Lab) {
         backend.renew(&held.key, &held.token, None.into()).await
     });
     let renewal = renewal.await.expect("an answer");
-    if lab.kind.is_a_session() {
+    if lab.kind.held_by_session() {
         assert_eq!(renewal, Renewal::NotHeld, "sessions end with the server");
         // What it ran may run yet, until it says that it does not.
         server.client().refused(&request(&job, LONG)).await;

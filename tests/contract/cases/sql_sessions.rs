@@ -12,18 +12,18 @@ use crate::{
 };
 
 pub fn all() -> Vec<Case> {
-    let mut all = cases![|kind| kind.is_a_session() && kind.is_ours() =>
+    let mut all = cases![|kind| kind.held_by_session() && kind.is_own_sql_server() =>
         a_session_that_is_ended_is_noticed_at_once,
         a_cut_connection_is_noticed_at_once,
-        a_silent_holder_is_ended_by_the_server,
+        a_silent_holder_is_disconnected_by_the_server,
         a_renewal_whose_answer_was_lost_keeps_the_lock,
-        fences_rise_though_holders_crash,
-        there_is_a_lifeline_for_each_hold,
+        fences_rise_when_holders_crash,
+        each_hold_has_a_lifeline,
     ];
-    all.extend(cases![|kind| kind.is_a_session() && kind.shared() =>
+    all.extend(cases![|kind| kind.held_by_session() && kind.shared() =>
         a_stream_of_readers_does_not_starve_a_writer,
-        a_writer_that_waits_is_not_taken_for_a_holder,
-        a_reader_whose_session_ended_keeps_no_writer_out,
+        a_waiting_writer_is_not_reported_as_a_holder,
+        a_reader_whose_session_ended_blocks_no_writer,
         a_reader_that_waited_is_a_reader,
     ]);
     all
@@ -65,7 +65,7 @@ async fn a_cut_connection_is_noticed_at_once(lab: &Lab) {
     lab.client().await.wait_for(&waiting(&job, LONG), Duration::from_millis(100)).await;
 }
 
-async fn a_silent_holder_is_ended_by_the_server(lab: &Lab) {
+async fn a_silent_holder_is_disconnected_by_the_server(lab: &Lab) {
     let (mut proxy, mut a) = by_proxy(lab).await;
     let job = key("job");
     let held = request(&job, SHORT * 2);
@@ -89,8 +89,8 @@ async fn a_renewal_whose_answer_was_lost_keeps_the_lock(lab: &Lab) {
     let held = a.hold(&job).await;
     // MariaDB shows a renewal over another session first.
     proxy.trap(lab.either("", "@dlock = CONNECTION_ID() AND"), Fault::LateReply(Duration::from_millis(300)));
-    let patience = lab.either(Duration::from_millis(100), Duration::from_millis(250));
-    let renewal = tokio::time::timeout(patience, a.0.renew(&job, &held.token, None.into())).await;
+    let give_up_after = lab.either(Duration::from_millis(100), Duration::from_millis(250));
+    let renewal = tokio::time::timeout(give_up_after, a.0.renew(&job, &held.token, None.into())).await;
     assert!(renewal.is_err(), "{renewal:?}");
     a.renewed(&held, None).await;
     lab.client().await.refused(&request(&job, LONG)).await;
@@ -98,7 +98,7 @@ async fn a_renewal_whose_answer_was_lost_keeps_the_lock(lab: &Lab) {
     lab.client().await.wait_for(&waiting(&job, LONG), Duration::from_millis(50)).await;
 }
 
-async fn fences_rise_though_holders_crash(lab: &Lab) {
+async fn fences_rise_when_holders_crash(lab: &Lab) {
     let job = key("job");
     let mut last = Fence(0);
     for _ in 0..3 {
@@ -110,7 +110,7 @@ async fn fences_rise_though_holders_crash(lab: &Lab) {
     }
 }
 
-async fn there_is_a_lifeline_for_each_hold(lab: &Lab) {
+async fn each_hold_has_a_lifeline(lab: &Lab) {
     let mut a = lab.client().await;
     assert!(a.0.tether().expect("a session").lifelines().expect("none").is_empty());
     let job = key("job");
@@ -163,7 +163,7 @@ async fn a_stream_of_readers_does_not_starve_a_writer(lab: &Lab) {
     assert!(began.elapsed() < stretched(Duration::from_secs(5)), "{:?}", began.elapsed());
 }
 
-async fn a_writer_that_waits_is_not_taken_for_a_holder(lab: &Lab) {
+async fn a_waiting_writer_is_not_reported_as_a_holder(lab: &Lab) {
     let job = key("job");
     let (mut a, mut b, mut c) = (lab.client().await, lab.client().await, lab.client().await);
     let reader = shared(request(&job, LONG));
@@ -185,7 +185,7 @@ async fn a_writer_that_waits_is_not_taken_for_a_holder(lab: &Lab) {
     assert!(state.holders.len() == 1 && state.holders[0].mode == Mode::Exclusive && !state.holders[0].foreign, "{state:?}");
 }
 
-async fn a_reader_whose_session_ended_keeps_no_writer_out(lab: &Lab) {
+async fn a_reader_whose_session_ended_blocks_no_writer(lab: &Lab) {
     let job = key("job");
     let mut c = lab.client().await;
     {

@@ -12,7 +12,7 @@ use dlock::{
 
 use super::{Case, cases, history::history};
 use crate::{
-    lab::{Client, LONG, Lab, SHORT, SLACK, key, nested, overtaken, request, soon, waiting},
+    lab::{Client, LONG, Lab, SHORT, SLACK, key, nested, overtaking_delay, request, soon, waiting},
     support::proxy::{Fault, Proxy},
     targets::Kind,
 };
@@ -24,14 +24,14 @@ pub fn all() -> Vec<Case> {
         a_share_that_arrives_too_late_changes_nothing,
         a_share_is_not_revived_by_a_late_renewal,
         shares_keep_shedlock_out_until_the_last_ends,
-        what_shedlock_took_over_is_nobodys_share,
-        a_fair_waiter_who_comes_during_a_grant_goes_first,
-        a_reader_who_comes_during_a_release_is_woken,
-        who_was_told_before_it_listened_does_not_wait,
-        who_waited_before_it_was_shared_keeps_its_place,
-        a_waiter_is_out_of_the_row_when_it_leaves,
+        a_lock_that_shedlock_took_over_has_no_shares,
+        a_fair_waiter_that_joins_during_a_grant_goes_first,
+        a_reader_that_joins_during_a_release_is_woken,
+        a_waiter_notified_before_it_listens_does_not_wait,
+        a_waiter_keeps_its_position_when_readers_join,
+        a_waiter_that_leaves_is_removed_from_the_row,
         a_share_is_renewed_in_two_round_trips,
-        a_table_without_the_column_is_a_mistake_with_a_hint,
+        a_table_without_the_column_is_an_error_with_a_hint,
         a_newer_layout_of_shares_is_refused,
         an_older_layout_is_refused_until_init,
         rows_that_were_shared_are_collected,
@@ -106,7 +106,7 @@ async fn a_share_whose_answer_was_lost_is_granted_once(lab: &Lab) {
 
 async fn a_share_that_arrives_late_ends_with_its_lease(lab: &Lab) {
     // Another session is made meanwhile.
-    let late_by = overtaken() * 2;
+    let late_by = overtaking_delay() * 2;
     let (proxy, mut a) = through(lab).await;
     let job = key("job");
     proxy.trap(write(lab), Fault::Late(late_by));
@@ -129,7 +129,7 @@ async fn a_share_that_arrives_too_late_changes_nothing(lab: &Lab) {
     let first = reader(request(&job, LONG));
     b.take(&first).await;
     b.free(&first).await;
-    proxy.trap(write(lab), Fault::Late(overtaken()));
+    proxy.trap(write(lab), Fault::Late(overtaking_delay()));
     let late = reader(request(&job, LONG));
     let attempt = a.0.try_acquire(&late);
     let meanwhile = async {
@@ -144,7 +144,7 @@ async fn a_share_that_arrives_too_late_changes_nothing(lab: &Lab) {
     // ShedLock counts no revision.
     b.take(&first).await;
     b.free(&first).await;
-    proxy.trap(write(lab), Fault::Late(overtaken()));
+    proxy.trap(write(lab), Fault::Late(overtaking_delay()));
     let attempt = a.0.try_acquire(&late);
     let meanwhile = async {
         lab.pass(Duration::from_millis(150)).await;
@@ -201,7 +201,7 @@ async fn shares_keep_shedlock_out_until_the_last_ends(lab: &Lab) {
     assert!(ended.elapsed() < soon(), "{:?}", ended.elapsed());
 }
 
-async fn what_shedlock_took_over_is_nobodys_share(lab: &Lab) {
+async fn a_lock_that_shedlock_took_over_has_no_shares(lab: &Lab) {
     let (mut a, job) = (lab.client().await, key("job"));
     let (held, wanted) = (reader(request(&job, SHORT)), reader(waiting(&job, LONG)));
     let fence = a.take(&held).await.fence;
@@ -237,7 +237,7 @@ async fn document_with(lab: &Lab, client: &mut Client, wanted: &Request) -> (Str
     (with_holder, format!(r#"{{"v":100,{queue}}}"#))
 }
 
-async fn a_fair_waiter_who_comes_during_a_grant_goes_first(lab: &Lab) {
+async fn a_fair_waiter_that_joins_during_a_grant_goes_first(lab: &Lab) {
     let (mut a, mut b, mut c, job) = (lab.client().await, lab.client().await, lab.client().await, key("job"));
     let held = a.hold(&job).await;
     let first = fair(request(&job, LONG));
@@ -252,7 +252,7 @@ async fn a_fair_waiter_who_comes_during_a_grant_goes_first(lab: &Lab) {
     b.take(&first).await;
 }
 
-async fn a_reader_who_comes_during_a_release_is_woken(lab: &Lab) {
+async fn a_reader_that_joins_during_a_release_is_woken(lab: &Lab) {
     let (mut a, mut b, job) = (lab.client().await, lab.client().await, key("job"));
     let held = a.hold(&job).await;
     let wanted = reader(waiting(&job, LONG));
@@ -271,7 +271,7 @@ async fn a_reader_who_comes_during_a_release_is_woken(lab: &Lab) {
     b.take(&wanted).await;
 }
 
-async fn who_was_told_before_it_listened_does_not_wait(lab: &Lab) {
+async fn a_waiter_notified_before_it_listens_does_not_wait(lab: &Lab) {
     let (mut a, mut b, mut c, job) = (lab.client().await, lab.client().await, lab.client().await, key("job"));
     let held = a.hold(&job).await;
     for wanted in [reader(waiting(&job, LONG)), fair(request(&job, LONG))] {
@@ -293,7 +293,7 @@ async fn who_was_told_before_it_listened_does_not_wait(lab: &Lab) {
     b.take(&wanted).await;
 }
 
-async fn who_waited_before_it_was_shared_keeps_its_place(lab: &Lab) {
+async fn a_waiter_keeps_its_position_when_readers_join(lab: &Lab) {
     let (mut a, mut b, mut c, job) = (lab.client().await, lab.client().await, lab.client().await, key("job"));
     let held = a.hold(&job).await;
     let (writer, reading) = (waiting(&job, LONG), reader(waiting(&job, LONG)));
@@ -319,7 +319,7 @@ async fn who_waited_before_it_was_shared_keeps_its_place(lab: &Lab) {
     assert_eq!(queue(lab), None);
 }
 
-async fn a_waiter_is_out_of_the_row_when_it_leaves(lab: &Lab) {
+async fn a_waiter_that_leaves_is_removed_from_the_row(lab: &Lab) {
     let (mut a, mut b, job) = (lab.client().await, lab.client().await, key("job"));
     let held = a.hold(&job).await;
     for wanted in [reader(waiting(&job, LONG)), fair(request(&job, LONG)), Request { mode: Mode::Permits(2), ..waiting(&job, LONG) }] {
@@ -342,7 +342,7 @@ async fn a_share_is_renewed_in_two_round_trips(lab: &Lab) {
     assert_eq!(proxy.requests() - before, 4);
 }
 
-async fn a_table_without_the_column_is_a_mistake_with_a_hint(lab: &Lab) {
+async fn a_table_without_the_column_is_an_error_with_a_hint(lab: &Lab) {
     lab.sql("ALTER TABLE dlock DROP COLUMN document");
     let mut a = lab.client().await;
     for wanted in [request(&key("job"), LONG), reader(request(&key("job"), LONG))] {

@@ -15,22 +15,22 @@ use crate::{
 
 pub fn all() -> Vec<Case> {
     let mut all = cases![|kind| kind == Kind::PostgresLease || kind == Kind::MariadbLease =>
-        a_shedlock_that_is_held_is_busy,
-        a_shedlock_that_was_given_back_is_free,
-        a_lock_of_ours_keeps_shedlock_out,
-        what_shedlock_took_over_is_not_held,
+        a_held_shedlock_is_busy,
+        a_released_shedlock_is_free,
+        our_lock_keeps_shedlock_out,
+        a_lock_that_shedlock_took_over_is_not_held,
         an_existing_shedlock_table_is_upgraded,
         a_shared_table_is_not_collected,
-        a_missing_table_is_a_mistake_with_a_hint,
+        a_missing_table_is_an_error_with_a_hint,
         a_newer_layout_is_refused,
-        leases_that_are_never_given_back_are_remembered_within_bounds,
+        leases_that_are_never_released_are_recorded_within_bounds,
         unused_rows_are_collected_and_fences_rise_on,
     ];
     all.extend(cases![|kind| kind == Kind::PostgresLease => a_column_with_a_time_zone_is_refused]);
     all
 }
 
-async fn a_shedlock_that_is_held_is_busy(lab: &Lab) {
+async fn a_held_shedlock_is_busy(lab: &Lab) {
     let mut a = lab.client().await;
     let job = key("job");
     assert!(lab.shedlock("dlock", "dlock:job", 30));
@@ -48,7 +48,7 @@ async fn a_shedlock_that_is_held_is_busy(lab: &Lab) {
     a.refused(&request(&job, LONG)).await;
 }
 
-async fn a_shedlock_that_was_given_back_is_free(lab: &Lab) {
+async fn a_released_shedlock_is_free(lab: &Lab) {
     let job = key("job");
     let mut a = lab.client().await;
     assert!(lab.shedlock("dlock", "dlock:job", 30));
@@ -66,22 +66,22 @@ async fn a_shedlock_that_was_given_back_is_free(lab: &Lab) {
 }
 
 /// ShedLock's clock on MariaDB has milliseconds.
-async fn a_millisecond(lab: &Lab) {
+async fn pass_a_millisecond(lab: &Lab) {
     lab.pass(Duration::from_millis(5)).await;
 }
 
-async fn a_lock_of_ours_keeps_shedlock_out(lab: &Lab) {
+async fn our_lock_keeps_shedlock_out(lab: &Lab) {
     let mut a = lab.client().await;
     let held = a.hold(&key("job")).await;
     assert!(!lab.shedlock("dlock", "dlock:job", 30), "ShedLock took a lock that we hold");
     assert!(!lab.shedlock_unlocks("dlock", "dlock:job"));
     a.free(&held).await;
-    a_millisecond(lab).await;
+    pass_a_millisecond(lab).await;
     assert!(lab.shedlock("dlock", "dlock:job", 30), "ShedLock did not get a lock that was given back");
     a.refused(&request(&key("job"), LONG)).await;
 }
 
-async fn what_shedlock_took_over_is_not_held(lab: &Lab) {
+async fn a_lock_that_shedlock_took_over_is_not_held(lab: &Lab) {
     const ROW: &str = "SELECT name, lock_until, locked_at, locked_by FROM dlock";
     let mut a = lab.client().await;
     let job = key("job");
@@ -125,11 +125,11 @@ async fn an_existing_shedlock_table_is_upgraded(lab: &Lab) {
         a.hold(&key(name)).await;
     }
     assert!(lab.shedlock_unlocks("shedlock", "nightly"));
-    a_millisecond(lab).await;
+    pass_a_millisecond(lab).await;
     let held = a.hold(&key("nightly")).await;
     assert!(!lab.shedlock("shedlock", "nightly", 30));
     a.free(&held).await;
-    a_millisecond(lab).await;
+    pass_a_millisecond(lab).await;
     assert!(lab.shedlock("shedlock", "nightly", 30));
 }
 
@@ -145,7 +145,7 @@ async fn a_shared_table_is_not_collected(lab: &Lab) {
     assert_eq!(error.kind, ErrorKind::Unsupported, "{error:?}");
 }
 
-async fn a_missing_table_is_a_mistake_with_a_hint(lab: &Lab) {
+async fn a_missing_table_is_an_error_with_a_hint(lab: &Lab) {
     let mut a = lab.client_with("dlock", |options| options.table = "elsewhere".into());
     let error = a.0.try_acquire(&request(&key("job"), LONG)).await.expect_err("no table");
     // MariaDB is asked in several statements.
@@ -175,7 +175,7 @@ async fn a_newer_layout_is_refused(lab: &Lab) {
     assert_eq!(a.0.try_acquire(&request(&job, LONG)).await.expect_err("newer").kind, ErrorKind::Layout);
 }
 
-async fn leases_that_are_never_given_back_are_remembered_within_bounds(lab: &Lab) {
+async fn leases_that_are_never_released_are_recorded_within_bounds(lab: &Lab) {
     let (mut a, job) = (lab.client().await, key("job"));
     let mut last = None;
     for _ in 0..140 {

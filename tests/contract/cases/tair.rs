@@ -14,7 +14,7 @@ use super::{
     run_policy::{WINDOW, asking, once},
 };
 use crate::{
-    lab::{Client, LONG, Lab, SHORT, SLACK, key, nested, overtaken, request},
+    lab::{Client, LONG, Lab, SHORT, SLACK, key, nested, overtaking_delay, request},
     support::{
         self,
         proxy::{Fault, Proxy},
@@ -25,17 +25,17 @@ use crate::{
 pub fn all() -> Vec<Case> {
     cases![|kind| matches!(kind, Kind::Tair | Kind::TairVersion) =>
         a_server_without_the_commands_is_refused,
-        every_step_keeps_an_end,
-        plain_users_of_cas_are_kept_out_and_keep_out,
-        users_of_versions_are_kept_out_and_keep_out,
-        what_has_no_end_is_no_lock_unless_it_is_a_string,
-        what_another_scheme_left_is_not_in_the_way,
-        a_count_that_comes_after_the_lease_is_refused,
-        a_start_that_was_not_written_is_written_when_asked_again,
-        others_counting_meanwhile_does_not_repeat_a_fence,
-        a_counter_that_is_none_is_an_error_and_leaves_nothing,
+        every_step_keeps_an_expiry,
+        plain_users_of_cas_and_dlock_exclude_each_other,
+        users_of_versions_and_dlock_exclude_each_other,
+        a_key_without_an_expiry_is_no_lock_unless_it_is_a_string,
+        keys_of_another_scheme_block_no_lock,
+        a_count_after_the_lease_is_refused,
+        a_missing_start_is_written_by_a_repeated_request,
+        concurrent_counting_repeats_no_fence,
+        an_invalid_counter_is_an_error_and_leaves_nothing,
         a_deleted_lock_is_not_revived_by_its_version,
-        only_the_counter_stays,
+        only_the_counter_remains,
     ]
 }
 
@@ -67,7 +67,7 @@ async fn a_server_without_the_commands_is_refused(lab: &Lab) {
 }
 
 /// The commands take the expiry away unless they are told one.
-async fn every_step_keeps_an_end(lab: &Lab) {
+async fn every_step_keeps_an_expiry(lab: &Lab) {
     let mut a = lab.client().await;
     let held = a.hold(&key("job")).await;
     let (long, all) = (i64::try_from(LONG.as_millis()).expect("small"), |lab: &Lab| left(lab));
@@ -82,7 +82,7 @@ async fn every_step_keeps_an_end(lab: &Lab) {
     a.free(&inner).await;
 }
 
-async fn plain_users_of_cas_are_kept_out_and_keep_out(lab: &Lab) {
+async fn plain_users_of_cas_and_dlock_exclude_each_other(lab: &Lab) {
     let server = lab.tair().server();
     let mut a = lab.client().await;
     let job = key("job");
@@ -101,7 +101,7 @@ async fn plain_users_of_cas_are_kept_out_and_keep_out(lab: &Lab) {
     a.renewed(&held, None).await;
 }
 
-async fn users_of_versions_are_kept_out_and_keep_out(lab: &Lab) {
+async fn users_of_versions_and_dlock_exclude_each_other(lab: &Lab) {
     let server = lab.tair().server();
     let mut a = lab.client().await;
     let job = key("job");
@@ -120,7 +120,7 @@ async fn users_of_versions_are_kept_out_and_keep_out(lab: &Lab) {
     a.renewed(&held, None).await;
 }
 
-async fn what_has_no_end_is_no_lock_unless_it_is_a_string(lab: &Lab) {
+async fn a_key_without_an_expiry_is_no_lock_unless_it_is_a_string(lab: &Lab) {
     let server = lab.tair().server();
     let mut a = lab.client().await;
     server.command(&["SET", NAME, "0a1b2c", "NX"]);
@@ -137,7 +137,7 @@ async fn what_has_no_end_is_no_lock_unless_it_is_a_string(lab: &Lab) {
     }
 }
 
-async fn a_count_that_comes_after_the_lease_is_refused(lab: &Lab) {
+async fn a_count_after_the_lease_is_refused(lab: &Lab) {
     let (proxy, mut a) = warm(lab).await;
     proxy.trap_nth("", 1, 1, Fault::Late(SHORT + SLACK * 3));
     let late = request(&key("job"), SHORT);
@@ -163,7 +163,7 @@ async fn a_count_that_comes_after_the_lease_is_refused(lab: &Lab) {
 }
 
 /// As if the packet that granted it had been cut short.
-async fn a_start_that_was_not_written_is_written_when_asked_again(lab: &Lab) {
+async fn a_missing_start_is_written_by_a_repeated_request(lab: &Lab) {
     let mut a = lab.client().await;
     let asked = asking("job", &RunPolicy { skew_guard: Some(WINDOW), ..once(WINDOW, 0, false) });
     let fence = a.take(&asked).await.fence;
@@ -175,9 +175,9 @@ async fn a_start_that_was_not_written_is_written_when_asked_again(lab: &Lab) {
     assert_eq!(record.cooldown.map(|cooldown| cooldown.fence), Some(fence));
 }
 
-async fn others_counting_meanwhile_does_not_repeat_a_fence(lab: &Lab) {
+async fn concurrent_counting_repeats_no_fence(lab: &Lab) {
     let (proxy, mut a) = warm(lab).await;
-    proxy.trap_nth("", 1, 1, Fault::Late(overtaken()));
+    proxy.trap_nth("", 1, 1, Fault::Late(overtaking_delay()));
     let held = request(&key("job"), LONG);
     let count = async {
         lab.pass(SLACK).await;
@@ -192,7 +192,7 @@ async fn others_counting_meanwhile_does_not_repeat_a_fence(lab: &Lab) {
     assert!(lab.client().await.take(&request(&key("job"), LONG)).await.fence.0 > counter);
 }
 
-async fn a_counter_that_is_none_is_an_error_and_leaves_nothing(lab: &Lab) {
+async fn an_invalid_counter_is_an_error_and_leaves_nothing(lab: &Lab) {
     let server = lab.tair().server();
     for counter in ["seven", "9007199254740991"] {
         server.command(&["SET", COUNTER, counter]);
@@ -219,7 +219,7 @@ async fn a_deleted_lock_is_not_revived_by_its_version(lab: &Lab) {
     b.renewed(&held, None).await;
 }
 
-async fn only_the_counter_stays(lab: &Lab) {
+async fn only_the_counter_remains(lab: &Lab) {
     let (mut a, mut b) = (lab.client().await, lab.client().await);
     let held = a.hold(&key("job")).await;
     let wanted = crate::lab::waiting(&key("job"), LONG);
@@ -234,15 +234,15 @@ async fn only_the_counter_stays(lab: &Lab) {
 }
 
 /// What `redis://` or the other mode left beside a lock is of another type.
-async fn what_another_scheme_left_is_not_in_the_way(lab: &Lab) {
+async fn keys_of_another_scheme_block_no_lock(lab: &Lab) {
     let server = lab.tair().server();
     server.command(&["HSET", "dlock:{dlock:job}:starts", "ps", "1"]);
     let mut a = lab.client().await;
-    a.ran(&asking("job", &once(WINDOW, 0, false)), RunState::Ok).await;
+    a.complete_run(&asking("job", &once(WINDOW, 0, false)), RunState::Ok).await;
     let other = match lab.tair().mode {
         TairMode::Plain => "exstrtype",
         TairMode::Version => "string",
     };
     server.command(&["HSET", &format!("dlock:{{dlock:job}}:starts-{other}"), "ps", "1"]);
-    assert_eq!(a.judged(&asking("job", &once(WINDOW, 0, false))).await.rule, Rule::Once(RunState::Ok));
+    assert_eq!(a.denied(&asking("job", &once(WINDOW, 0, false))).await.rule, Rule::Once(RunState::Ok));
 }

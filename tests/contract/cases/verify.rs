@@ -13,14 +13,16 @@ use crate::{
 pub fn all() -> Vec<Case> {
     let mut all = cases![everywhere =>
         a_hold_is_verified_by_its_token_alone,
-        no_more_is_left_than_was_asked_for,
+        the_lease_left_never_exceeds_the_ttl,
         a_free_lock_is_held_by_no_token,
         a_stale_token_holds_nothing,
         a_waiters_token_holds_nothing,
         a_token_holds_its_own_lock_only,
-        a_verified_hold_ends_when_it_would_have,
+        verifying_does_not_extend_a_hold,
     ];
-    all.extend(cases![Kind::hands_on => nested_holds_are_verified_each, a_detached_hold_is_verified, a_renewal_at_once_shortens_nothing]);
+    all.extend(
+        cases![Kind::crosses_processes => each_nested_hold_is_verified, a_detached_hold_is_verified, an_immediate_renewal_shortens_nothing],
+    );
     all
 }
 
@@ -57,14 +59,14 @@ async fn a_hold_is_verified_by_its_token_alone(lab: &Lab) {
 }
 
 /// A store that rounds an end up and its clock down says a millisecond more for every other hold.
-async fn no_more_is_left_than_was_asked_for(lab: &Lab) {
+async fn the_lease_left_never_exceeds_the_ttl(lab: &Lab) {
     let mut a = lab.client().await;
     let job = key("job");
     for _ in 0..20 {
         let held = a.hold(&job).await;
         assert_left(left(&mut a, &job, &held.token).await, LONG);
-        let told = a.inspect(&job).await.holders[0].expires_in;
-        assert!(told.is_none_or(|told| told <= LONG), "{told:?} of {LONG:?}");
+        let reported = a.inspect(&job).await.holders[0].expires_in;
+        assert!(reported.is_none_or(|reported| reported <= LONG), "{reported:?} of {LONG:?}");
         a.free(&held).await;
     }
 }
@@ -110,7 +112,7 @@ async fn a_token_holds_its_own_lock_only(lab: &Lab) {
     }
 }
 
-async fn a_verified_hold_ends_when_it_would_have(lab: &Lab) {
+async fn verifying_does_not_extend_a_hold(lab: &Lab) {
     let (mut a, mut b) = (lab.client().await, lab.client().await);
     let job = key("job");
     let held = lab.expiring(&job, SHORT);
@@ -132,7 +134,7 @@ async fn a_verified_hold_ends_when_it_would_have(lab: &Lab) {
     }
 }
 
-async fn nested_holds_are_verified_each(lab: &Lab) {
+async fn each_nested_hold_is_verified(lab: &Lab) {
     let (mut a, mut b, mut c) = (lab.client().await, lab.client().await, lab.client().await);
     let job = key("job");
     let outer = a.hold(&job).await;
@@ -163,7 +165,7 @@ async fn a_detached_hold_is_verified(lab: &Lab) {
 }
 
 /// A store that rounds an end up and its clock down finds that the same TTL ends sooner, if it is asked within the same millisecond.
-async fn a_renewal_at_once_shortens_nothing(lab: &Lab) {
+async fn an_immediate_renewal_shortens_nothing(lab: &Lab) {
     let (mut a, mut b) = (lab.client().await, lab.client().await);
     let job = key("job");
     for _ in 0..20 {

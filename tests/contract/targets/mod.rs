@@ -169,7 +169,7 @@ impl Kind {
 
     /// Whether those who wait have a place that nobody else can take: not even who comes when the lock is free, and not
     /// sooner than its lease ends if they died.
-    pub fn keeps_places(self) -> bool {
+    pub fn keeps_positions(self) -> bool {
         self.is_etcd() || self.is_zookeeper()
     }
 
@@ -184,7 +184,7 @@ impl Kind {
 
     /// Whether a hold is what one session of its process has: it ends with that, can't be given to another process, nor
     /// entered by one, and a lost connection is a lost lock.
-    pub fn is_a_session(self) -> bool {
+    pub fn held_by_session(self) -> bool {
         matches!(
             self,
             Self::PostgresRow | Self::PostgresAdvisory | Self::MariadbRow | Self::MariadbAdvisory | Self::MysqlRow | Self::MysqlAdvisory
@@ -197,7 +197,7 @@ impl Kind {
     }
 
     /// Whether they are in a SQL server that the cases start themselves.
-    pub fn is_ours(self) -> bool {
+    pub fn is_own_sql_server(self) -> bool {
         self.is_postgres() || self.is_mariadb()
     }
 
@@ -213,12 +213,12 @@ impl Kind {
 
     /// Whether a hold ends with its process, or at the latest with its TTL.
     pub fn ends_with_its_process(self) -> bool {
-        self.bound_to_processes() || self.is_a_session()
+        self.bound_to_processes() || self.held_by_session()
     }
 
     /// Whether a hold can be entered by another process, and outlive its own.
-    pub fn hands_on(self) -> bool {
-        !self.is_a_session()
+    pub fn crosses_processes(self) -> bool {
+        !self.held_by_session()
     }
 
     /// Whether readers hold together: as [`dlock::lock::Capabilities`] says, which is proven in the cases about refusal.
@@ -228,12 +228,12 @@ impl Kind {
 
     /// Whether up to so many hold together, likewise.
     pub fn permits(self) -> bool {
-        !self.is_a_session() && self != Self::Redlock
+        !self.held_by_session() && self != Self::Redlock
     }
 
     /// Whether those who wait can ask to be served in their order, likewise.
     pub fn fair(self) -> bool {
-        !self.is_a_session() && self != Self::Redlock
+        !self.held_by_session() && self != Self::Redlock
     }
 
     /// Whether a release wakes those who wait; elsewhere they look by themselves, after pauses.
@@ -250,7 +250,7 @@ impl Kind {
     }
 
     /// Servers whose record of a start names the hold that wrote it. To become all of them.
-    pub fn knows_its_starts(self) -> bool {
+    pub fn start_names_its_hold(self) -> bool {
         self.is_sql() || matches!(self, Self::Redis | Self::Tair | Self::TairVersion | Self::Etcd | Self::ZooKeeper)
     }
 

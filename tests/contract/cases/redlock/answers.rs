@@ -26,18 +26,18 @@ use crate::{
 
 pub fn all() -> Vec<Case> {
     cases![|kind| kind == Kind::Redlock =>
-        a_silent_node_costs_its_bound_once,
-        a_node_that_is_heard_of_again_counts_again,
-        a_late_node_is_released_behind_its_attempt,
-        a_late_attempt_proves_nothing_in_a_renewal,
+        a_silent_node_costs_its_timeout_once,
+        a_node_that_answers_again_counts_again,
+        a_late_node_is_released_after_its_attempt,
+        a_late_attempt_does_not_count_in_a_renewal,
         answers_lost_on_a_minority_change_nothing,
-        answers_lost_on_a_majority_are_asked_for_again,
-        a_commit_that_comes_after_the_lease_is_refused,
-        a_release_is_remembered_node_by_node,
+        requests_without_a_majority_of_answers_are_repeated,
+        a_commit_after_the_lease_is_refused,
+        a_release_is_tracked_per_node,
     ]
 }
 
-async fn a_silent_node_costs_its_bound_once(lab: &Lab) {
+async fn a_silent_node_costs_its_timeout_once(lab: &Lab) {
     let mut fronts = Fronts::of(lab);
     fronts.0[2].set(Mode::BlackHole);
     let ports: Vec<u16> = fronts.0.iter().map(|proxy| proxy.port).collect();
@@ -57,7 +57,7 @@ async fn a_silent_node_costs_its_bound_once(lab: &Lab) {
     support::say(&format!("redlock: a silent node costs {first:?} at first, then {:?} a question", rest / 5));
 }
 
-async fn a_node_that_is_heard_of_again_counts_again(lab: &Lab) {
+async fn a_node_that_answers_again_counts_again(lab: &Lab) {
     let mut fronts = Fronts::of(lab);
     let mut a = fronts.client(HASTY).await;
     let held = a.hold(&key("job")).await;
@@ -77,7 +77,7 @@ async fn a_node_that_is_heard_of_again_counts_again(lab: &Lab) {
     assert!(matches!(renewal, Ok(Renewal::Renewed { .. })), "{renewal:?}");
 }
 
-async fn a_late_node_is_released_behind_its_attempt(lab: &Lab) {
+async fn a_late_node_is_released_after_its_attempt(lab: &Lab) {
     let fronts = Fronts::of(lab);
     let mut a = fronts.client(HASTY).await;
     fronts.0[4].trap("", Fault::Late(HASTY * 2));
@@ -90,7 +90,7 @@ async fn a_late_node_is_released_behind_its_attempt(lab: &Lab) {
     assert_eq!(held_on(lab), 0);
 }
 
-async fn a_late_attempt_proves_nothing_in_a_renewal(lab: &Lab) {
+async fn a_late_attempt_does_not_count_in_a_renewal(lab: &Lab) {
     let fronts = Fronts::of(lab);
     let mut a = fronts.client(HASTY).await;
     for n in [3, 4] {
@@ -127,7 +127,7 @@ async fn answers_lost_on_a_minority_change_nothing(lab: &Lab) {
 }
 
 /// Of phase 1, and of phase 2: what was committed without our knowing it is found, what was not is taken over.
-async fn answers_lost_on_a_majority_are_asked_for_again(lab: &Lab) {
+async fn requests_without_a_majority_of_answers_are_repeated(lab: &Lab) {
     let mut last = Fence(0);
     for fault in [Fault::CutBefore, Fault::CutAfter, Fault::Swallow] {
         for skip in [0, 1] {
@@ -151,7 +151,7 @@ async fn answers_lost_on_a_majority_are_asked_for_again(lab: &Lab) {
     }
 }
 
-async fn a_commit_that_comes_after_the_lease_is_refused(lab: &Lab) {
+async fn a_commit_after_the_lease_is_refused(lab: &Lab) {
     let fronts = Fronts::of(lab);
     let mut a = fronts.client(HASTY).await;
     for n in [0, 1, 2] {
@@ -172,7 +172,7 @@ async fn a_commit_that_comes_after_the_lease_is_refused(lab: &Lab) {
     assert_eq!(b.renewed(&held, None).await, fence);
 }
 
-async fn a_release_is_remembered_node_by_node(lab: &Lab) {
+async fn a_release_is_tracked_per_node(lab: &Lab) {
     let fronts = Fronts::of(lab);
     let mut a = fronts.client(HASTY).await;
     let held = a.hold(&key("job")).await;

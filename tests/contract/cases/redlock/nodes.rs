@@ -28,12 +28,12 @@ pub fn all() -> Vec<Case> {
     cases![|kind| kind == Kind::Redlock =>
         a_minority_down_changes_nothing,
         a_majority_down_is_unavailable_and_leaves_nothing,
-        a_node_that_forgot_is_not_given_back,
-        one_forgetful_node_of_a_bare_majority_lets_another_in,
+        a_node_that_forgot_a_hold_does_not_count_again,
+        one_forgetful_node_of_a_bare_majority_admits_another_holder,
         fences_rise_whichever_majority_answers,
         a_split_vote_ends,
-        a_refusal_needs_no_answer_of_a_frozen_node,
-        servers_that_forgot_their_scripts_are_asked_in_full,
+        a_denial_needs_no_answer_of_a_frozen_node,
+        nodes_that_forgot_their_scripts_get_them_in_full,
     ]
 }
 
@@ -92,9 +92,9 @@ async fn a_majority_down_is_unavailable_and_leaves_nothing(lab: &Lab) {
     assert!(a.0.list("").await.expect_err("two of five").is_transient());
 }
 
-async fn a_refusal_needs_no_answer_of_a_frozen_node(lab: &Lab) {
+async fn a_denial_needs_no_answer_of_a_frozen_node(lab: &Lab) {
     let once = once(WINDOW, 0, false);
-    let grant = lab.client().await.ran(&asking("job", &once), RunState::Ok).await;
+    let grant = lab.client().await.complete_run(&asking("job", &once), RunState::Ok).await;
     lab.redlock().node(4).freeze();
     let outcome = core_acquire(&mut lab.client().await, asking("job", &once)).await;
     lab.redlock().node(4).thaw();
@@ -102,7 +102,7 @@ async fn a_refusal_needs_no_answer_of_a_frozen_node(lab: &Lab) {
     assert_eq!((refusal.rule, refusal.fence), (Rule::Once(RunState::Ok), Some(grant.fence)));
 }
 
-async fn a_node_that_forgot_is_not_given_back(lab: &Lab) {
+async fn a_node_that_forgot_a_hold_does_not_count_again(lab: &Lab) {
     let mut a = lab.client().await;
     let held = a.hold(&key("job")).await;
     for n in [0, 1] {
@@ -117,7 +117,7 @@ async fn a_node_that_forgot_is_not_given_back(lab: &Lab) {
 }
 
 /// The known weakness, measured: of a hold on three of five nodes, one forgets.
-async fn one_forgetful_node_of_a_bare_majority_lets_another_in(lab: &Lab) {
+async fn one_forgetful_node_of_a_bare_majority_admits_another_holder(lab: &Lab) {
     let job = key("job");
     let mut outcomes = Vec::new();
     for held_by in [3, 4, 5] {
@@ -218,7 +218,7 @@ async fn a_split_vote_ends(lab: &Lab) {
     assert!(decided.len() >= 8, "{rounds:?}");
 }
 
-async fn servers_that_forgot_their_scripts_are_asked_in_full(lab: &Lab) {
+async fn nodes_that_forgot_their_scripts_get_them_in_full(lab: &Lab) {
     let mut a = lab.client().await;
     let job = key("job");
     for forget in [["SCRIPT", "FLUSH"], ["CLIENT", "KILL"]] {

@@ -23,19 +23,19 @@ use crate::{
 
 pub fn all() -> Vec<Case> {
     cases![|kind| kind == Kind::Redlock =>
-        other_libraries_are_kept_out_and_keep_out,
-        what_is_no_lock_is_refused_only_if_a_majority_has_it,
-        strings_without_an_end_are_another_librarys,
+        other_libraries_and_dlock_exclude_each_other,
+        a_key_that_is_no_lock_is_refused_only_on_a_majority,
+        strings_without_an_expiry_belong_to_another_library,
         one_server_under_two_names_counts_once,
-        a_replica_is_told_of,
+        a_replica_is_reported,
         a_refused_password_is_denied,
         every_node_is_verified,
-        only_counters_stay,
+        only_counters_remain,
     ]
 }
 
 /// As redlock-py, pottery, redsync and node-redlock do it: SET NX PX on all nodes, a majority, and a script that compares and deletes.
-async fn other_libraries_are_kept_out_and_keep_out(lab: &Lab) {
+async fn other_libraries_and_dlock_exclude_each_other(lab: &Lab) {
     const UNLOCK: &str = r#"if redis.call("get",KEYS[1]) == ARGV[1] then return redis.call("del",KEYS[1]) else return 0 end"#;
     let lock = |n: usize| lab.redlock().node(n).command(&["SET", "dlock:job", "mK3xV9", "NX", "PX", "5000"]) == redis::Value::Okay;
     let unlock = |n: usize| lab.redlock().node(n).int(&["EVAL", UNLOCK, "1", "dlock:job", "mK3xV9"]);
@@ -60,7 +60,7 @@ async fn other_libraries_are_kept_out_and_keep_out(lab: &Lab) {
     assert_eq!(held_on(lab), 2, "theirs is not ours to delete");
 }
 
-async fn what_is_no_lock_is_refused_only_if_a_majority_has_it(lab: &Lab) {
+async fn a_key_that_is_no_lock_is_refused_only_on_a_majority(lab: &Lab) {
     let mut a = lab.client().await;
     let job = key("job");
     for (count, puts) in [&["HSET", "dlock:job", "not", "a lock"][..], &["RPUSH", "dlock:job", "a"]].iter().enumerate() {
@@ -77,7 +77,7 @@ async fn what_is_no_lock_is_refused_only_if_a_majority_has_it(lab: &Lab) {
     assert_eq!((3..NODES).map(|n| lab.redlock().node(n).int(&["EXISTS", "dlock:job"])).sum::<i64>(), 0);
 }
 
-async fn strings_without_an_end_are_another_librarys(lab: &Lab) {
+async fn strings_without_an_expiry_belong_to_another_library(lab: &Lab) {
     let mut a = lab.client().await;
     let job = key("job");
     for n in [0, 2, 4] {
@@ -102,8 +102,8 @@ async fn one_server_under_two_names_counts_once(lab: &Lab) {
     let two_of_three = Options::new(vec![at("127.0.0.1", ports[0]), at("localhost", ports[0]), at("127.0.0.1", ports[1])]);
     let mut a = Client(Box::new(Redlock::new(two_of_three)));
     let held = a.hold(&key("job")).await;
-    let told = a.0.notices();
-    assert!(told.iter().any(|notice| notice.warning && notice.text.contains("doesn't count")), "{told:?}");
+    let notices = a.0.notices();
+    assert!(notices.iter().any(|notice| notice.warning && notice.text.contains("doesn't count")), "{notices:?}");
     a.inspect(&key("job")).await;
     assert!(a.0.notices().iter().any(|notice| notice.warning && notice.text.contains("one server")));
     a.free(&held).await;
@@ -112,15 +112,15 @@ async fn one_server_under_two_names_counts_once(lab: &Lab) {
     assert!(a.0.try_acquire(&held).await.is_err());
 }
 
-async fn a_replica_is_told_of(lab: &Lab) {
+async fn a_replica_is_reported(lab: &Lab) {
     let master = lab.redlock().ports()[0].to_string();
     lab.redlock().node(4).command(&["REPLICAOF", "127.0.0.1", &master]);
     let mut a = lab.client().await;
     let held = a.hold(&key("job")).await;
-    let told = a.0.notices();
+    let notices = a.0.notices();
     // It refuses to be written to, unless the copy was there first.
     let says = |text: &str| text.contains("copies it") || text.contains("read-only replica");
-    assert!(told.iter().any(|notice| notice.warning && says(&notice.text)), "{told:?}");
+    assert!(notices.iter().any(|notice| notice.warning && says(&notice.text)), "{notices:?}");
     a.inspect(&key("job")).await;
     assert!(a.0.notices().iter().any(|notice| notice.warning && notice.text.contains("replica of 127.0.0.1")));
     a.free(&held).await;
@@ -165,7 +165,7 @@ async fn every_node_is_verified(_: &Lab) {
     assert_eq!((error.kind, error.effect), (ErrorKind::Denied, Effect::NotApplied), "{error:?}");
 }
 
-async fn only_counters_stay(lab: &Lab) {
+async fn only_counters_remain(lab: &Lab) {
     let mut a = lab.client().await;
     let held = a.hold(&key("job")).await;
     a.take(&nested(&held)).await;

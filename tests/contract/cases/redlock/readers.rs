@@ -19,21 +19,21 @@ use crate::{
 
 pub fn all() -> Vec<Case> {
     cases![|kind| kind == Kind::Redlock =>
-        readers_answers_lost_on_a_minority_change_nothing,
-        readers_answers_lost_on_a_majority_are_asked_for_again,
-        a_reader_that_ended_between_its_phases_is_refused,
+        reader_answers_lost_on_a_minority_change_nothing,
+        reader_requests_without_a_majority_of_answers_are_repeated,
+        a_reader_that_expired_between_its_phases_is_refused,
         a_reader_that_lost_its_nodes_between_its_phases_is_refused,
-        a_reader_that_came_too_late_proves_nothing,
-        two_readers_with_one_highest_count_have_two_fences,
-        a_fence_below_those_that_are_known_is_refused,
-        readers_and_writers_that_split_the_nodes_end,
-        a_node_that_forgot_its_readers_is_not_given_back,
-        a_node_that_forgot_who_reads_is_nobodys,
-        other_libraries_are_kept_out_by_readers_and_keep_them_out,
-        a_writer_keeps_readers_out_where_it_found_some,
-        nothing_of_a_writers_place_is_left_behind,
-        a_reader_that_crashed_is_remembered_by_all_nodes,
-        only_counters_stay_of_readers,
+        a_late_share_does_not_count_in_a_renewal,
+        two_readers_with_one_highest_count_get_different_fences,
+        a_fence_below_the_known_ones_is_refused,
+        readers_and_writers_that_split_the_nodes_finish,
+        a_node_that_forgot_its_readers_does_not_count_again,
+        nodes_that_forgot_their_shares_have_no_holder,
+        other_libraries_and_readers_exclude_each_other,
+        a_waiting_writer_keeps_readers_out,
+        a_granted_writer_leaves_no_queue_entry,
+        a_crashed_reader_is_recorded_by_all_nodes,
+        only_counters_of_readers_remain,
     ]
 }
 
@@ -52,7 +52,7 @@ fn committed(lab: &Lab, node: usize, of: &Request) -> Option<bool> {
     redis::from_redis_value::<Option<String>>(share).expect("text").map(|json| json.contains("\"fence\""))
 }
 
-async fn readers_answers_lost_on_a_minority_change_nothing(lab: &Lab) {
+async fn reader_answers_lost_on_a_minority_change_nothing(lab: &Lab) {
     let job = key("job");
     let mut b = lab.client().await;
     let other = reader(&job, LONG);
@@ -79,7 +79,7 @@ async fn readers_answers_lost_on_a_minority_change_nothing(lab: &Lab) {
 }
 
 /// Of phase 1, and of phase 2: what was committed without our knowing it is found, what was not is taken over.
-async fn readers_answers_lost_on_a_majority_are_asked_for_again(lab: &Lab) {
+async fn reader_requests_without_a_majority_of_answers_are_repeated(lab: &Lab) {
     let job = key("job");
     let mut b = lab.client().await;
     let other = reader(&job, LONG);
@@ -108,7 +108,7 @@ async fn readers_answers_lost_on_a_majority_are_asked_for_again(lab: &Lab) {
     b.renewed(&other, None).await;
 }
 
-async fn a_reader_that_ended_between_its_phases_is_refused(lab: &Lab) {
+async fn a_reader_that_expired_between_its_phases_is_refused(lab: &Lab) {
     let job = key("job");
     let fronts = Fronts::of(lab);
     let (mut a, mut b) = (fronts.client(HASTY).await, lab.client().await);
@@ -160,7 +160,7 @@ async fn a_reader_that_lost_its_nodes_between_its_phases_is_refused(lab: &Lab) {
     assert!((0..NODES).all(|n| counter(lab, n) == fence.0));
 }
 
-async fn a_reader_that_came_too_late_proves_nothing(lab: &Lab) {
+async fn a_late_share_does_not_count_in_a_renewal(lab: &Lab) {
     let job = key("job");
     let fronts = Fronts::of(lab);
     let mut a = fronts.client(HASTY).await;
@@ -178,7 +178,7 @@ async fn a_reader_that_came_too_late_proves_nothing(lab: &Lab) {
 }
 
 /// Each counts first where the other counts last, and both do so before either commits.
-async fn two_readers_with_one_highest_count_have_two_fences(lab: &Lab) {
+async fn two_readers_with_one_highest_count_get_different_fences(lab: &Lab) {
     let job = key("job");
     let fronts = [Fronts::of(lab), Fronts::of(lab)];
     let (mut a, mut b) = (fronts[0].client(HASTY * 10).await, fronts[1].client(HASTY * 10).await);
@@ -209,7 +209,7 @@ async fn two_readers_with_one_highest_count_have_two_fences(lab: &Lab) {
 }
 
 /// A node knows the highest hundred only.
-async fn a_fence_below_those_that_are_known_is_refused(lab: &Lab) {
+async fn a_fence_below_the_known_ones_is_refused(lab: &Lab) {
     let job = key("job");
     let (mut a, mut b) = (lab.client().await, lab.client().await);
     let one = reader(&job, LONG);
@@ -237,7 +237,7 @@ async fn a_fence_below_those_that_are_known_is_refused(lab: &Lab) {
     a.renewed(&one, None).await;
 }
 
-async fn readers_and_writers_that_split_the_nodes_end(lab: &Lab) {
+async fn readers_and_writers_that_split_the_nodes_finish(lab: &Lab) {
     let job = key("job");
     let (mut readers, mut writers) = (0, 0);
     let mut last = Fence(0);
@@ -271,7 +271,7 @@ async fn readers_and_writers_that_split_the_nodes_end(lab: &Lab) {
     assert!(readers + writers >= 8);
 }
 
-async fn a_node_that_forgot_its_readers_is_not_given_back(lab: &Lab) {
+async fn a_node_that_forgot_its_readers_does_not_count_again(lab: &Lab) {
     let job = key("job");
     let (mut a, mut b) = (lab.client().await, lab.client().await);
     let (one, two) = (reader(&job, LONG), reader(&job, LONG));
@@ -298,7 +298,7 @@ async fn a_node_that_forgot_its_readers_is_not_given_back(lab: &Lab) {
 }
 
 /// As one whose memory was full may do it, to some keys and not to others.
-async fn a_node_that_forgot_who_reads_is_nobodys(lab: &Lab) {
+async fn nodes_that_forgot_their_shares_have_no_holder(lab: &Lab) {
     let job = key("job");
     let (mut a, mut b) = (lab.client().await, lab.client().await);
     let held = reader(&job, LONG);
@@ -313,7 +313,7 @@ async fn a_node_that_forgot_who_reads_is_nobodys(lab: &Lab) {
     assert_eq!(a.release(&held, Scope::Tree).await, Release::NotHeld);
 }
 
-async fn other_libraries_are_kept_out_by_readers_and_keep_them_out(lab: &Lab) {
+async fn other_libraries_and_readers_exclude_each_other(lab: &Lab) {
     let job = key("job");
     let lock = |n: usize| lab.redlock().node(n).command(&["SET", "dlock:job", "mK3xV9", "NX", "PX", "5000"]) == redis::Value::Okay;
     let left = |n: usize| lab.redlock().node(n).int(&["PTTL", "dlock:job"]);
@@ -338,7 +338,7 @@ async fn other_libraries_are_kept_out_by_readers_and_keep_them_out(lab: &Lab) {
 }
 
 /// The reader has a bare majority: the writer had the other nodes for a moment, and leaves them.
-async fn a_writer_keeps_readers_out_where_it_found_some(lab: &Lab) {
+async fn a_waiting_writer_keeps_readers_out(lab: &Lab) {
     let job = key("job");
     for n in [3, 4] {
         lab.redlock().node_mut(n).kill();
@@ -364,7 +364,7 @@ async fn a_writer_keeps_readers_out_where_it_found_some(lab: &Lab) {
     c.take(&reader(&job, LONG)).await;
 }
 
-async fn nothing_of_a_writers_place_is_left_behind(lab: &Lab) {
+async fn a_granted_writer_leaves_no_queue_entry(lab: &Lab) {
     let job = key("job");
     let fronts = Fronts::of(lab);
     let (mut a, mut b) = (fronts.client(HASTY).await, lab.client().await);
@@ -385,7 +385,7 @@ async fn nothing_of_a_writers_place_is_left_behind(lab: &Lab) {
     lab.client().await.take(&reader(&job, LONG)).await;
 }
 
-async fn a_reader_that_crashed_is_remembered_by_all_nodes(lab: &Lab) {
+async fn a_crashed_reader_is_recorded_by_all_nodes(lab: &Lab) {
     let job = key("job");
     let mut b = lab.client().await;
     let other = reader(&job, LONG);
@@ -401,7 +401,7 @@ async fn a_reader_that_crashed_is_remembered_by_all_nodes(lab: &Lab) {
     assert_eq!(ended(&b.0.history(&job).await.expect("history").past), both);
 }
 
-async fn only_counters_stay_of_readers(lab: &Lab) {
+async fn only_counters_of_readers_remain(lab: &Lab) {
     let job = key("job");
     let (mut a, mut b, mut c) = (lab.client().await, lab.client().await, lab.client().await);
     let (one, two) = (reader(&job, LONG), reader(&job, LONG));

@@ -17,10 +17,10 @@ const LIMITS: Limits<'static> = Limits::of(Duration::from_millis(300));
 
 pub fn all() -> Vec<Case> {
     cases![everywhere =>
-        what_is_not_declared_is_refused_without_asking,
-        what_is_declared_is_served,
+        undeclared_capabilities_are_refused_without_asking,
+        declared_capabilities_work,
         a_ttl_out_of_range_is_refused_without_asking,
-        another_ttl_is_refused_where_a_hold_has_one_only,
+        another_ttl_is_refused_where_a_hold_keeps_one_ttl,
     ]
 }
 
@@ -42,7 +42,7 @@ fn assert_refused(what: &str, backend: &str, error: &Error) {
     assert!(error.message.contains(backend), "{what}: {error}");
 }
 
-async fn what_is_not_declared_is_refused_without_asking(lab: &Lab) {
+async fn undeclared_capabilities_are_refused_without_asking(lab: &Lab) {
     // This client's store can't be reached: any answer but "unavailable" was given without it.
     let mut backend = lab.target.unreachable().await;
     let capabilities = backend.identity().capabilities.clone();
@@ -67,7 +67,7 @@ async fn what_is_not_declared_is_refused_without_asking(lab: &Lab) {
     }
 }
 
-async fn what_is_declared_is_served(lab: &Lab) {
+async fn declared_capabilities_work(lab: &Lab) {
     let mut a = lab.client().await;
     for (what, has, request) in asked_for(&a.capabilities()) {
         // Nobody has a hold that could be entered here: cases of their own do that.
@@ -79,7 +79,7 @@ async fn what_is_declared_is_served(lab: &Lab) {
     }
 }
 
-async fn another_ttl_is_refused_where_a_hold_has_one_only(lab: &Lab) {
+async fn another_ttl_is_refused_where_a_hold_keeps_one_ttl(lab: &Lab) {
     let mut backend = lab.target.unreachable().await;
     let capabilities = backend.identity().capabilities.clone();
     assert_eq!(capabilities.adjustable_ttl, lab.kind.adjusts_ttl());

@@ -17,30 +17,30 @@ use crate::{
 
 pub fn all() -> Vec<Case> {
     let mut all = cases![Kind::is_zookeeper =>
-        a_lock_of_ours_is_what_curator_expects,
-        others_contenders_are_waited_for,
-        what_belongs_to_no_lock_is_an_error,
-        a_directory_that_was_removed_is_made_again,
-        a_node_deleted_from_outside_is_told_and_settled_for,
-        a_clean_release_is_not_settled_for,
-        a_holder_of_another_library_is_not_settled_for,
-        every_reader_settles_for_a_writer_that_vanished,
-        time_to_die_is_not_cut_short_by_a_grant_that_is_undone,
-        those_who_vanish_one_after_the_other_leave_few_marks,
+        our_lock_has_the_form_curator_expects,
+        contenders_of_other_libraries_are_waited_for,
+        a_node_that_belongs_to_no_lock_is_an_error,
+        a_removed_directory_is_created_again,
+        a_node_deleted_from_outside_causes_a_drain_delay,
+        a_clean_release_causes_no_drain_delay,
+        a_holder_of_another_library_causes_no_drain_delay,
+        a_vanished_writer_causes_a_drain_delay_for_every_reader,
+        an_undone_grant_does_not_shorten_the_drain_delay,
+        holders_that_vanish_in_succession_leave_few_marks,
         a_hold_is_handed_over_with_its_session,
         a_nested_hold_keeps_the_lock_of_an_outer_one_that_is_gone,
-        what_was_given_back_elsewhere_is_left_to_those_nested_in_it,
+        a_hold_released_elsewhere_is_left_to_its_nested_holds,
         a_holder_whose_session_is_just_ending_has_no_time_left,
-        a_released_lock_leaves_its_record_only,
+        a_released_lock_leaves_only_its_record,
         a_newer_layout_is_refused,
-        a_record_long_unused_can_be_removed,
+        a_long_unused_record_can_be_removed,
     ];
     all.extend(cases![|kind| kind == Kind::ZooKeeper =>
         a_create_whose_answer_was_lost_is_found_again,
-        a_session_that_ended_in_line_joins_it_anew,
+        a_waiter_whose_session_ended_queues_again,
         a_server_that_stops_answering_is_left,
         no_session_is_left_behind,
-        a_crowd_outlives_a_holder_that_died,
+        many_waiters_survive_a_holder_that_died,
     ]);
     all
 }
@@ -69,7 +69,7 @@ async fn mkdir(lab: &Lab, admin: &Admin, below: &str) -> String {
     path
 }
 
-async fn a_lock_of_ours_is_what_curator_expects(lab: &Lab) {
+async fn our_lock_has_the_form_curator_expects(lab: &Lab) {
     let (mut a, mut b) = (lab.client().await, lab.client().await);
     let held = a.hold(&key("job")).await;
     b.refused(&waiting(&key("job"), LONG)).await;
@@ -87,7 +87,7 @@ async fn a_lock_of_ours_is_what_curator_expects(lab: &Lab) {
     assert!(name.rsplit_once("lock-").is_some_and(|(_, number)| number.parse::<i32>().is_ok()), "{name}");
 }
 
-async fn others_contenders_are_waited_for(lab: &Lab) {
+async fn contenders_of_other_libraries_are_waited_for(lab: &Lab) {
     let admin = lab.zookeeper().admin().await;
     let families = [
         ("curator", "_c_8743c9c0-0795-4907-87fd-6c719a6b4586-lock-", false),
@@ -121,7 +121,7 @@ async fn others_contenders_are_waited_for(lab: &Lab) {
     }
 }
 
-async fn what_belongs_to_no_lock_is_an_error(lab: &Lab) {
+async fn a_node_that_belongs_to_no_lock_is_an_error(lab: &Lab) {
     let admin = lab.zookeeper().admin().await;
     let path = mkdir(lab, &admin, "dlock/brokers").await;
     admin.create(&format!("{path}/ids"), b"", &CreateMode::Persistent.with_acls(ANY)).await.expect("a node");
@@ -140,7 +140,7 @@ async fn what_belongs_to_no_lock_is_an_error(lab: &Lab) {
 }
 
 /// As the server does with containers that are empty for a while.
-async fn a_directory_that_was_removed_is_made_again(lab: &Lab) {
+async fn a_removed_directory_is_created_again(lab: &Lab) {
     let admin = lab.zookeeper().admin().await;
     let mut last = 0;
     for whole in [false, true, false] {
@@ -159,13 +159,13 @@ async fn a_directory_that_was_removed_is_made_again(lab: &Lab) {
     }
 }
 
-async fn a_node_deleted_from_outside_is_told_and_settled_for(lab: &Lab) {
+async fn a_node_deleted_from_outside_causes_a_drain_delay(lab: &Lab) {
     let (mut a, mut b, mut c) = (lab.client().await, lab.client().await, lab.client().await);
     let job = key("job");
     let held = a.hold(&job).await;
     let wanted = waiting(&job, LONG);
     b.refused(&wanted).await;
-    let told = async {
+    let noticed = async {
         a.0.tether().expect("a session").watch(&job, &held.token).await;
         Instant::now()
     };
@@ -174,8 +174,8 @@ async fn a_node_deleted_from_outside_is_told_and_settled_for(lab: &Lab) {
         delete_first(lab, "job").await;
         Instant::now()
     };
-    let (told, deleted, grant) = tokio::join!(told, delete, b.wait_for(&wanted, LONG));
-    assert!(told.saturating_duration_since(deleted) < soon(), "{told:?} {deleted:?}");
+    let (noticed, deleted, grant) = tokio::join!(noticed, delete, b.wait_for(&wanted, LONG));
+    assert!(noticed.saturating_duration_since(deleted) < soon(), "{noticed:?} {deleted:?}");
     assert_eq!(a.renew(&held, None).await, Renewal::NotHeld);
     assert_eq!(a.release(&held, Scope::Tree).await, Release::NotHeld);
     assert_eq!(grant.drain_delay, Duration::from_millis(500), "the command of the one before may need so long to end");
@@ -185,7 +185,7 @@ async fn a_node_deleted_from_outside_is_told_and_settled_for(lab: &Lab) {
     assert_eq!(c.take(&request(&job, LONG)).await.drain_delay, Duration::ZERO);
 }
 
-async fn a_clean_release_is_not_settled_for(lab: &Lab) {
+async fn a_clean_release_causes_no_drain_delay(lab: &Lab) {
     let (mut a, mut b) = (lab.client().await, lab.client().await);
     let job = key("job");
     for _ in 0..3 {
@@ -215,7 +215,7 @@ async fn delete_last_but_one(lab: &Lab) {
     lab.zookeeper().admin().await.delete(&path, None).await.expect("a node to delete");
 }
 
-async fn a_holder_of_another_library_is_not_settled_for(lab: &Lab) {
+async fn a_holder_of_another_library_causes_no_drain_delay(lab: &Lab) {
     let admin = lab.zookeeper().admin().await;
     let path = mkdir(lab, &admin, "dlock/job").await;
     let node = format!("{path}/_c_8743c9c0-0795-4907-87fd-6c719a6b4586-lock-");
@@ -226,7 +226,7 @@ async fn a_holder_of_another_library_is_not_settled_for(lab: &Lab) {
     assert_eq!(a.take(&request(&key("job"), LONG)).await.drain_delay, Duration::ZERO);
 }
 
-async fn every_reader_settles_for_a_writer_that_vanished(lab: &Lab) {
+async fn a_vanished_writer_causes_a_drain_delay_for_every_reader(lab: &Lab) {
     let mut a = lab.client().await;
     a.hold(&key("job")).await;
     delete_first(lab, "job").await;
@@ -236,7 +236,7 @@ async fn every_reader_settles_for_a_writer_that_vanished(lab: &Lab) {
     assert_eq!(c.take(&reader()).await.drain_delay, Duration::from_millis(500));
 }
 
-async fn time_to_die_is_not_cut_short_by_a_grant_that_is_undone(lab: &Lab) {
+async fn an_undone_grant_does_not_shorten_the_drain_delay(lab: &Lab) {
     lab.client().await.hold(&key("job")).await;
     delete_first(lab, "job").await;
     let mut b = lab.client().await;
@@ -252,7 +252,7 @@ async fn time_to_die_is_not_cut_short_by_a_grant_that_is_undone(lab: &Lab) {
     assert_eq!(b.take(&request(&key("job"), LONG)).await.drain_delay, Duration::ZERO);
 }
 
-async fn those_who_vanish_one_after_the_other_leave_few_marks(lab: &Lab) {
+async fn holders_that_vanish_in_succession_leave_few_marks(lab: &Lab) {
     // Nobody ever gives back.
     let (mut fences, mut clients) = (Vec::new(), Vec::new());
     for n in 0..40 {
@@ -323,7 +323,7 @@ async fn a_nested_hold_keeps_the_lock_of_an_outer_one_that_is_gone(lab: &Lab) {
 }
 
 /// The servers remove what was ephemeral of a session one by one.
-async fn what_was_given_back_elsewhere_is_left_to_those_nested_in_it(lab: &Lab) {
+async fn a_hold_released_elsewhere_is_left_to_its_nested_holds(lab: &Lab) {
     for renews in [true, false] {
         let (mut a, mut b, mut c) = (lab.client().await, lab.client().await, lab.client().await);
         let job = key(&format!("{renews}"));
@@ -360,7 +360,7 @@ async fn a_holder_whose_session_is_just_ending_has_no_time_left(lab: &Lab) {
     assert!(b.refused(&waiting(&job, LONG)).await.expires_in.is_some_and(|left| left < soon()));
 }
 
-async fn a_released_lock_leaves_its_record_only(lab: &Lab) {
+async fn a_released_lock_leaves_only_its_record(lab: &Lab) {
     let mut a = lab.client().await;
     let held = a.hold(&key("a/b")).await;
     a.take(&nested(&held)).await;
@@ -412,7 +412,7 @@ async fn a_newer_layout_is_refused(lab: &Lab) {
     a.free(&held).await;
 }
 
-async fn a_record_long_unused_can_be_removed(lab: &Lab) {
+async fn a_long_unused_record_can_be_removed(lab: &Lab) {
     let mut a = lab.client().await;
     let held = a.hold(&key("held")).await;
     let used = a.hold(&key("used")).await;
@@ -461,7 +461,7 @@ async fn a_create_whose_answer_was_lost_is_found_again(lab: &Lab) {
     }
 }
 
-async fn a_session_that_ended_in_line_joins_it_anew(lab: &Lab) {
+async fn a_waiter_whose_session_ended_queues_again(lab: &Lab) {
     let (mut a, mut c) = (lab.client().await, lab.client().await);
     let job = key("job");
     let held = a.hold(&job).await;
@@ -566,12 +566,12 @@ async fn no_session_is_left_behind(lab: &Lab) {
 }
 
 /// One of them is woken by the end of the holder's session, and none of the others.
-async fn a_crowd_outlives_a_holder_that_died(lab: &Lab) {
+async fn many_waiters_survive_a_holder_that_died(lab: &Lab) {
     use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
     let files = getrlimit(Resource::Nofile);
     let _ = setrlimit(Resource::Nofile, Rlimit { current: files.maximum, ..files });
     if files.maximum.is_some_and(|most| most < 8192) {
-        return crate::support::skip("a_crowd_outlives_a_holder_that_died", "too few files may be open");
+        return crate::support::skip("many_waiters_survive_a_holder_that_died", "too few files may be open");
     }
     lab.target.isolate().await;
     let servers = lab.zookeeper().servers();

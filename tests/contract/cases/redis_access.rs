@@ -27,7 +27,7 @@ pub fn all() -> Vec<Case> {
         databases_are_apart,
         tls_verifies_the_certificate,
         tls_never_falls_back_to_plain_text,
-        nobody_there_is_unavailable,
+        a_missing_server_is_unavailable,
     ]
 }
 
@@ -36,7 +36,7 @@ fn at(port: u16) -> Options {
 }
 
 /// The whole life of a lock.
-pub async fn live(options: Options) {
+pub async fn full_cycle(options: Options) {
     let mut client = Client(Box::new(Redis::new(options)));
     let held = waiting(&key("a{b}c"), LONG);
     client.take(&held).await;
@@ -61,7 +61,7 @@ fn assert_denied(error: &Error, secret: &str) {
 
 async fn the_right_password_opens(_: &Lab) {
     let server = support::redis::Redis::with(support::redis::Options { password: Some("p@ss:w/rd"), ..Default::default() });
-    live(Options { password: Some(Secret::new("p@ss:w/rd")), ..at(server.port) }).await;
+    full_cycle(Options { password: Some(Secret::new("p@ss:w/rd")), ..at(server.port) }).await;
 }
 
 async fn a_refused_password_is_denied_and_never_shown(_: &Lab) {
@@ -84,7 +84,7 @@ fn server_with(user: &'static str) -> support::redis::Redis {
 
 async fn a_user_with_the_least_rights_can_do_all(_: &Lab) {
     let server = server_with(LEAST);
-    live(Options { user: Some("app".into()), password: Some(Secret::new("secret")), ..at(server.port) }).await;
+    full_cycle(Options { user: Some("app".into()), password: Some(Secret::new("secret")), ..at(server.port) }).await;
 }
 
 async fn a_user_without_the_rights_is_denied(_: &Lab) {
@@ -99,7 +99,7 @@ async fn a_user_without_the_rights_is_denied(_: &Lab) {
 
 async fn a_unix_socket_serves(_: &Lab) {
     let server = support::redis::Redis::with(support::redis::Options { unix_socket: true, ..Default::default() });
-    live(Options::new(Server::Unix(server.socket()))).await;
+    full_cycle(Options::new(Server::Unix(server.socket()))).await;
     let error = attempt(Options::new(Server::Unix(PathBuf::from("/nonexistent/redis.sock")))).await.expect_err("nobody there");
     assert_eq!((error.kind, error.effect), (ErrorKind::Unavailable, Effect::NotApplied), "{error:?}");
 }
@@ -121,7 +121,7 @@ async fn tls_verifies_the_certificate(_: &Lab) {
     let server = support::redis::Redis::with(support::redis::Options { tls_names: vec!["127.0.0.1"], ..Default::default() });
     let ours = server.certificates.as_ref().expect("certificates").ca.clone();
     let with = |ca_file| Options { tls: Some(Tls { ca_file, ..Tls::default() }), ..at(server.tls_port) };
-    live(with(Some(ours.clone()))).await;
+    full_cycle(with(Some(ours.clone()))).await;
 
     let unknown = attempt(with(None)).await.expect_err("the public authorities don't know it");
     let elsewhere = support::folder();
@@ -148,7 +148,7 @@ async fn tls_never_falls_back_to_plain_text(lab: &Lab) {
     assert!(lab.redis().server().keys().is_empty());
 }
 
-async fn nobody_there_is_unavailable(lab: &Lab) {
+async fn a_missing_server_is_unavailable(lab: &Lab) {
     let mut proxy = Proxy::to(lab.redis().server().port);
     proxy.set(support::proxy::Mode::Refuse);
     let error = attempt(at(proxy.port)).await.expect_err("refused");

@@ -12,13 +12,13 @@ use crate::{
 };
 
 pub fn all() -> Vec<Case> {
-    cases![Kind::keeps_places =>
-        a_waiter_that_is_gone_is_removed_by_the_next_one,
-        a_waiter_that_is_gone_keeps_no_try_from_the_lock,
-        a_reader_passes_a_writer_that_is_gone,
-        a_waiter_for_a_permit_that_is_gone_is_removed,
+    cases![Kind::keeps_positions =>
+        a_dead_waiter_is_removed_by_the_next_one,
+        a_dead_waiter_blocks_no_try,
+        a_reader_passes_a_dead_writer,
+        a_dead_waiter_for_a_permit_is_removed,
         a_holder_that_waited_is_never_removed,
-        a_waiter_that_lives_keeps_its_place,
+        a_live_waiter_keeps_its_position,
     ]
 }
 
@@ -28,7 +28,7 @@ const BLOCKED: Duration = Duration::from_secs(6);
 const LIMIT: Duration = Duration::from_secs(20);
 
 /// Several that are gone are removed together, however many they are.
-async fn a_waiter_that_is_gone_is_removed_by_the_next_one(lab: &Lab) {
+async fn a_dead_waiter_is_removed_by_the_next_one(lab: &Lab) {
     for dead in [3, 20] {
         let (mut a, mut b) = (lab.client().await, lab.client().await);
         let job = key(&format!("job-{dead}"));
@@ -59,7 +59,7 @@ async fn a_waiter_that_is_gone_is_removed_by_the_next_one(lab: &Lab) {
     }
 }
 
-async fn a_waiter_that_is_gone_keeps_no_try_from_the_lock(lab: &Lab) {
+async fn a_dead_waiter_blocks_no_try(lab: &Lab) {
     let (mut a, mut b, mut c) = (lab.client().await, lab.client().await, lab.client().await);
     let job = key("job");
     let held = a.hold(&job).await;
@@ -77,7 +77,7 @@ async fn a_waiter_that_is_gone_keeps_no_try_from_the_lock(lab: &Lab) {
     assert!(began.elapsed() > Duration::from_secs(2), "one that is not silent for long is not passed: {:?}", began.elapsed());
 }
 
-async fn a_reader_passes_a_writer_that_is_gone(lab: &Lab) {
+async fn a_reader_passes_a_dead_writer(lab: &Lab) {
     let (mut a, mut b, mut c) = (lab.client().await, lab.client().await, lab.client().await);
     let job = key("job");
     let reads = |of: Request| Request { mode: Mode::Shared, ..of };
@@ -88,7 +88,7 @@ async fn a_reader_passes_a_writer_that_is_gone(lab: &Lab) {
     c.wait_for(&wanted, LIMIT).await;
 }
 
-async fn a_waiter_for_a_permit_that_is_gone_is_removed(lab: &Lab) {
+async fn a_dead_waiter_for_a_permit_is_removed(lab: &Lab) {
     let (mut a, mut b, mut c) = (lab.client().await, lab.client().await, lab.client().await);
     let job = key("job");
     let permit = |of: Request| Request { mode: Mode::Permits(1), ..of };
@@ -122,7 +122,7 @@ async fn a_holder_that_waited_is_never_removed(lab: &Lab) {
     c.wait_for(&second, LIMIT).await;
 }
 
-async fn a_waiter_that_lives_keeps_its_place(lab: &Lab) {
+async fn a_live_waiter_keeps_its_position(lab: &Lab) {
     let (mut a, mut b, mut c) = (lab.client().await, lab.client().await, lab.client().await);
     let job = key("job");
     let held = a.hold(&job).await;

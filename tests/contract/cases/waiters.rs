@@ -26,7 +26,7 @@ use crate::{
 };
 
 pub fn all() -> Vec<Case> {
-    cases![|kind| kind.is_mariadb() || kind.is_postgres() => a_crowd_outlives_a_holder_that_vanished]
+    cases![|kind| kind.is_mariadb() || kind.is_postgres() => many_waiters_survive_a_holder_that_vanished]
 }
 
 /// That of the holder.
@@ -37,7 +37,7 @@ const LIMIT: Duration = Duration::from_secs(300);
 const LIMITS: Limits<'static> = Limits::of(Duration::from_secs(20));
 
 /// A server that takes so many sessions, and no other case's.
-enum Place {
+enum Deployment {
     MariaDb(mariadb::MariaDb),
     Postgres(Postgres),
 }
@@ -66,7 +66,7 @@ impl Clients {
     }
 }
 
-impl Place {
+impl Deployment {
     fn make(lab: &Lab) -> (Self, Clients) {
         // One each; with mode=row a few have another one to count fences over; and ours to look.
         let most = support::crowd() + 50;
@@ -118,7 +118,7 @@ struct Holder {
 impl Holder {
     /// Has the lock when this returns.
     fn start(clients: &Clients, line: Proxy) -> Self {
-        let (vanish, told) = std::sync::mpsc::channel();
+        let (vanish, vanishing) = std::sync::mpsc::channel();
         let (has, had) = std::sync::mpsc::channel();
         let (clients, mut line) = (clients.clone(), line);
         let thread = std::thread::spawn(move || {
@@ -128,7 +128,7 @@ impl Holder {
                 let held = request(&key("job"), TTL);
                 client.take(&held).await;
                 has.send(()).expect("the case");
-                while told.try_recv().is_err() {
+                while vanishing.try_recv().is_err() {
                     client.renewed(&held, None).await;
                     tokio::time::sleep(TTL / 10).await;
                 }
@@ -147,83 +147,83 @@ impl Holder {
 
 /// What the waiters saw of their turns.
 #[derive(Default)]
-struct Turns {
+struct Grants {
     joined: Cell<u32>,
     inside: Cell<u32>,
     taken: RefCell<Vec<(Instant, Fence)>>,
 }
 
 /// Waits as `dlock run` does, has its turn, and gives the lock back.
-async fn have_a_turn(mut client: Client, turns: Rc<Turns>) {
+async fn wait_and_release(mut client: Client, grants: Rc<Grants>) {
     let (never, wanted) = (std::future::pending::<()>(), waiting(&key("job"), LONG));
     let mut first = true;
-    let busy = |_: &Busy| turns.joined.set(turns.joined.get() + u32::from(std::mem::take(&mut first)));
+    let busy = |_: &Busy| grants.joined.set(grants.joined.get() + u32::from(std::mem::take(&mut first)));
     let outcome = lease::acquire(&mut *client.0, &BootClock, wanted, WaitPolicy::Forever, LIMITS, never, busy).await;
     let Ok(Outcome::Granted(lease)) = outcome else { panic!("{outcome:?}") };
-    turns.taken.borrow_mut().push((Instant::now(), lease.fence));
-    assert_eq!(turns.inside.replace(1), 0, "two have it at once");
+    grants.taken.borrow_mut().push((Instant::now(), lease.fence));
+    assert_eq!(grants.inside.replace(1), 0, "two have it at once");
     tokio::task::yield_now().await;
-    turns.inside.set(0);
+    grants.inside.set(0);
     let released = lease::give_back(&mut *client.0, &BootClock, &lease.key, &lease.token, &Scope::Tree.into(), LIMITS).await;
     assert!(matches!(released, Released::Free), "{released:?}");
 }
 
-async fn a_crowd_outlives_a_holder_that_vanished(lab: &Lab) {
+async fn many_waiters_survive_a_holder_that_vanished(lab: &Lab) {
     let files = getrlimit(Resource::Nofile);
     let _ = setrlimit(Resource::Nofile, Rlimit { current: files.maximum, ..files });
     // A socket and a copy of it for each session, at this end and at the server's.
     if files.maximum.is_some_and(|most| most < 12_000) {
-        return support::skip("a_crowd_outlives_a_holder_that_vanished", "too few files may be open");
+        return support::skip("many_waiters_survive_a_holder_that_vanished", "too few files may be open");
     }
-    let (place, clients) = Place::make(lab);
-    clients.at(place.port()).0.init().await.expect("init");
+    let (deployment, clients) = Deployment::make(lab);
+    clients.at(deployment.port()).0.init().await.expect("init");
     let set = LocalSet::new();
-    let crowd = set.run_until(crowd(lab, &place, &clients));
+    let crowd = set.run_until(crowd(lab, &deployment, &clients));
     tokio::time::timeout(LIMIT, crowd).await.expect("all have had their turns");
 }
 
-async fn crowd(lab: &Lab, place: &Place, clients: &Clients) {
-    let holder = Holder::start(clients, Proxy::to(place.port()));
+async fn crowd(lab: &Lab, deployment: &Deployment, clients: &Clients) {
+    let holder = Holder::start(clients, Proxy::to(deployment.port()));
     let (began, memory) = (Instant::now(), procfs::rss_kib(std::process::id()));
-    let turns = Rc::new(Turns::default());
+    let grants = Rc::new(Grants::default());
     let (count, mut waiting) = (u32::try_from(support::crowd()).expect("few"), Vec::new());
     for n in 0..count {
-        waiting.push(spawn_local(have_a_turn(clients.at(place.port()), Rc::clone(&turns))));
+        waiting.push(spawn_local(wait_and_release(clients.at(deployment.port()), Rc::clone(&grants))));
         // Connections are made one at a time: nobody is to wait for that in vain.
-        while turns.joined.get() + 8 < n {
+        while grants.joined.get() + 8 < n {
             lab.pass(Duration::from_millis(1)).await;
         }
     }
-    while turns.joined.get() < count {
+    while grants.joined.get() < count {
         lab.pass(Duration::from_millis(20)).await;
     }
     let gathered = began.elapsed();
     let each = procfs::rss_kib(std::process::id()).saturating_sub(memory) / u64::from(count);
-    assert!(turns.taken.borrow().is_empty(), "it is held");
+    assert!(grants.taken.borrow().is_empty(), "it is held");
     holder.vanish.send(()).expect("the holder");
     for waiter in waiting {
         waiter.await.expect("its turn");
     }
     let last = holder.thread.join().expect("the holder");
-    let turns = turns.taken.borrow();
-    assert_eq!(turns.len(), count as usize);
-    assert!(turns.windows(2).all(|two| two[0].1 < two[1].1), "fences rise");
-    let (first, drained) = (turns[0].0 - last, turns[turns.len() - 1].0 - turns[0].0);
+    let grants = grants.taken.borrow();
+    assert_eq!(grants.len(), count as usize);
+    assert!(grants.windows(2).all(|two| two[0].1 < two[1].1), "fences rise");
+    let (first, drained) = (grants[0].0 - last, grants[grants.len() - 1].0 - grants[0].0);
     support::say(&format!(
         "{}: {count} waiters gathered in {gathered:.1?}, {each} KiB each; the holder vanished with a lease of {TTL:?}: the first turn \
          came after {first:.2?}, all were through {drained:.1?} later",
         lab.kind.name()
     ));
     // Whoever takes a session's lock waits half a second for what the one before may still run.
-    let drain_delay = if lab.kind.is_a_session() { Duration::from_millis(500) } else { Duration::ZERO };
+    let drain_delay = if lab.kind.held_by_session() { Duration::from_millis(500) } else { Duration::ZERO };
     assert!(first >= TTL && first < TTL + SHORT + drain_delay, "{first:?}");
     assert!(each < 512, "{each} KiB for each waiter");
-    let state = clients.at(place.port()).inspect(&key("job")).await;
+    let state = clients.at(deployment.port()).inspect(&key("job")).await;
     assert!(state.holders.is_empty() && state.waiters.is_empty(), "{state:?}");
     // Connections end when the runtime comes to it.
     let until = Instant::now() + Duration::from_secs(20);
-    while place.sessions() > 0 {
-        assert!(Instant::now() < until, "{} sessions are left", place.sessions());
+    while deployment.sessions() > 0 {
+        assert!(Instant::now() < until, "{} sessions are left", deployment.sessions());
         lab.pass(Duration::from_millis(50)).await;
     }
 }

@@ -28,22 +28,22 @@ use crate::{
 pub fn all() -> Vec<Case> {
     cases![|kind| kind == Kind::ZooKeeper =>
         a_login_keeps_others_out,
-        a_chroot_that_may_not_be_read_is_denied,
-        who_may_only_read_sees_the_history,
-        who_may_not_write_the_history_has_the_lock_all_the_same,
-        a_history_that_was_removed_begins_anew,
+        an_unreadable_chroot_is_denied,
+        a_read_only_user_sees_the_history,
+        a_user_without_history_rights_still_gets_the_lock,
+        a_removed_history_starts_again,
         tls_verifies_the_certificate,
-        tls_is_not_spoken_with_who_does_not_know_it,
-        a_lease_beyond_the_servers_range_is_refused_with_it,
-        nobody_there_is_unavailable,
-        one_server_of_several_that_is_there_is_enough,
+        a_tls_connection_to_a_plain_server_fails,
+        a_lease_outside_the_servers_range_is_refused_and_the_range_named,
+        a_missing_server_is_unavailable,
+        one_reachable_server_of_several_is_enough,
         a_server_that_is_cut_off_confirms_nothing,
-        a_leader_that_is_gone_is_survived,
+        a_lost_leader_is_survived,
     ]
 }
 
 /// The whole life of a lock.
-async fn live(options: Options) {
+async fn full_cycle(options: Options) {
     let mut client = Client(Box::new(ZooKeeper::new(options)));
     let held = waiting(&key("a{b}c"), LONG);
     client.take(&held).await;
@@ -76,26 +76,26 @@ fn login(user: &str, password: &str) -> Option<(String, Secret)> {
 async fn a_login_keeps_others_out(lab: &Lab) {
     let target = lab.zookeeper();
     let at = |login| Options { login, ..target.options(target.servers().hosts(), "dlock") };
-    live(at(login("ana", "p@ss:w/rd"))).await;
+    full_cycle(at(login("ana", "p@ss:w/rd"))).await;
     for other in [None, login("ana", "wr0ng-secret"), login("ben", "p@ss:w/rd")] {
         assert_denied(&attempt(at(other)).await.expect_err("nodes of somebody else's"), "wr0ng-secret");
     }
-    live(at(login("ana", "p@ss:w/rd"))).await;
+    full_cycle(at(login("ana", "p@ss:w/rd"))).await;
     let admin = target.admin().await;
     assert!(admin.list_children(&format!("{}/dlock", target.chroot)).await.is_err(), "everybody can read it");
 }
 
-async fn a_chroot_that_may_not_be_read_is_denied(lab: &Lab) {
+async fn an_unreadable_chroot_is_denied(lab: &Lab) {
     let target = lab.zookeeper();
     let port = target.servers().nodes[0].port;
     let owner = Admin::connector().with_auth("digest", b"ana:secret").connect(&format!("127.0.0.1:{port}")).await.expect("a connection");
     owner.create(&target.chroot, b"", &CreateMode::Persistent.with_acls(Acls::creator_all())).await.expect("a node");
     let options = target.options(target.servers().hosts(), "dlock");
     assert_denied(&attempt(options.clone()).await.expect_err("no rights"), "secret");
-    live(Options { login: login("ana", "secret"), ..options }).await;
+    full_cycle(Options { login: login("ana", "secret"), ..options }).await;
 }
 
-async fn who_may_only_read_sees_the_history(lab: &Lab) {
+async fn a_read_only_user_sees_the_history(lab: &Lab) {
     let target = lab.zookeeper();
     let job = key("job");
     let mut owner =
@@ -117,7 +117,7 @@ async fn who_may_only_read_sees_the_history(lab: &Lab) {
     assert_denied(&viewer.0.amend(&job, Amendment::Evict(fence, &broken("NFS"))).await.expect_err("it may not"), "secret");
 }
 
-async fn who_may_not_write_the_history_has_the_lock_all_the_same(lab: &Lab) {
+async fn a_user_without_history_rights_still_gets_the_lock(lab: &Lab) {
     let target = lab.zookeeper();
     let admin = target.admin().await;
     let (mut a, job) = (lab.client().await, key("job"));
@@ -135,7 +135,7 @@ async fn who_may_not_write_the_history_has_the_lock_all_the_same(lab: &Lab) {
 }
 
 /// Locks of a version that remembered nothing have no folders for that.
-async fn a_history_that_was_removed_begins_anew(lab: &Lab) {
+async fn a_removed_history_starts_again(lab: &Lab) {
     let target = lab.zookeeper();
     let admin = target.admin().await;
     let (mut a, mut b, job) = (lab.client().await, lab.client().await, key("job"));
@@ -171,7 +171,7 @@ fn over_tls(port: u16, ca_file: Option<std::path::PathBuf>) -> Options {
 async fn tls_verifies_the_certificate(_: &Lab) {
     let servers = with_tls(vec!["127.0.0.1"]);
     let (port, ours) = (servers.nodes[0].tls_port, servers.certificates.as_ref().expect("certificates").ca.clone());
-    live(over_tls(port, Some(ours))).await;
+    full_cycle(over_tls(port, Some(ours))).await;
     let unknown = attempt(over_tls(port, None)).await.expect_err("the public authorities don't know it");
     let elsewhere = support::folder();
     let theirs = support::tls::Certificates::make(elsewhere.path(), &["127.0.0.1"]).ca;
@@ -184,13 +184,13 @@ async fn tls_verifies_the_certificate(_: &Lab) {
     }
 }
 
-async fn tls_is_not_spoken_with_who_does_not_know_it(lab: &Lab) {
+async fn a_tls_connection_to_a_plain_server_fails(lab: &Lab) {
     let _ = rustls::crypto::ring::default_provider().install_default();
     let outcome = tokio::time::timeout(Duration::from_secs(5), attempt(over_tls(lab.server().port(), None))).await;
     assert!(!matches!(outcome, Ok(Ok(_))), "{outcome:?}");
 }
 
-async fn a_lease_beyond_the_servers_range_is_refused_with_it(_: &Lab) {
+async fn a_lease_outside_the_servers_range_is_refused_and_the_range_named(_: &Lab) {
     let plan = Plan { tick: Duration::from_millis(500), sessions: None, ..Plan::default() };
     let servers = Servers::with(plan);
     let mut backend = ZooKeeper::new(Options::new(servers.hosts()));
@@ -213,7 +213,7 @@ async fn a_lease_beyond_the_servers_range_is_refused_with_it(_: &Lab) {
     assert!(error.message.contains("4s to 8s"), "{error}");
 }
 
-async fn nobody_there_is_unavailable(_: &Lab) {
+async fn a_missing_server_is_unavailable(_: &Lab) {
     let nobody = Options::new(vec![("127.0.0.1".into(), ports::free()), ("127.0.0.1".into(), ports::free())]);
     let began = Instant::now();
     let error = attempt(nobody).await.expect_err("nobody");
@@ -223,11 +223,11 @@ async fn nobody_there_is_unavailable(_: &Lab) {
     assert_eq!((error.kind, error.effect), (ErrorKind::Unavailable, Effect::NotApplied), "{error:?}");
 }
 
-async fn one_server_of_several_that_is_there_is_enough(lab: &Lab) {
+async fn one_reachable_server_of_several_is_enough(lab: &Lab) {
     let mut hosts = lab.zookeeper().servers().hosts();
     hosts.extend([("127.0.0.1".into(), ports::free()), ("127.0.0.1".into(), ports::free())]);
     for _ in 0..5 {
-        live(lab.zookeeper().options(hosts.clone(), "dlock")).await;
+        full_cycle(lab.zookeeper().options(hosts.clone(), "dlock")).await;
     }
 }
 
@@ -288,7 +288,7 @@ async fn a_server_that_is_cut_off_confirms_nothing(_: &Lab) {
     assert!(confirmed + SHORT * 2 / 3 < granted, "confirmed {:?} before the next grant", granted - confirmed);
 }
 
-async fn a_leader_that_is_gone_is_survived(_: &Lab) {
+async fn a_lost_leader_is_survived(_: &Lab) {
     let mut servers = Servers::ensemble();
     let mut a = Client(Box::new(ZooKeeper::new(Options::new(servers.hosts()))));
     let mut b = Client(Box::new(ZooKeeper::new(Options::new(servers.hosts()))));

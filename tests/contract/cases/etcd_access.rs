@@ -26,19 +26,19 @@ use crate::{
 
 pub fn all() -> Vec<Case> {
     cases![|kind| kind == Kind::Etcd =>
-        members_that_are_not_there_are_passed_over,
-        a_member_that_does_not_answer_is_left_for_the_next,
-        nobody_there_is_unavailable,
+        unreachable_members_are_skipped,
+        a_silent_member_is_left_for_the_next,
+        a_missing_server_is_unavailable,
         a_user_with_the_least_rights_can_do_all,
-        who_may_only_read_sees_the_history,
-        who_may_not_write_the_history_has_the_lock_all_the_same,
-        who_may_not_is_denied_and_no_secret_is_shown,
-        a_login_that_is_over_is_made_anew,
+        a_read_only_user_sees_the_history,
+        a_user_without_history_rights_still_gets_the_lock,
+        a_user_without_rights_is_denied_and_no_secret_is_shown,
+        an_expired_login_is_renewed,
         certificates_are_verified_both_ways,
-        without_tls_nothing_is_said_to_a_server_that_speaks_it,
-        a_full_store_takes_nothing_and_gives_back,
-        a_request_that_is_too_large_is_explained,
-        a_short_lease_is_made_as_long_as_the_server_has_them,
+        a_plain_connection_to_a_tls_server_fails_with_a_hint,
+        a_full_store_grants_nothing_and_still_releases,
+        a_too_large_request_is_explained,
+        a_short_lease_is_raised_to_the_servers_minimum,
     ]
 }
 
@@ -51,7 +51,7 @@ fn client(options: Options) -> Client {
 }
 
 /// The whole life of a lock.
-async fn live(options: Options) {
+async fn full_cycle(options: Options) {
     let mut client = client(options);
     let held = waiting(&key("a/b"), LONG);
     client.take(&held).await;
@@ -84,17 +84,17 @@ async fn attempt(options: Options) -> Result<Attempt> {
     Etcd::new(options).try_acquire(&request(&key("job"), LONG)).await
 }
 
-async fn members_that_are_not_there_are_passed_over(lab: &Lab) {
+async fn unreachable_members_are_skipped(lab: &Lab) {
     let there = lab.etcd().etcd().port();
     // Wherever it begins.
     for _ in 0..6 {
         let mut options = at(&[ports::free(), there, ports::free()]);
         options.namespace = dlock::lock::Namespace::new(lab.etcd().namespace("dlock")).expect("a namespace");
-        live(options).await;
+        full_cycle(options).await;
     }
 }
 
-async fn a_member_that_does_not_answer_is_left_for_the_next(lab: &Lab) {
+async fn a_silent_member_is_left_for_the_next(lab: &Lab) {
     let there = lab.etcd().etcd().port();
     let namespace = dlock::lock::Namespace::new(lab.etcd().namespace("dlock")).expect("a namespace");
     let limits = Limits::of(Duration::from_secs(1));
@@ -124,7 +124,7 @@ async fn a_member_that_does_not_answer_is_left_for_the_next(lab: &Lab) {
     }
 }
 
-async fn nobody_there_is_unavailable(_: &Lab) {
+async fn a_missing_server_is_unavailable(_: &Lab) {
     let error = attempt(at(&[ports::free(), ports::free()])).await.expect_err("refused");
     assert_eq!((error.kind, error.effect), (ErrorKind::Unavailable, Effect::NotApplied), "{error:?}");
     // Something that is no etcd.
@@ -145,10 +145,10 @@ fn user(port: u16, password: &str) -> Options {
 
 async fn a_user_with_the_least_rights_can_do_all(_: &Lab) {
     let etcd = guarded(Vec::new());
-    live(user(etcd.port(), "p@ss:w/rd")).await;
+    full_cycle(user(etcd.port(), "p@ss:w/rd")).await;
 }
 
-async fn who_may_only_read_sees_the_history(_: &Lab) {
+async fn a_read_only_user_sees_the_history(_: &Lab) {
     let etcd = guarded(Vec::new());
     let mut a = client(user(etcd.port(), "p@ss:w/rd"));
     let held = a.hold(&key("job")).await;
@@ -167,7 +167,7 @@ async fn who_may_only_read_sees_the_history(_: &Lab) {
     assert_denied(&viewer.0.amend(&key("job"), Amendment::Evict(fence, &broken("NFS"))).await.expect_err("it may not"));
 }
 
-async fn who_may_not_write_the_history_has_the_lock_all_the_same(_: &Lab) {
+async fn a_user_without_history_rights_still_gets_the_lock(_: &Lab) {
     let mut etcd = support::etcd::Etcd::with(support::etcd::Options::default());
     etcd.authenticate("app", "p@ss:w/rd", &["dlock/", "dlock.meta/%open/", "dlock.meta/%last/", "dlock.meta/%nested/"]);
     let mut a = client(user(etcd.port(), "p@ss:w/rd"));
@@ -195,7 +195,7 @@ fn assert_denied(error: &Error) {
     assert!(!format!("{error} {error:?}").contains("wr0ng-secret"), "{error:?}");
 }
 
-async fn who_may_not_is_denied_and_no_secret_is_shown(lab: &Lab) {
+async fn a_user_without_rights_is_denied_and_no_secret_is_shown(lab: &Lab) {
     let etcd = guarded(Vec::new());
     assert_denied(&attempt(at(&[etcd.port()])).await.expect_err("nobody"));
     assert_denied(&attempt(user(etcd.port(), "wr0ng-secret")).await.expect_err("the wrong password"));
@@ -205,7 +205,7 @@ async fn who_may_not_is_denied_and_no_secret_is_shown(lab: &Lab) {
     assert_denied(&attempt(user(lab.etcd().etcd().port(), "wr0ng-secret")).await.expect_err("a server without users"));
 }
 
-async fn a_login_that_is_over_is_made_anew(_: &Lab) {
+async fn an_expired_login_is_renewed(_: &Lab) {
     let mut etcd = guarded(vec!["--auth-token-ttl", "1"]);
     let mut a = client(user(etcd.port(), "p@ss:w/rd"));
     let held = a.hold(&key("job")).await;
@@ -232,7 +232,7 @@ async fn certificates_are_verified_both_ways(_: &Lab) {
     let files = etcd.certificates.clone().expect("certificates");
     let with = |tls| Options { tls: Some(tls), ..at(&[etcd.port()]) };
     let ours = Tls { ca_file: Some(files.ca.clone()), cert_file: Some(files.certificate.clone()), key_file: Some(files.key.clone()) };
-    live(with(ours.clone())).await;
+    full_cycle(with(ours.clone())).await;
     let nobody = Tls { cert_file: None, key_file: None, ..ours.clone() };
     assert_denied(&attempt(with(nobody)).await.expect_err("the server wants a certificate"));
     let unknown = Tls { ca_file: None, ..ours.clone() };
@@ -247,7 +247,7 @@ async fn certificates_are_verified_both_ways(_: &Lab) {
     assert_eq!(attempt(with(missing)).await.expect_err("no such file").kind, ErrorKind::Config);
 }
 
-async fn without_tls_nothing_is_said_to_a_server_that_speaks_it(_: &Lab) {
+async fn a_plain_connection_to_a_tls_server_fails_with_a_hint(_: &Lab) {
     let _ = rustls::crypto::ring::default_provider().install_default();
     let etcd = support::etcd::Etcd::with(support::etcd::Options { tls_names: vec!["127.0.0.1"], ..Default::default() });
     let error = attempt(at(&[etcd.port()])).await.expect_err("it speaks TLS");
@@ -255,7 +255,7 @@ async fn without_tls_nothing_is_said_to_a_server_that_speaks_it(_: &Lab) {
     assert!(error.hint.as_deref().is_some_and(|hint| hint.contains("etcds://")), "{error:?}");
 }
 
-async fn a_full_store_takes_nothing_and_gives_back(_: &Lab) {
+async fn a_full_store_grants_nothing_and_still_releases(_: &Lab) {
     let etcd =
         support::etcd::Etcd::with(support::etcd::Options { arguments: vec!["--quota-backend-bytes", "2000000"], ..Default::default() });
     let mut a = client(at(&[etcd.port()]));
@@ -289,16 +289,16 @@ async fn a_full_store_takes_nothing_and_gives_back(_: &Lab) {
     assert!(state.holders.is_empty() && state.waiters.is_empty(), "{state:?}");
 }
 
-async fn a_request_that_is_too_large_is_explained(lab: &Lab) {
+async fn a_too_large_request_is_explained(lab: &Lab) {
     let mut a = lab.client().await;
     let mut wanted = request(&key("job"), LONG);
-    wanted.metadata = Some(dlock::lock::Metadata { description: Some("x".repeat(2 << 20)), ..crate::lab::who("web1") });
+    wanted.metadata = Some(dlock::lock::Metadata { description: Some("x".repeat(2 << 20)), ..crate::lab::runner("web1") });
     let error = a.0.try_acquire(&wanted).await.expect_err("it takes a megabyte and a half");
     assert_eq!(error.kind, ErrorKind::Data, "{error:?}");
     assert_eq!(a.release(&wanted, Scope::Hold).await, dlock::lock::Release::NotHeld);
 }
 
-async fn a_short_lease_is_made_as_long_as_the_server_has_them(_: &Lab) {
+async fn a_short_lease_is_raised_to_the_servers_minimum(_: &Lab) {
     // Its shortest lease is one and a half elections.
     let etcd = support::etcd::Etcd::with(support::etcd::Options {
         arguments: vec!["--heartbeat-interval", "200", "--election-timeout", "2000"],
