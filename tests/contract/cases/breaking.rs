@@ -1,4 +1,4 @@
-//! Taking a lock away from its holder: marked, its holder stops by itself; evicted, it is gone at once.
+//! Breaking a hold. The holder of a marked hold stops by itself; an evicted hold ends at once.
 
 use std::time::Duration;
 
@@ -38,7 +38,7 @@ pub fn all() -> Vec<Case> {
     all.extend(cases![|kind| kind.crosses_processes() && !kind.bound_to_processes() =>
         nested_holds_are_evicted_with_their_outer_hold,
     ]);
-    // One node of Redlock claims a warning, and it may not be one of those that have the hold.
+    // One node of Redlock claims a warning, and that node may not have the hold.
     all.extend(cases![|kind| kind != Kind::Redlock => no_client_claims_a_warning_about_a_released_hold]);
     all.extend(cases![|kind| kind.keeps_positions() => a_waiter_is_not_broken]);
     all.extend(cases![|kind| kind.shared() => breaking_one_reader_leaves_the_others]);
@@ -53,7 +53,7 @@ async fn evict(client: &mut Client, key: &Key, fence: Fence) -> bool {
     client.0.amend(key, Amendment::Evict(fence, &broken("NFS"))).await.unwrap_or_else(|error| panic!("evict: {error:?}"))
 }
 
-/// A renewal that keeps the lock until what ran under it is dead.
+/// Renews with the intent to drain: the lock stays held until the command is dead.
 async fn drain(client: &mut Client, of: &Request) -> Renewal {
     client.0.renew(&of.key, &of.token, Intent::Drain).await.unwrap_or_else(|error| panic!("renew: {error:?}"))
 }
@@ -162,11 +162,11 @@ async fn a_marked_hold_ends_with_its_lease(lab: &Lab) {
 async fn only_the_hold_with_the_given_fence_is_marked(lab: &Lab) {
     let (mut a, mut b) = (lab.client().await, lab.client().await);
     let job = key("job");
-    assert!(!mark(&mut b, &job, Fence(7), "NFS").await, "it is free");
+    assert!(!mark(&mut b, &job, Fence(7), "NFS").await, "the lock is free");
     let first = request(&job, LONG);
     let before = a.take(&first).await.fence;
     a.free(&first).await;
-    assert!(!mark(&mut b, &job, before, "NFS").await, "it was given back");
+    assert!(!mark(&mut b, &job, before, "NFS").await, "the hold was released");
     let second = request(&job, LONG);
     let fence = a.take(&second).await.fence;
     for other in [before, Fence(fence.0 + 1), Fence(0)] {
@@ -187,7 +187,7 @@ async fn a_hold_can_be_marked_again(lab: &Lab) {
     mark(&mut b, &job, fence, "two").await;
     assert_eq!(a.renew(&asked, None).await, Renewal::Broken(broken("two")));
     drain(&mut a, &asked).await;
-    // Who is stopping already goes on doing so.
+    // A holder that is draining already goes on draining.
     mark(&mut b, &job, fence, "three").await;
     assert_eq!(shown_break(&mut b, &job).await, Some(Break { seen: true, ..broken("three") }));
     a.free(&asked).await;
@@ -257,7 +257,7 @@ async fn an_eviction_frees_the_lock_for_a_waiter(lab: &Lab) {
         b.wait_for(&wanted, LONG)
     );
     assert!(grant.fence > fence);
-    // A holder that vanished may settle for half a second.
+    // The grant after a vanished holder may have a drain delay of half a second.
     assert!(lab.kind.clock_is_ours() || !lab.kind.notifies() || began.elapsed() < soon() + Duration::from_secs(1), "{:?}", began.elapsed());
     b.free(&wanted).await;
 }
@@ -265,7 +265,7 @@ async fn an_eviction_frees_the_lock_for_a_waiter(lab: &Lab) {
 async fn only_the_hold_with_the_given_fence_is_evicted(lab: &Lab) {
     let (mut a, mut b) = (lab.client().await, lab.client().await);
     let job = key("job");
-    assert!(!evict(&mut b, &job, Fence(7)).await, "it is free");
+    assert!(!evict(&mut b, &job, Fence(7)).await, "the lock is free");
     let first = request(&job, LONG);
     let before = a.take(&first).await.fence;
     a.free(&first).await;
@@ -298,7 +298,7 @@ async fn a_nested_hold_is_broken_with_its_outer_hold(lab: &Lab) {
 async fn a_nested_hold_that_outlives_its_outer_hold_is_broken(lab: &Lab) {
     let (mut a, mut b, mut c) = (lab.client().await, lab.client().await, lab.client().await);
     let job = key("job");
-    // Marked before the outer hold is given back, or after.
+    // The hold is marked before its outer hold is released, or after.
     for before in [true, false] {
         let outer = request(&job, LONG);
         let fence = a.take(&outer).await.fence;
@@ -329,7 +329,7 @@ async fn a_nested_hold_that_outlives_its_outer_hold_is_broken(lab: &Lab) {
 async fn nested_holds_are_evicted_with_their_outer_hold(lab: &Lab) {
     let (mut a, mut b, mut c) = (lab.client().await, lab.client().await, lab.client().await);
     let job = key("job");
-    // Also if the outer hold was given back before.
+    // Also after the release of the outer hold.
     for outlived in [false, true] {
         let outer = request(&job, LONG);
         let fence = a.take(&outer).await.fence;
@@ -353,7 +353,7 @@ async fn nested_holds_are_evicted_with_their_outer_hold(lab: &Lab) {
 async fn a_waiter_is_not_broken(lab: &Lab) {
     let (mut a, mut b, mut c) = (lab.client().await, lab.client().await, lab.client().await);
     let job = key("job");
-    // Its place has a number too, which becomes its fence, and which everybody can see. Other cases on the same server count it up as well.
+    // The waiter's position has a visible number, which becomes its fence. Other cases on the same server raise that number too.
     for _ in 0..10 {
         let held = request(&job, LONG);
         let fence = a.take(&held).await.fence;
@@ -371,7 +371,7 @@ async fn a_waiter_is_not_broken(lab: &Lab) {
             return;
         }
     }
-    panic!("the case missed it");
+    panic!("no fence was in the tested range");
 }
 
 async fn breaking_one_reader_leaves_the_others(lab: &Lab) {

@@ -1,4 +1,4 @@
-//! Waiters that are gone without having left the queue, in stores whose queue decides: they don't block it for their whole lease.
+//! Waiters that died without leaving the queue, in stores that grant in queue order. They don't block the queue for their whole lease.
 
 use std::time::Duration;
 
@@ -22,12 +22,12 @@ pub fn all() -> Vec<Case> {
     ]
 }
 
-/// After so long a waiter that is gone blocks nobody any more.
+/// The time after which a dead waiter no longer blocks the queue.
 const BLOCKED: Duration = Duration::from_secs(6);
-/// More than that takes on a busy machine, and much less than a lease.
+/// Enough for that on a busy machine, and much less than a lease.
 const LIMIT: Duration = Duration::from_secs(20);
 
-/// Several that are gone are removed together, however many they are.
+/// Dead waiters are removed together, however many they are.
 async fn a_dead_waiter_is_removed_by_the_next_one(lab: &Lab) {
     for dead in [3, 20] {
         let (mut a, mut b) = (lab.client().await, lab.client().await);
@@ -47,9 +47,9 @@ async fn a_dead_waiter_is_removed_by_the_next_one(lab: &Lab) {
             a.free(&held).await;
         };
         let ((), grant) = tokio::join!(free, b.wait_for(&wanted, LIMIT));
-        assert_eq!(grant.drain_delay, Duration::ZERO, "they ran nothing");
+        assert_eq!(grant.drain_delay, Duration::ZERO, "the dead waiters ran nothing");
         crate::support::say(&format!(
-            "{}: {dead} waiters that are gone blocked the queue for {:?}; {BLOCKED:?} are allowed",
+            "{}: {dead} dead waiters blocked the queue for {:?}; {BLOCKED:?} are allowed",
             lab.kind.name(),
             began.elapsed()
         ));
@@ -74,7 +74,7 @@ async fn a_dead_waiter_blocks_no_try(lab: &Lab) {
         assert!(began.elapsed() < LIMIT);
         lab.pass(SLACK).await;
     }
-    assert!(began.elapsed() > Duration::from_secs(2), "one that is not silent for long is not passed: {:?}", began.elapsed());
+    assert!(began.elapsed() > Duration::from_secs(2), "a waiter was passed before it was silent for long: {:?}", began.elapsed());
 }
 
 async fn a_reader_passes_a_dead_writer(lab: &Lab) {
@@ -101,7 +101,7 @@ async fn a_dead_waiter_for_a_permit_is_removed(lab: &Lab) {
     c.wait_for(&wanted, LIMIT).await;
 }
 
-/// It gives no proof any more once it holds the lock.
+/// A waiter that got the lock no longer proves that it lives.
 async fn a_holder_that_waited_is_never_removed(lab: &Lab) {
     let (mut a, mut b, mut c) = (lab.client().await, lab.client().await, lab.client().await);
     let job = key("job");
@@ -134,16 +134,16 @@ async fn a_live_waiter_keeps_its_position(lab: &Lab) {
         a.renewed(&held, None).await;
         a.free(&held).await;
     };
-    let first_turn = async {
+    let first_grant = async {
         b.wait_for(&first, LIMIT).await;
         lab.pass(SLACK).await;
         b.free(&first).await;
         Instant::now()
     };
-    let second_turn = async {
+    let second_grant = async {
         c.wait_for(&second, LIMIT).await;
         Instant::now()
     };
-    let ((), first, second) = tokio::join!(free, first_turn, second_turn);
-    assert!(first <= second + SLACK, "in the order of their coming");
+    let ((), first, second) = tokio::join!(free, first_grant, second_grant);
+    assert!(first <= second + SLACK, "the waiters were not served in order");
 }

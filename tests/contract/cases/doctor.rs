@@ -1,4 +1,4 @@
-//! What `doctor` is told: nothing invented, nothing left out, and settings that break the promise are seen.
+//! The findings of `doctor`: none invented, none omitted, and settings that break a promise are reported.
 
 use std::{
     sync::Arc,
@@ -49,12 +49,12 @@ pub fn all() -> Vec<Case> {
     all
 }
 
-/// All that is found; a failure is the case's.
+/// Returns all findings; an error fails the case.
 async fn examine(client: &mut Client) -> Vec<Finding> {
     client.0.examine().await.unwrap_or_else(|error| panic!("examine: {error:?}"))
 }
 
-/// The worst of one check.
+/// Returns the worst finding of a check.
 #[track_caller]
 fn worst<'a>(found: &'a [Finding], check: &str) -> &'a Finding {
     found
@@ -68,7 +68,7 @@ fn worst<'a>(found: &'a [Finding], check: &str) -> &'a Finding {
 fn assert_found(found: &[Finding], check: &str, severity: Severity, text: &str) {
     let finding = worst(found, check);
     assert!(finding.severity == severity && finding.text.contains(text), "{check}: {finding:?}");
-    assert!(severity == Severity::Ok || finding.mend.is_some(), "nothing is said of how to mend it: {finding:?}");
+    assert!(severity == Severity::Ok || finding.mend.is_some(), "the finding lacks a fix: {finding:?}");
 }
 
 async fn every_check_has_a_finding_and_every_finding_a_check(lab: &Lab) {
@@ -78,11 +78,11 @@ async fn every_check_has_a_finding_and_every_finding_a_check(lab: &Lab) {
     for finding in &found {
         assert!(checks.contains(&finding.check), "{finding:?}");
         let quiet = finding.severity == Severity::Ok || finding.text.starts_with("not checked: ");
-        assert!(quiet || finding.risk.is_some(), "what could happen? {finding:?}");
+        assert!(quiet || finding.risk.is_some(), "the finding lacks a risk: {finding:?}");
         assert!(!finding.text.is_empty() && !finding.text.ends_with('.') && !finding.text.contains('\n'), "{finding:?}");
     }
     for check in &checks {
-        assert!(found.iter().any(|finding| finding.check == *check), "nothing was found of {check}: {found:?}");
+        assert!(found.iter().any(|finding| finding.check == *check), "{check} has no finding: {found:?}");
     }
     if lab.kind != Kind::Memory {
         let known: Vec<&str> = dlock::backends::CHECKS.iter().flat_map(|(_, tables)| tables.concat()).map(|check| check.id).collect();
@@ -98,16 +98,16 @@ async fn a_healthy_store_has_no_unsafe_finding(lab: &Lab) {
     let mut client = lab.client().await;
     let found = examine(&mut client).await;
     assert!(found.iter().all(|finding| finding.severity != Severity::Unsafe), "{found:?}");
-    // And again, as who watches over a store asks.
+    // Again, as a monitoring job does.
     assert_eq!(examine(&mut client).await.len(), found.len());
 }
 
 async fn the_probe_key_is_no_user_key(lab: &Lab) {
     let (mut a, mut b) = (lab.client().await, lab.client().await);
     let probe = Key::probe();
-    assert!(Key::new(probe.as_str()).is_err(), "it can be typed");
+    assert!(Key::new(probe.as_str()).is_err(), "a user can type the probe's key");
     let held = a.hold(&probe).await;
-    assert!(a.keys("").await.is_empty(), "it is listed");
+    assert!(a.keys("").await.is_empty(), "the probe is listed");
     let other = b.hold(&key("doctor")).await;
     assert_eq!(b.keys("").await, ["doctor"]);
     let busy = b.refused(&request(&probe, LONG)).await;
@@ -123,7 +123,7 @@ async fn server_clocks_are_reported(lab: &Lab) {
     let clocks = client.0.clocks().await.expect("clocks");
     let has_none = matches!(lab.kind, Kind::Memory | Kind::Sqlite | Kind::Etcd | Kind::Etcd3);
     assert_eq!(clocks.is_empty(), has_none, "{clocks:?}");
-    // The master and its two replicas; five nodes; the masters of three.
+    // Sentinel: the master and two replicas. Redlock: five nodes. Cluster: three masters.
     let several = match lab.kind {
         Kind::Sentinel | Kind::Cluster => 3,
         Kind::Redlock => 5,
@@ -139,11 +139,11 @@ async fn server_clocks_are_reported(lab: &Lab) {
 
 async fn an_unreachable_store_is_an_error(lab: &Lab) {
     if matches!(lab.kind, Kind::Memory | Kind::Sqlite) {
-        // There is always a place where it could be.
+        // These stores are always reachable.
         return;
     }
     let mut client = Client(lab.target.unreachable().await);
-    let error = client.0.examine().await.expect_err("nobody is there");
+    let error = client.0.examine().await.expect_err("the store is unreachable");
     assert!(error.is_transient(), "{error:?}");
     assert!(!client.0.checks().is_empty());
 }
@@ -243,7 +243,7 @@ async fn a_world_writable_directory_is_reported(_: &Lab) {
     let mut client = Client(Box::new(dlock::backends::sqlite::Sqlite::new(options)));
     let found = examine(&mut client).await;
     assert_found(&found, "layout", Severity::Ok, "no database yet");
-    assert!(std::fs::read_dir(folder.path()).expect("a folder").next().is_none(), "looking made files");
+    assert!(std::fs::read_dir(folder.path()).expect("a folder").next().is_none(), "examining created files");
     std::fs::set_permissions(folder.path(), std::fs::Permissions::from_mode(0o777)).expect("a mode");
     assert_found(&examine(&mut client).await, "files", Severity::Warn, "777");
     std::fs::write(folder.path().join("x.db"), "something else").expect("a file");
@@ -276,7 +276,7 @@ async fn missing_tables_are_reported(lab: &Lab) {
     assert_found(&examine(&mut lab.client().await).await, "schema", Severity::Unsafe, "is missing");
 }
 
-/// A copy of a primary that goes on recovering for ever.
+/// A standby that never ends its recovery.
 async fn a_standby_is_unsafe(_: &Lab) {
     let mut server = support::postgres::Postgres::plain();
     let database = server.database();
@@ -288,7 +288,7 @@ async fn a_standby_is_unsafe(_: &Lab) {
     assert_found(&found, "role", Severity::Unsafe, "standby");
 }
 
-/// A standby that is connected and flushes what it hears; and a role whose commits don't wait for it.
+/// A connected standby that flushes what it receives, and a role whose commits don't wait for the standby.
 async fn commits_that_a_postgresql_failover_loses_are_reported(lab: &Lab) {
     let Some(program) = support::postgres::program("pg_receivewal") else {
         return support::skip("commits_that_a_postgresql_failover_loses_are_reported", "not installed: pg_receivewal");
@@ -321,7 +321,7 @@ async fn commits_that_a_postgresql_failover_loses_are_reported(lab: &Lab) {
     let local = examine(&mut client).await;
     server.sql("postgres", &format!("ALTER DATABASE {database} SET synchronous_commit = on"));
     let on = examine(&mut client).await;
-    standby.kill().expect("it is there");
+    standby.kill().expect("the standby runs");
     standby.wait().expect("its end");
     assert_found(&local, "replication", Severity::Warn, "no grant waits for one: synchronous_commit is local");
     assert_found(&on, "replication", Severity::Ok, "promote none but those");
@@ -329,7 +329,7 @@ async fn commits_that_a_postgresql_failover_loses_are_reported(lab: &Lab) {
     assert_found(&examine(&mut client).await, "replication", Severity::Warn, "no standby is connected");
 }
 
-/// CockroachDB takes PostgreSQL's statements, and gives an advisory lock to everybody.
+/// CockroachDB accepts PostgreSQL's statements, and grants an advisory lock to every client.
 async fn a_server_that_only_speaks_the_postgresql_protocol_is_refused(lab: &Lab) {
     let server = lab.postgres();
     server.sql("CREATE FUNCTION public.version() RETURNS text LANGUAGE sql AS $$ SELECT 'CockroachDB CCL v24.1.0'::text $$");
@@ -363,7 +363,7 @@ async fn server_settings_are_reported(lab: &Lab) {
     set("read_only = 0");
 }
 
-/// A server that has a replica, which confirms each commit until it stands still.
+/// A server with a replica that confirms each commit until the replica is frozen.
 async fn commits_that_a_mariadb_failover_loses_are_reported(lab: &Lab) {
     let semi = |role: &str| format!("--rpl-semi-sync-{role}-enabled=ON");
     let logging = |number: u32| vec!["--log-bin=b".into(), "--sync-binlog=0".into(), format!("--server-id={number}")];
@@ -405,7 +405,7 @@ async fn missing_mysql_tables_are_reported(lab: &Lab) {
 }
 
 async fn an_alarm_is_unsafe(_: &Lab) {
-    // Less than a database has when it is new, and so full at the first write.
+    // A quota below the size of a new database, so the first write exceeds it.
     let server = support::etcd::Etcd::with(support::etcd::Options { arguments: vec!["--quota-backend-bytes=20000"], ..Default::default() });
     let mut client = Client(etcd::client(&server.ports(), "dlock"));
     assert_found(&examine(&mut client).await, "alarms", Severity::Ok, "no alarm");

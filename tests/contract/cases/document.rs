@@ -1,4 +1,4 @@
-//! Random steps, with the document as the reference: the rules by themselves, without a store.
+//! Random steps, compared with the document as the reference: the rules alone, without a store.
 
 use std::{env, fmt::Write as _, time::Duration};
 
@@ -20,35 +20,35 @@ use crate::{
 
 pub fn all() -> Vec<Case> {
     cases![
-        // Those that keep the document, and those that are to.
+        // The stores that keep the document, and those that will.
         |kind| matches!(kind, Kind::Memory | Kind::Tair | Kind::TairVersion | Kind::PostgresLease | Kind::MariadbLease | Kind::Redis)
             => random_steps_match_the_document]
 }
 
 const ROUNDS: u64 = 12;
-/// Where time really passes.
+/// The rounds on stores that run in real time.
 const FEW_ROUNDS: u64 = 3;
 const STEPS: usize = 120;
 const CLIENTS: usize = 4;
-/// For how long a run policy keeps others out: longer than a case.
+/// How long a run policy denies other runs: longer than a case.
 const WINDOW: Duration = Duration::from_secs(600);
 
 #[derive(Clone, Debug)]
 enum Step {
     Acquire(Request),
-    /// Takes the lock for a short time, and lets that pass.
+    /// Takes the lock with a short TTL, and lets that TTL pass.
     Crash(Request),
     Renew(Request, Intent),
     Verify(Request),
     Release(Request, ReleaseInfo),
     Leave(Request),
-    /// Of the hold that was granted so many before the last one.
+    /// The argument counts back from the latest grant.
     Mark(usize),
     Evict(usize),
     Warn(usize, u32),
 }
 
-/// The document and what a store has to keep for it.
+/// The document and the data that a store keeps with it.
 struct Model {
     document: Document,
     past: Vec<HistoryEntry>,
@@ -60,7 +60,7 @@ fn mark() -> Break {
     Break { by: "ana@ops1".into(), why: Some("stuck".into()), seen: false }
 }
 
-/// How answers are told. Lengths of time are exact where the clock is ours.
+/// Writes answers as text. Durations are exact where the test controls the clock.
 struct Wording {
     fences: Fences,
     granted: Vec<Fence>,
@@ -139,7 +139,7 @@ impl Wording {
 
 impl Model {
     fn new() -> Self {
-        #[allow(clippy::disallowed_methods)] // the runtime's clock stands in for the store's
+        #[allow(clippy::disallowed_methods)] // the runtime's clock replaces the store's
         let start = Instant::now();
         Self { document: Document::default(), past: Vec::new(), fence: 0, start }
     }
@@ -281,7 +281,7 @@ fn named(step: &Step) -> String {
     }
 }
 
-/// `waits`: whether it may be a waiter. On a clock that is not ours, when an offer ends is a matter of luck.
+/// Makes a random request. `waits`: whether it may be a waiter. On a clock that the test doesn't control, the end of an offer is random.
 fn new_request(dice: &mut Dice, job: &Key, waits: bool) -> Request {
     let mode = match dice.roll(8) {
         0..=2 => Mode::Exclusive,
@@ -290,7 +290,7 @@ fn new_request(dice: &mut Dice, job: &Key, waits: bool) -> Request {
     };
     let waiting = waits && dice.roll(3) == 0;
     let fair = waiting && dice.roll(2) == 0;
-    // Rules of runs are for exclusive holds.
+    // Run policies apply to exclusive holds only.
     let run_policy = (mode == Mode::Exclusive && dice.roll(3) == 0).then(|| RunPolicy {
         place: ["web1", "web2"][dice.roll(2)].into(),
         skew_guard: (dice.roll(3) == 0 && !waiting).then_some(WINDOW),
@@ -306,7 +306,7 @@ fn new_request(dice: &mut Dice, job: &Key, waits: bool) -> Request {
 fn next(dice: &mut Dice, job: &Key, made: &mut Vec<(usize, Request)>, (granted, queues): (usize, bool)) -> (usize, Step) {
     if made.is_empty() || dice.roll(4) == 0 {
         let client = dice.roll(CLIENTS);
-        // One process waits for one lock once at a time.
+        // A process waits for a lock at most once at a time.
         let waits = queues && !made.iter().any(|(of, request)| *of == client && request.waiting);
         let wanted = new_request(dice, job, waits);
         if !wanted.waiting && dice.roll(10) == 0 {
@@ -338,7 +338,7 @@ fn next(dice: &mut Dice, job: &Key, made: &mut Vec<(usize, Request)>, (granted, 
             (client, Step::Leave(of))
         }
         _ => {
-            // A released hold is not asked for again.
+            // A released hold is not requested again.
             made.remove(at);
             if of.waiting && dice.roll(2) == 0 {
                 return (client, Step::Leave(of));

@@ -1,4 +1,4 @@
-//! The end of a lease that nobody gave back.
+//! The end of a lease without a release.
 
 use dlock::lock::{Release, Renewal, Request, Scope};
 
@@ -43,7 +43,7 @@ async fn an_expired_token_holds_nothing(lab: &Lab) {
     assert_eq!(a.renew(&held, None).await, Renewal::NotHeld);
     assert_eq!(a.renew(&held, lab.other_ttl(LONG).await).await, Renewal::NotHeld);
     assert_eq!(a.release(&held, Scope::Hold).await, Release::NotHeld);
-    assert!(a.inspect(&job).await.holders.is_empty(), "a renewal made the hold anew");
+    assert!(a.inspect(&job).await.holders.is_empty(), "a renewal recreated the hold");
 }
 
 async fn an_expired_hold_does_not_touch_its_successor(lab: &Lab) {

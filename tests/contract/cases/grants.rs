@@ -1,4 +1,4 @@
-//! The rights that `doctor --print-grants` prints: enough for what they are for, and no more.
+//! The rights that `doctor --print-grants` prints: enough for their role, and no more.
 
 use std::time::Duration;
 
@@ -34,7 +34,7 @@ pub fn all() -> Vec<Case> {
 
 const ROLES: [Role; 3] = [Role::Run, Role::View, Role::Break];
 
-/// All that the users do who have just these rights. `open` makes a client of the user of a role.
+/// Does everything that users with just these rights do. `open` makes a client for the user of a role.
 async fn use_rights(lab: &Lab, has_view: bool, open: impl Fn(&str) -> Client) {
     for user in ["dlock-run", "dlock-break"] {
         let (mut a, mut b) = (open(user), open(user));
@@ -57,7 +57,7 @@ async fn use_rights(lab: &Lab, has_view: bool, open: impl Fn(&str) -> Client) {
         let (freed, (grant, got)) = tokio::join!(given_back, taken);
         assert!(got.duration_since(freed) < soon(), "{user} was not woken");
         let start = a.record(&job).await.start.expect("a start");
-        assert_eq!((start.fence, start.stage), (fence, RunState::Failed), "{user} could not say what became of it");
+        assert_eq!((start.fence, start.stage), (fence, RunState::Failed), "{user} could not record the outcome");
         if lab.kind.crosses_processes() && lab.kind != Kind::ZooKeeper {
             let inner = nested(&second);
             a.take(&inner).await;
@@ -96,7 +96,7 @@ async fn use_rights(lab: &Lab, has_view: bool, open: impl Fn(&str) -> Client) {
     }
 }
 
-/// Readers and permits, one of which crashes, and who waits for them in order.
+/// Takes shares, one of whose holders crashes, and waits for them in order.
 async fn use_shares(lab: &Lab, user: &str, open: &impl Fn(&str) -> Client) {
     for mode in [Mode::Shared, Mode::Permits(2)].into_iter().filter(|mode| *mode == Mode::Shared || lab.kind.permits()) {
         let job = key(&format!("{mode:?} of {user}"));
@@ -123,7 +123,7 @@ async fn use_shares(lab: &Lab, user: &str, open: &impl Fn(&str) -> Client) {
     }
 }
 
-/// What this store has no way to do is no matter of rights.
+/// Checks that a break succeeded, or that the store doesn't support it.
 fn assert_done_or_unsupported(done: Result<bool>) {
     match done {
         Ok(marking) => assert!(marking),
@@ -131,7 +131,7 @@ fn assert_done_or_unsupported(done: Result<bool>) {
     }
 }
 
-/// Marks a hold, and takes it away.
+/// Marks a hold, and evicts it.
 async fn mark_and_evict(a: &mut Client, b: &mut Client) {
     let decision = Break { by: "ana@ops1".into(), why: Some("NFS".into()), seen: false };
     let job = key("to break");
@@ -139,21 +139,21 @@ async fn mark_and_evict(a: &mut Client, b: &mut Client) {
     let fence = a.take(&held).await.fence;
     assert_done_or_unsupported(b.0.amend(&job, Amendment::Mark(fence, &decision)).await);
     assert_done_or_unsupported(b.0.amend(&job, Amendment::Evict(fence, &decision)).await);
-    // Of a session that was ended it may be an error as well.
+    // The release over a killed session may fail.
     let _ = a.0.release(&held.key, &held.token, &Scope::Tree.into()).await;
 }
 
-/// Who may only look changes nothing, not even with somebody's token.
+/// Checks that a read-only user changes nothing, even with another client's token.
 async fn assert_read_only(view: &mut Client, held: &dlock::lock::Request) {
     let other = key("other");
     let taken = request(&other, LONG);
-    let error = view.0.try_acquire(&taken).await.expect_err("it may take a lock");
+    let error = view.0.try_acquire(&taken).await.expect_err("a read-only user took a lock");
     assert!(!error.is_transient(), "{error:?}");
     if error.effect != Effect::NotApplied {
-        // As the core does, which can't know.
+        // The core undoes an attempt with an unknown outcome too.
         let _ = view.0.release(&other, &taken.token, &Scope::Hold.into()).await;
     }
-    // A session that got something ends on its own time.
+    // A session that took something may end a little later.
     for _ in 0..50 {
         if view.inspect(&other).await.holders.is_empty() {
             break;
@@ -161,11 +161,14 @@ async fn assert_read_only(view: &mut Client, held: &dlock::lock::Request) {
         tokio::time::sleep(Duration::from_millis(20)).await;
     }
     assert!(view.inspect(&other).await.holders.is_empty());
-    assert!(!matches!(view.0.release(&held.key, &held.token, &Scope::Tree.into()).await, Ok(Release::Released)), "it gave a lock back");
+    assert!(
+        !matches!(view.0.release(&held.key, &held.token, &Scope::Tree.into()).await, Ok(Release::Released)),
+        "a read-only user released a lock"
+    );
     assert_eq!(view.inspect(&held.key).await.holders.len(), 1);
 }
 
-/// Runs the printed line on a server.
+/// Runs the printed line of each role on a server.
 fn set_users(server: &support::redis::Redis, client: &Client) {
     for role in ROLES {
         let text = client.0.grants(role).text.replace(PASSWORD, "pw");
@@ -175,7 +178,7 @@ fn set_users(server: &support::redis::Redis, client: &Client) {
     }
 }
 
-/// Some refusals are passed over in silence: the server remembers them.
+/// Checks the server's own log of denied commands, since dlock ignores some of these errors.
 fn assert_nothing_refused<'a>(servers: impl IntoIterator<Item = &'a support::redis::Redis>) {
     for server in servers {
         let log = format!("{:?}", server.command(&["ACL", "LOG"]));
@@ -297,7 +300,7 @@ async fn a_zookeeper_login_has_the_rights_it_needs(lab: &Lab) {
     let zookeeper = lab.zookeeper();
     let admin = zookeeper.admin().await;
     let client = lab.client().await;
-    // Both roles write, and so share what one of them made.
+    // Both roles write, so they share the nodes that one of them created.
     let text = client.0.grants(Role::Run).text.replace(PASSWORD, "pw");
     for line in text.lines() {
         zk_cli(&admin, line).await;
@@ -313,11 +316,11 @@ async fn a_zookeeper_login_has_the_rights_it_needs(lab: &Lab) {
     })
     .await;
     let mut stranger = lab.client().await;
-    let error = stranger.0.try_acquire(&request(&key("job"), LONG)).await.expect_err("whoever comes may take a lock");
+    let error = stranger.0.try_acquire(&request(&key("job"), LONG)).await.expect_err("a client without a login took a lock");
     assert_eq!(error.kind, dlock::lock::Kind::Denied, "{error:?}");
 }
 
-/// What zkCli.sh does with a line.
+/// Does what zkCli.sh does with a line.
 async fn zk_cli(admin: &Admin, line: &str) {
     let words: Vec<&str> = line.split(' ').collect();
     match *words {

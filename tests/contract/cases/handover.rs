@@ -1,4 +1,4 @@
-//! Waiting, being woken, and passing a wake-up on.
+//! Waiting, waking up, and passing a wake-up on.
 
 use std::time::Duration;
 
@@ -32,14 +32,14 @@ pub fn all() -> Vec<Case> {
         the_core_takes_a_lock_right_after_a_waiter_left,
         the_core_leaves_nothing_when_it_gives_up,
     ]);
-    // Who looks by himself isn't woken.
+    // A waiter that polls is never woken.
     all.extend(cases![crate::targets::Kind::notifies => one_release_wakes_one_waiter]);
-    // Elsewhere the system knows of processes, and a client that isn't polled is not a frozen one.
+    // Other stores detect frozen or dead processes, and an unpolled client in this process does not count as frozen.
     all.extend(cases![|kind| kind == crate::targets::Kind::Redis || kind.is_postgres() => a_frozen_waiter_does_not_keep_the_lock_idle]);
     all
 }
 
-/// So long that a waiter which looks by itself would fail the case.
+/// So long that a waiter that polls would fail the case.
 const NEVER: Duration = Duration::from_secs(20);
 
 async fn a_release_wakes_a_waiter(lab: &Lab) {
@@ -113,7 +113,7 @@ async fn a_wait_ends_after_its_time_limit(lab: &Lab) {
         let wake = b.wait(&wanted, length).await;
         let took = began.elapsed();
         assert!(took < length + soon(), "{length:?} took {took:?}");
-        // Who isn't told looks by himself; but not in a busy loop.
+        // A waiter that isn't notified polls, but not in a busy loop.
         if lab.kind.notifies() || wake == Wake::TimedOut {
             assert_eq!(wake, Wake::TimedOut);
             assert!(took + Duration::from_millis(5) >= length, "{length:?} took {took:?}");
@@ -137,14 +137,14 @@ async fn a_waiter_gets_the_lock_of_a_vanished_holder(lab: &Lab) {
             dlock::lock::Attempt::Busy(busy) => busy,
             other => panic!("{other:?}"),
         };
-        // One that is just going is there no more when it is looked at.
+        // A hold that is just ending is gone by the next inspection.
         let left = busy.expires_in.or(busy.passing.then_some(Duration::ZERO)).expect("a lease that ends");
         b.wait(&wanted, left + Duration::from_millis(1)).await;
     }
     assert!(began.elapsed() < SHORT + lab.kind.late() + soon(), "{:?}", began.elapsed());
 }
 
-/// Waiters that stand in the queue of a lock, in order.
+/// Puts waiters into a lock's queue, and returns them in order.
 async fn queue(lab: &Lab, job: &dlock::lock::Key, length: usize) -> Vec<(Client, Request)> {
     queue_for(lab, job, length, LONG).await
 }
@@ -171,20 +171,20 @@ async fn one_release_wakes_one_waiter(lab: &Lab) {
             let began = Instant::now();
             let wake = client.wait(&request, most).await;
             let took = began.elapsed();
-            assert!(took < stretched(most + SLACK * 3), "who came up in the line waited for {took:?}");
-            // It lives on: the lock of one who dies with it in hand would rightly go to the next.
+            assert!(took < stretched(most + SLACK * 3), "a waiter that moved up waited for {took:?}");
+            // The waiter lives on: if it died with the offer, the next waiter would rightly be woken.
             lab.pass(most).await;
             wake
         }
     };
     let release = async {
-        // Well before the end of the waits, on a machine that is busy too.
+        // Well before the end of the waits, on a busy machine too.
         lab.pass(Duration::from_millis(400)).await;
         a.free(&held).await;
     };
     let (one, two, three, ()) = tokio::join!(wait(), wait(), wait(), release);
     let woken = [one, two, three].into_iter().filter(|wake| *wake == Wake::Changed).count();
-    assert_eq!(woken, 1, "woken by one release");
+    assert_eq!(woken, 1, "waiters were woken by one release");
 }
 
 async fn every_waiter_gets_the_lock(lab: &Lab) {
@@ -224,7 +224,7 @@ async fn a_woken_waiter_that_leaves_passes_the_offer_on(lab: &Lab) {
     let (mut next, wanted) = waiters.pop().expect("a waiter");
     let (mut leaving, unwanted) = waiters.pop().expect("a waiter");
     let leave = async {
-        // Whoever is woken first: if it is the one that leaves, it leaves without asking.
+        // Either waiter may be woken first. If the leaving one is, it leaves without a request.
         let _ = timeout(Duration::from_millis(500), leaving.wait(&unwanted, NEVER)).await;
         leaving.leave_queue(&unwanted).await;
     };
@@ -266,7 +266,7 @@ async fn a_vanished_waiter_does_not_swallow_the_offer(lab: &Lab) {
     let mut a = lab.client().await;
     let job = key("job");
     let held = a.hold(&job).await;
-    // Where places are kept, a dead waiter's is kept for its lease.
+    // A store that keeps positions keeps a dead waiter's position for its lease.
     let mut waiters = queue_for(lab, &job, 2, if lab.kind.keeps_positions() { SHORT } else { LONG }).await;
     let (mut next, wanted) = waiters.pop().expect("a waiter");
     let (mut dying, unwanted) = waiters.pop().expect("a waiter");
@@ -294,7 +294,7 @@ async fn leaving_leaves_nothing_in_the_queue(lab: &Lab) {
         client.leave_queue(&request).await;
     }
     assert!(a.inspect(&job).await.waiters.is_empty());
-    // A granted waiter stands in it no more either.
+    // A granted waiter has left the queue too.
     let job = key("other");
     let held = a.hold(&job).await;
     let (mut client, request) = queue(lab, &job, 1).await.remove(0);
@@ -303,7 +303,7 @@ async fn leaving_leaves_nothing_in_the_queue(lab: &Lab) {
     assert!(a.inspect(&job).await.waiters.is_empty());
 }
 
-/// A lock that came to who waited for it is a lock as any other.
+/// The hold of a former waiter is reported and renewed like any other.
 async fn a_holder_that_waited_is_reported_as_holder(lab: &Lab) {
     let (mut a, mut b, mut c) = (lab.client().await, lab.client().await, lab.client().await);
     let job = key("job");
@@ -330,7 +330,7 @@ async fn leaving_without_waiting_changes_nothing(lab: &Lab) {
     b.leave_queue(&waiting(&job, LONG)).await;
     let held = a.hold(&job).await;
     b.leave_queue(&waiting(&job, LONG)).await;
-    // Not even of the holder's own request.
+    // Leaving with the holder's own request changes nothing either.
     a.leave_queue(&held).await;
     a.renewed(&held, None).await;
     b.refused(&waiting(&job, LONG)).await;
@@ -395,14 +395,14 @@ async fn the_core_leaves_nothing_when_it_gives_up(lab: &Lab) {
     assert!(a.inspect(&job).await.holders.is_empty());
 }
 
-/// Who was stopped while it waited can be the one that is woken.
+/// The store may wake a waiter whose process is frozen.
 async fn a_frozen_waiter_does_not_keep_the_lock_idle(lab: &Lab) {
     let mut a = lab.client().await;
     let job = key("job");
     let held = a.hold(&job).await;
     let mut waiters = queue(lab, &job, 1).await;
     let (mut frozen, unwanted) = waiters.pop().expect("a waiter");
-    // Long enough to be asleep in the store; never polled again.
+    // Polled until its wait is in the store, then never again.
     let mut asleep = Box::pin(frozen.wait(&unwanted, LONG));
     assert!(timeout(SLACK, &mut asleep).await.is_err(), "woken without a release");
     let mut b = lab.client().await;
@@ -419,7 +419,7 @@ async fn a_frozen_waiter_does_not_keep_the_lock_idle(lab: &Lab) {
     drop(asleep);
 }
 
-/// Who tries once meets nobody, though a waiter gave up at the moment of the release.
+/// A single try gets the lock, even if a waiter gave up at the moment of the release.
 async fn the_core_takes_a_lock_right_after_a_waiter_left(lab: &Lab) {
     let mut a = lab.client().await;
     let job = key("job");

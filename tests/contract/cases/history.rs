@@ -1,4 +1,4 @@
-//! What a store remembers of holds that are over, and of who did without.
+//! The lock's history: finished holds and skipped runs.
 
 use std::{cell::Cell, future::pending, time::Duration};
 
@@ -67,7 +67,7 @@ pub async fn history(client: &mut Client, key: &Key) -> History {
     client.0.history(key).await.unwrap_or_else(|error| panic!("history: {error:?}"))
 }
 
-/// One run from its beginning to its end.
+/// Takes the lock and releases it with this end.
 async fn run(client: &mut Client, key: &Key, end: End) -> Fence {
     let asked = with_host("web1")(request(key, LONG));
     let fence = client.take(&asked).await.fence;
@@ -99,7 +99,7 @@ async fn a_run_is_recorded_with_its_end(lab: &Lab) {
     };
     assert_eq!((*with_host, reason, metadata), (Some(fence), &why, &asked.metadata));
     assert!(*ended >= started + 40 && *ended < started + 10_000, "{started} {ended}");
-    // All servers are on this host.
+    // All servers run on this host, so the clocks agree.
     assert!(lab.kind.clock_is_ours() || started.abs_diff(before) < 5000, "{before} {started}");
 }
 
@@ -123,7 +123,7 @@ async fn the_waiting_time_of_a_run_is_recorded(lab: &Lab) {
     end_hold(&mut b, &wanted, End::Exited(0)).await;
     let past = history(&mut b, &job).await.past.remove(0);
     let waited = past.metadata.and_then(|metadata| metadata.waited_ms).expect("how long it waited");
-    // That of the lab may stand still.
+    // The test's own clock may stand still.
     let least = if lab.kind.clock_is_ours() { 0 } else { 250 };
     assert!((least..20_000).contains(&waited), "{waited}");
 }
@@ -159,7 +159,7 @@ async fn a_hold_that_was_never_released_is_recorded_as_expired(lab: &Lab) {
     let grant = a.take(&asked).await;
     drop(a);
     lab.outlast(grant.ttl.get()).await;
-    // Once before somebody else took it, if the store sees it by then, and in any case after.
+    // The hold is recorded once, before the next grant and after it.
     let expired = |past: &HistoryEntry| past.end == End::Expired && past.fence == Some(grant.fence) && past.metadata == asked.metadata;
     let before = history(&mut b, &job).await.past;
     assert!(before.iter().all(expired) && before.len() == 1, "{before:?}");
@@ -234,7 +234,7 @@ async fn the_last_runs_and_the_last_failures_are_kept(lab: &Lab) {
     let job = key("job");
     let bad = run(&mut a, &job, End::Exited(7)).await;
     let mut last = bad;
-    // What is trimmed may be trimmed in steps.
+    // The store may trim in steps.
     for _ in 0..REMEMBERED + 40 {
         last = run(&mut a, &job, End::Exited(0)).await;
     }
@@ -242,7 +242,7 @@ async fn the_last_runs_and_the_last_failures_are_kept(lab: &Lab) {
     assert_eq!(past[0].fence, Some(last));
     let fine = past.iter().filter(|one| one.end == End::Exited(0)).count();
     assert!((REMEMBERED..=REMEMBERED + 32).contains(&fine), "{fine}");
-    assert!(past.iter().any(|one| one.fence == Some(bad) && one.end == End::Exited(7)), "the one that ended badly is forgotten");
+    assert!(past.iter().any(|one| one.fence == Some(bad) && one.end == End::Exited(7)), "the failed run is forgotten");
 }
 
 async fn skips_are_counted_by_host(lab: &Lab) {
@@ -260,7 +260,7 @@ async fn skips_are_counted_by_host(lab: &Lab) {
     for one in [four, five] {
         assert!(one.since_ms.is_some() && one.last_ms >= one.since_ms, "{one:?}");
     }
-    // A note says nothing about who has it.
+    // A note does not change the hold.
     let held = a.hold(&job).await;
     b.0.amend(&job, Amendment::Note(&skip("web5", "busy"))).await.expect("a note");
     a.renewed(&held, None).await;
@@ -287,7 +287,7 @@ async fn a_note_of_a_loss_replaces_the_expired_entry(lab: &Lab) {
     b.0.amend(&job, Amendment::Note(&Note::Lost(loss.clone()))).await.expect("a note");
     let past = history(&mut b, &job).await.past;
     assert_eq!(past, std::slice::from_ref(&loss));
-    // Also when somebody has it by then, and after.
+    // Also while another client holds the lock, and afterwards.
     let next = request(&job, LONG);
     let until = std::time::Instant::now() + Duration::from_secs(5);
     while !matches!(b.attempt(&next).await, Attempt::Granted(_)) {
@@ -311,7 +311,7 @@ async fn a_lock_has_its_own_history(lab: &Lab) {
         assert!(past.len() == 1 && past[0].end == End::Exited(u8::try_from(n + 1).expect("few")), "{name}: {past:?}");
         assert_eq!(history(&mut b, &key(name)).await.past, [], "{name}");
     }
-    // Nor is a history a lock.
+    // A history is not listed as a lock.
     assert_eq!(a.keys("").await, [] as [&str; 0]);
 }
 
@@ -376,7 +376,7 @@ async fn a_vanished_reader_is_recorded_once(lab: &Lab) {
     };
     let past = history(&mut c, &job).await.past;
     assert!(past.len() == 1 && expired(&past), "{past:?}");
-    // Whoever writes it down, and if two of them do.
+    // The entry is written once, even if two clients write it.
     let next = shared(request(&job, LONG));
     c.take(&next).await;
     lab.pass(Duration::from_millis(600)).await;
@@ -397,7 +397,7 @@ async fn a_waiter_that_never_held_is_not_recorded(lab: &Lab) {
     let job = key("job");
     let held = a.hold(&job).await;
     b.refused(&with_host("web2")(Request { waiting: true, ..lab.expiring(&job, SHORT) })).await;
-    // It dies; or it leaves.
+    // One waiter dies, and another one leaves.
     drop(b);
     let leaving = waiting(&job, LONG);
     c.refused(&leaving).await;
@@ -414,7 +414,7 @@ async fn a_waiter_that_never_held_is_not_recorded(lab: &Lab) {
 
 async fn a_holder_that_waited_first_is_recorded_too(lab: &Lab) {
     let job = key("job");
-    // Alone, or with a reader beside whom a reader has the lock.
+    // The waiter is alone, or it is a reader next to another reader.
     for reading in [false, true].into_iter().filter(|reading| !reading || lab.kind.shared()) {
         let (mut a, mut b, mut c) = (lab.client().await, lab.client().await, lab.client().await);
         let known = history(&mut c, &job).await.past.len();
@@ -459,7 +459,7 @@ async fn a_release_whose_answer_was_lost_is_recorded_once(lab: &Lab) {
     }
 }
 
-/// Whichever answer is lost on the way to the lock, no second hold is made of it that would have to be told as one that vanished.
+/// Whichever answer of an acquire is lost, no second hold appears in the history as vanished.
 async fn a_run_whose_answers_were_lost_is_one_run(lab: &Lab) {
     for nth in 0.. {
         let proxy = Proxy::to(lab.server().port());
@@ -483,7 +483,7 @@ async fn a_run_whose_answers_were_lost_is_one_run(lab: &Lab) {
     }
 }
 
-/// For the cases about breaking.
+/// Returns the break request that the cases about breaking use.
 pub fn broken(why: &str) -> Break {
     Break { by: "ana@ops1".into(), why: Some(why.into()), seen: false }
 }

@@ -1,4 +1,4 @@
-//! Permits, fair order, and writers whom readers don't starve, where they are declared.
+//! Permits, fair order, and writers that readers don't starve, where the store declares them.
 
 use std::time::Duration;
 
@@ -53,7 +53,7 @@ fn fair(of: Request) -> Request {
     Request { fair: true, waiting: true, ..of }
 }
 
-/// Takes a long hold of one of so many, and says its number.
+/// Takes one of `most` permits for long, and returns the permit's number.
 async fn take_permit(lab: &Lab, most: u32, job: &Key) -> (Client, Request, u32) {
     let mut client = lab.client().await;
     let request = permit(most, request(job, LONG));
@@ -92,7 +92,7 @@ async fn a_permit_keeps_its_number(lab: &Lab) {
     assert_eq!(b.take(&two).await.permit, Some(1));
     assert_eq!(permit_numbers(lab, &job).await, [1]);
     let (_c, _, number) = take_permit(lab, 3, &job).await;
-    assert_eq!(number, 0, "the lowest that nobody has");
+    assert_eq!(number, 0, "the lowest free number");
     assert_eq!(a.release(&one, Scope::Hold).await, Release::NotHeld);
 }
 
@@ -232,7 +232,7 @@ async fn breaking_one_permit_leaves_the_others(lab: &Lab) {
     let job = key("job");
     let (mut a, one, _) = take_permit(lab, 2, &job).await;
     let mut b = lab.client().await;
-    // What a living process has, nobody can take from it where holds are bound to processes.
+    // Where holds are bound to processes, a living process's hold can't be evicted.
     let two = permit(2, lab.expiring(&job, LONG));
     let fence = b.take(&two).await.fence;
     let mut c = lab.client().await;
@@ -293,7 +293,7 @@ async fn a_newcomer_does_not_overtake_a_fair_waiter(lab: &Lab) {
     c.hold(&job).await;
 }
 
-/// One that waits in no order is in front of it: the two may be stored in different places.
+/// An unfair waiter is in front of the fair one: the store may keep the two in different queues.
 async fn a_newcomer_does_not_overtake_a_fair_waiter_behind_others(lab: &Lab) {
     let job = key("job");
     let (mut holder, mut plain, mut patient, mut newcomer) =
@@ -322,7 +322,7 @@ async fn a_waiter_that_leaves_lets_the_next_go(lab: &Lab) {
     assert!(left.elapsed() < soon(), "{:?}", left.elapsed());
 }
 
-/// As the core does: no longer than the store said.
+/// Waits as the core does: no longer than the holder's remaining lease.
 async fn wait_as_the_core_does(lab: &Lab, client: &mut Client, request: &Request) -> Duration {
     let began = Instant::now();
     loop {
@@ -350,8 +350,8 @@ async fn a_dead_waiter_loses_its_offer(lab: &Lab) {
     c.refused(&second).await;
     a.free(&held).await;
     let waited = wait_as_the_core_does(lab, &mut c, &second).await;
-    // A store that sees processes die keeps the lock for none that is dead. Where places are kept, nobody goes past one: it is gone with
-    // its lease, which may be soon.
+    // A store that notices dead processes offers them nothing. Where positions are kept, a dead waiter's position ends with its lease,
+    // which may be soon.
     let at_once = lab.kind.bound_to_processes() || lab.kind.keeps_positions();
     let least = if at_once { Duration::ZERO } else { Duration::from_millis(500) };
     assert!(waited >= least && waited < stretched(Duration::from_secs(2) + lab.kind.late()), "{waited:?}");
@@ -372,7 +372,7 @@ async fn many_dead_waiters_cost_one_offer(lab: &Lab) {
     assert!(waited < stretched(Duration::from_secs(4) + lab.kind.late()), "{waited:?}");
 }
 
-/// A request of one who is not heard of again. Where places are kept, its place lasts as long as its lease.
+/// Returns the request of a waiter that is about to die. Where positions are kept, its position lasts as long as its lease.
 fn dying_waiter(lab: &Lab, of: Request) -> Request {
     if lab.kind.keeps_positions() { Request { ttl: ttl(SHORT), ..of } } else { of }
 }
@@ -390,7 +390,7 @@ async fn fair_waiters_for_permits_are_granted_as_there_is_room(lab: &Lab) {
     d.refused(&fourth).await;
     b.release(&two, Scope::Hold).await;
     last.refused(&fifth).await;
-    // There is room for both of them, in whichever order they come.
+    // There is room for both, in either order.
     d.take(&fourth).await;
     last.refused(&fifth).await;
     c.take(&third).await;

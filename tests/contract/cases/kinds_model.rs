@@ -1,5 +1,5 @@
-//! Random holds of all kinds, some of which are never given back, with the in-memory store as the reference; or where who
-//! waits has a place that nobody else can take, a line of such places.
+//! Random holds of all kinds, some of which are never released, compared with the in-memory store as the reference. Where positions
+//! are kept, the reference is [`ReferenceQueue`].
 
 use std::{
     collections::{HashMap, HashSet},
@@ -34,7 +34,7 @@ const CLIENTS: usize = 4;
 #[derive(Clone, Debug)]
 enum Operation {
     Acquire(Request),
-    /// Takes it for a short time, and lets that pass.
+    /// Takes the lock with a short TTL, and lets that TTL pass.
     Crash(Request),
     Renew(Request),
     Release(Request),
@@ -44,9 +44,9 @@ enum Operation {
 struct Side {
     clients: Vec<Client>,
     fences: Fences,
-    /// The number of each hold that was ever seen.
+    /// The permit number of each hold seen so far.
     permits: HashMap<Fence, Option<u32>>,
-    /// Those who have a place of their own, where there are such. What is told them is read again only now and then.
+    /// The waiters with a kept position, where the store keeps positions. A waiter's answer then comes from memory until it is woken.
     queued: Option<HashSet<String>>,
 }
 
@@ -81,7 +81,7 @@ impl Side {
                     "busy still".into()
                 }
                 Attempt::Busy(busy) => {
-                    // A store that keeps unfair exclusive waiters in no order tells them no position.
+                    // A store that keeps unfair exclusive waiters in no order reports no position for them.
                     let ordered = self.queued.is_some() || request.fair || request.mode != Mode::Exclusive;
                     let position = busy.position.filter(|_| ordered);
                     format!("busy, {}, passing {}, position {position:?}", self.words(&busy.holders), busy.passing)
@@ -105,7 +105,7 @@ impl Side {
         }
     }
 
-    /// What is there now, which must be possible.
+    /// Returns the state of the lock as text, after checking that it is valid.
     async fn look(&mut self) -> String {
         let state = self.clients[0].inspect(&key("job")).await;
         let alike = |one: Mode, other: Mode| matches!((one, other), (Mode::Shared, Mode::Shared) | (Mode::Permits(_), Mode::Permits(_)));
@@ -117,14 +117,14 @@ impl Side {
                 assert!(one.permit.is_some_and(|number| number < most), "{state:?}");
             }
             let first = *self.permits.entry(one.fence.expect("a fence")).or_insert(one.permit);
-            assert_eq!(first, one.permit, "it has changed its number: {state:?}");
+            assert_eq!(first, one.permit, "a hold has changed its permit number: {state:?}");
         }
         let holders = self.words(&state.holders);
         format!("{holders}, {} wait", state.waiters.len())
     }
 }
 
-/// What answers are compared with.
+/// The source of the expected answers.
 enum Reference {
     Memory(Side),
     ReferenceQueue(ReferenceQueue),
@@ -146,8 +146,8 @@ impl Reference {
     }
 }
 
-/// A line of those who hold and those who wait, in the order of their coming. Whoever waits is granted what they want when
-/// they ask for it and there is room for them and for all before.
+/// Holders and waiters in order of arrival. A waiter's request is granted when there is room for that waiter
+/// and for all before it.
 #[derive(Default)]
 struct ReferenceQueue {
     members: Vec<Member>,
@@ -238,7 +238,7 @@ impl ReferenceQueue {
         format!("{words:?}")
     }
 
-    /// After whoever crashed is gone.
+    /// Returns the state after the crashed holders are removed.
     fn look(&mut self) -> String {
         self.members.retain(|one| !one.crashes);
         format!("{}, {} wait", self.words(), self.members.iter().filter(|one| !one.granted).count())
@@ -259,13 +259,13 @@ async fn random_kinds_match_the_reference(lab: &Lab) {
     }
 }
 
-/// A step that takes longer may see a waiter called, or given up on, that the other side did not: those are done by the clock.
+/// Steps that take longer aren't compared: offers and their expiry depend on real time.
 const COMPARABLE: Duration = Duration::from_millis(100);
 
-/// For how long a waiter waits before each step: it hears what it is told.
+/// How long each waiter waits before a step, to receive its notifications.
 const LISTEN: Duration = Duration::from_millis(1);
 
-/// What differed where a step took too long to be compared, as on a machine that is busy.
+/// Fails with the difference if a step took too long to be compared, as on a busy machine.
 async fn play(lab: &Lab, seed: u64) -> Result<(), String> {
     let mut dice = Dice(seed);
     let store = MemoryStore::default();
@@ -294,10 +294,10 @@ async fn play(lab: &Lab, seed: u64) -> Result<(), String> {
             && answer == "busy still"
             && expected != answer
         {
-            // Its place is answered from memory until it is told of a change.
+            // The waiter answers from memory until it is notified of a change.
             assert!(
                 matches!(tried.clients[client].wait(request, SHORT).await, Wake::Changed),
-                "DLOCK_TEST_SEED={seed} step {step}: it was not told"
+                "DLOCK_TEST_SEED={seed} step {step}: the waiter was not notified"
             );
             answer = tried.ask(client, &operation).await;
         }
@@ -320,12 +320,12 @@ async fn play(lab: &Lab, seed: u64) -> Result<(), String> {
     Ok(())
 }
 
-/// Those who wait do so all the time: asked whether they live, they answer.
+/// Lets all waiters wait during `time`, so that they answer probes.
 async fn wait_while(clients: &mut [Client], made: &[(usize, Request)], time: impl Future<Output = ()>) {
     let waits = join_all(clients.iter_mut().enumerate().map(async |(at, client)| {
         while let Some((_, request)) = made.iter().find(|(of, request)| *of == at && request.waiting) {
             client.wait(request, LONG).await;
-            // One whose turn has come is told so each time.
+            // A waiter with an offer returns at once each time.
             tokio::time::sleep(LISTEN).await;
         }
         std::future::pending::<()>().await;
@@ -344,7 +344,7 @@ fn next(dice: &mut Dice, made: &mut Vec<(usize, Request)>, kind: Kind) -> (usize
             roll @ 1..=4 if kind.permits() => Mode::Permits([2, 3, 3, 4][roll - 1]),
             _ => Mode::Shared,
         };
-        // One process waits for one lock once at a time.
+        // A process waits for a lock at most once at a time.
         let waits = made.iter().any(|(of, request)| *of == client && request.waiting);
         let waiting = !waits && dice.roll(3) == 0;
         let fair = waiting && kind.fair() && dice.roll(2) == 0;
@@ -367,9 +367,9 @@ fn next(dice: &mut Dice, made: &mut Vec<(usize, Request)>, kind: Kind) -> (usize
             (client, Operation::Leave(request))
         }
         _ => {
-            // A released hold is not asked for again.
+            // A released hold is not requested again.
             made.remove(at);
-            // Who waits and is not asked for again is gone soon; but where places are kept, only with its lease.
+            // A waiter that makes no further request is removed soon; where positions are kept, only when its lease ends.
             let leaves = dice.roll(2) == 0 || kind.keeps_positions();
             (client, if request.waiting && leaves { Operation::Leave(request) } else { Operation::Release(request) })
         }

@@ -1,4 +1,4 @@
-//! Many who wait for one lock of a SQL server, each with sessions of its own, while its holder is cut off for good.
+//! Many waiters, each with its own sessions, for one lock of a SQL server whose holder is cut off permanently.
 
 use std::{
     cell::{Cell, RefCell},
@@ -29,20 +29,20 @@ pub fn all() -> Vec<Case> {
     cases![|kind| kind.is_mariadb() || kind.is_postgres() => many_waiters_survive_a_holder_that_vanished]
 }
 
-/// That of the holder.
+/// The holder's TTL.
 const TTL: Duration = SHORT.saturating_mul(4);
-/// By then all have come and gone, however slow the machine.
+/// The time limit for all waiters, on a slow machine too.
 const LIMIT: Duration = Duration::from_secs(300);
-/// One thread plays all of the waiters.
+/// One thread runs all waiters, hence the long limits.
 const LIMITS: Limits<'static> = Limits::of(Duration::from_secs(20));
 
-/// A server that takes so many sessions, and no other case's.
+/// A server of this case alone that accepts enough sessions.
 enum Deployment {
     MariaDb(mariadb::MariaDb),
     Postgres(Postgres),
 }
 
-/// How its clients are made.
+/// The options of the server's clients.
 #[derive(Clone)]
 enum Clients {
     MariaDb(mysql::Options),
@@ -50,7 +50,7 @@ enum Clients {
 }
 
 impl Clients {
-    /// One that reaches the server by this port.
+    /// Returns a client that reaches the server through this port.
     fn at(&self, port: u16) -> Client {
         let server = Server::Tcp { host: "127.0.0.1".into(), port };
         Client(match self.clone() {
@@ -68,7 +68,7 @@ impl Clients {
 
 impl Deployment {
     fn make(lab: &Lab) -> (Self, Clients) {
-        // One each; with mode=row a few have another one to count fences over; and ours to look.
+        // One session for each waiter. With mode=row a few have a second one to count fences; and the test has one to inspect.
         let most = support::crowd() + 50;
         if lab.kind.is_mariadb() {
             let settings = vec![format!("--max-connections={most}")];
@@ -93,7 +93,7 @@ impl Deployment {
         }
     }
 
-    /// How many sessions clients have.
+    /// Returns the number of client sessions.
     fn sessions(&self) -> usize {
         match self {
             Self::MariaDb(server) => {
@@ -109,14 +109,14 @@ impl Deployment {
     }
 }
 
-/// Somebody else's process, as good as: a thread that takes the lock and renews it until it is told to go on without.
+/// Stands for another process: a thread that takes the lock, and renews it until `vanish` cuts the thread off.
 struct Holder {
     vanish: std::sync::mpsc::Sender<()>,
     thread: std::thread::JoinHandle<Instant>,
 }
 
 impl Holder {
-    /// Has the lock when this returns.
+    /// Starts the thread, and returns once it holds the lock.
     fn start(clients: &Clients, line: Proxy) -> Self {
         let (vanish, vanishing) = std::sync::mpsc::channel();
         let (has, had) = std::sync::mpsc::channel();
@@ -135,7 +135,7 @@ impl Holder {
                 let last = Instant::now();
                 client.renewed(&held, None).await;
                 line.set(Network::BlackHole);
-                // Cut off, but not closed: nobody is told.
+                // The connection is cut off but not closed, so the server notices nothing.
                 std::thread::sleep(TTL + SHORT * 2);
                 last
             })
@@ -145,7 +145,7 @@ impl Holder {
     }
 }
 
-/// What the waiters saw of their turns.
+/// The grants that the waiters got.
 #[derive(Default)]
 struct Grants {
     joined: Cell<u32>,
@@ -153,7 +153,7 @@ struct Grants {
     taken: RefCell<Vec<(Instant, Fence)>>,
 }
 
-/// Waits as `dlock run` does, has its turn, and gives the lock back.
+/// Waits as `dlock run` does, gets the lock, and releases it.
 async fn wait_and_release(mut client: Client, grants: Rc<Grants>) {
     let (never, wanted) = (std::future::pending::<()>(), waiting(&key("job"), LONG));
     let mut first = true;
@@ -161,7 +161,7 @@ async fn wait_and_release(mut client: Client, grants: Rc<Grants>) {
     let outcome = lease::acquire(&mut *client.0, &BootClock, wanted, WaitPolicy::Forever, LIMITS, never, busy).await;
     let Ok(Outcome::Granted(lease)) = outcome else { panic!("{outcome:?}") };
     grants.taken.borrow_mut().push((Instant::now(), lease.fence));
-    assert_eq!(grants.inside.replace(1), 0, "two have it at once");
+    assert_eq!(grants.inside.replace(1), 0, "two waiters hold the lock at once");
     tokio::task::yield_now().await;
     grants.inside.set(0);
     let released = lease::give_back(&mut *client.0, &BootClock, &lease.key, &lease.token, &Scope::Tree.into(), LIMITS).await;
@@ -171,7 +171,7 @@ async fn wait_and_release(mut client: Client, grants: Rc<Grants>) {
 async fn many_waiters_survive_a_holder_that_vanished(lab: &Lab) {
     let files = getrlimit(Resource::Nofile);
     let _ = setrlimit(Resource::Nofile, Rlimit { current: files.maximum, ..files });
-    // A socket and a copy of it for each session, at this end and at the server's.
+    // Each session needs a socket and a copy of it, at both ends.
     if files.maximum.is_some_and(|most| most < 12_000) {
         return support::skip("many_waiters_survive_a_holder_that_vanished", "too few files may be open");
     }
@@ -179,7 +179,7 @@ async fn many_waiters_survive_a_holder_that_vanished(lab: &Lab) {
     clients.at(deployment.port()).0.init().await.expect("init");
     let set = LocalSet::new();
     let crowd = set.run_until(crowd(lab, &deployment, &clients));
-    tokio::time::timeout(LIMIT, crowd).await.expect("all have had their turns");
+    tokio::time::timeout(LIMIT, crowd).await.expect("all waiters got the lock");
 }
 
 async fn crowd(lab: &Lab, deployment: &Deployment, clients: &Clients) {
@@ -189,7 +189,7 @@ async fn crowd(lab: &Lab, deployment: &Deployment, clients: &Clients) {
     let (count, mut waiting) = (u32::try_from(support::crowd()).expect("few"), Vec::new());
     for n in 0..count {
         waiting.push(spawn_local(wait_and_release(clients.at(deployment.port()), Rc::clone(&grants))));
-        // Connections are made one at a time: nobody is to wait for that in vain.
+        // Connections are made one at a time: no waiter may time out while it connects.
         while grants.joined.get() + 8 < n {
             lab.pass(Duration::from_millis(1)).await;
         }
@@ -199,10 +199,10 @@ async fn crowd(lab: &Lab, deployment: &Deployment, clients: &Clients) {
     }
     let gathered = began.elapsed();
     let each = procfs::rss_kib(std::process::id()).saturating_sub(memory) / u64::from(count);
-    assert!(grants.taken.borrow().is_empty(), "it is held");
+    assert!(grants.taken.borrow().is_empty(), "the lock is still held");
     holder.vanish.send(()).expect("the holder");
     for waiter in waiting {
-        waiter.await.expect("its turn");
+        waiter.await.expect("a grant");
     }
     let last = holder.thread.join().expect("the holder");
     let grants = grants.taken.borrow();
@@ -210,17 +210,17 @@ async fn crowd(lab: &Lab, deployment: &Deployment, clients: &Clients) {
     assert!(grants.windows(2).all(|two| two[0].1 < two[1].1), "fences rise");
     let (first, drained) = (grants[0].0 - last, grants[grants.len() - 1].0 - grants[0].0);
     support::say(&format!(
-        "{}: {count} waiters gathered in {gathered:.1?}, {each} KiB each; the holder vanished with a lease of {TTL:?}: the first turn \
-         came after {first:.2?}, all were through {drained:.1?} later",
+        "{}: {count} waiters gathered in {gathered:.1?}, {each} KiB each; the holder vanished with a lease of {TTL:?}: the first grant \
+         came after {first:.2?}, the last one {drained:.1?} later",
         lab.kind.name()
     ));
-    // Whoever takes a session's lock waits half a second for what the one before may still run.
+    // A session's lock has a drain delay of half a second after a vanished holder.
     let drain_delay = if lab.kind.held_by_session() { Duration::from_millis(500) } else { Duration::ZERO };
     assert!(first >= TTL && first < TTL + SHORT + drain_delay, "{first:?}");
     assert!(each < 512, "{each} KiB for each waiter");
     let state = clients.at(deployment.port()).inspect(&key("job")).await;
     assert!(state.holders.is_empty() && state.waiters.is_empty(), "{state:?}");
-    // Connections end when the runtime comes to it.
+    // Connections end some time after their clients are dropped.
     let until = Instant::now() + Duration::from_secs(20);
     while deployment.sessions() > 0 {
         assert!(Instant::now() < until, "{} sessions are left", deployment.sessions());
