@@ -86,7 +86,7 @@ async fn attempt(options: Options) -> Result<Attempt> {
 
 async fn unreachable_members_are_skipped(lab: &Lab) {
     let there = lab.etcd().etcd().port();
-    // The client starts with a random member.
+    // Whichever member the client starts with.
     for _ in 0..6 {
         let mut options = at(&[ports::free(), there, ports::free()]);
         options.namespace = dlock::lock::Namespace::new(lab.etcd().namespace("dlock")).expect("a namespace");
@@ -176,7 +176,7 @@ async fn a_user_without_history_rights_still_gets_the_lock(_: &Lab) {
         a.renewed(&held, None).await;
         a.free(&held).await;
     }
-    // Nor does a client that takes the lock after a vanished hold.
+    // The grant after a vanished hold needs no history rights either.
     a.hold(&key("job")).await;
     let own = etcd.keys("dlock/job/").remove(0);
     etcd.ctl(&["del", &own]);

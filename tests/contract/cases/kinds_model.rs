@@ -265,7 +265,7 @@ const COMPARABLE: Duration = Duration::from_millis(100);
 /// How long each waiter waits before a step, to receive its notifications.
 const LISTEN: Duration = Duration::from_millis(1);
 
-/// Fails with the difference if a step took too long to be compared, as on a busy machine.
+/// Plays one round. Returns a difference as an error if a step took too long to be compared, as on a busy machine.
 async fn play(lab: &Lab, seed: u64) -> Result<(), String> {
     let mut dice = Dice(seed);
     let store = MemoryStore::default();

@@ -1,4 +1,4 @@
-//! The cases. A case is a function over a [`Lab`]; its name says what holds.
+//! The cases. A case is a function over a [`Lab`]; its name states the expected behaviour.
 
 mod breaking;
 mod cluster;
@@ -53,7 +53,7 @@ use std::pin::Pin;
 
 use crate::{lab::Lab, targets::Kind};
 
-/// One case, for the kinds of store that `on` says.
+/// One case, for the kinds of store that `on` accepts.
 #[derive(Clone, Copy)]
 pub struct Case {
     pub name: &'static str,
@@ -69,7 +69,7 @@ macro_rules! cases {
 }
 pub(crate) use cases;
 
-/// On every kind of store.
+/// Accepts every kind of store.
 fn everywhere(_: Kind) -> bool {
     true
 }

@@ -1,4 +1,4 @@
-//! Random operations of three clients on two keys, with the in-memory store as the reference.
+//! Random operations of three clients on two keys, compared with the in-memory store as the reference.
 
 use std::{collections::HashMap, env, fmt::Write as _};
 
@@ -20,7 +20,7 @@ pub fn all() -> Vec<Case> {
 const ROUNDS: u64 = 6;
 const STEPS: usize = 120;
 
-/// Random numbers that a seed brings back (splitmix64).
+/// Random numbers that are reproducible from a seed (splitmix64).
 pub(super) struct Dice(pub(super) u64);
 
 impl Dice {
@@ -33,7 +33,7 @@ impl Dice {
     }
 }
 
-/// Fences by the order in which they were met, since each store has numbers of its own.
+/// Numbers fences in order of appearance, since each store has its own fences.
 #[derive(Default)]
 pub(super) struct Fences(HashMap<(String, Fence), usize>);
 
@@ -44,11 +44,11 @@ impl Fences {
     }
 }
 
-/// One of the two stores, and how it is spoken with.
+/// One of the two stores, and its clients.
 struct Side {
     clients: Vec<Client>,
     fences: Fences,
-    /// What was handed over with holds that outlive their process.
+    /// The sessions of detached holds, by hold.
     sessions: HashMap<String, Session>,
 }
 
@@ -69,7 +69,7 @@ impl Side {
         Self { clients, fences: Fences::default(), sessions: HashMap::new() }
     }
 
-    /// The answer, in words that must be the same on both sides.
+    /// Runs an operation. Returns the answer as text, which must be equal on both sides.
     async fn ask(&mut self, client: usize, operation: &Operation) -> String {
         let client = &mut self.clients[client];
         let name = |request: &Request| Token { session: None, ..request.token }.reveal();
@@ -82,17 +82,17 @@ impl Side {
                 Attempt::Granted(grant) => {
                     self.sessions.extend(grant.session.map(|session| (name(request), session)));
                     if request.waiting {
-                        // As the core does on every way out of waiting.
+                        // The core leaves the queue on every exit too.
                         client.leave_queue(request).await;
                     }
                     let place = self.fences.index(request.key.as_str(), grant.fence);
-                    // Asked again, a store may count only what it was asked for.
+                    // The number of holds is compared for nested holds only.
                     let holds = (request.entry == Entry::Reenter).then_some(grant.holds);
                     format!("granted, fence {place}, holds {holds:?}")
                 }
                 Attempt::Busy(busy) => {
                     let fence = busy.holders[0].fence.map(|fence| self.fences.index(request.key.as_str(), fence));
-                    // Its place is known only where the store keeps an order; that it waits is seen by an inspection.
+                    // Only stores with an ordered queue report a position; the inspection shows the waiter.
                     format!("busy, fence {fence:?}, holds {}", busy.holders[0].holds)
                 }
                 Attempt::NotHeld => "not held".into(),
@@ -160,12 +160,12 @@ async fn play(lab: &Lab, seed: u64) {
     }
 }
 
-/// A request that was made, whichever answer it got.
+/// A request that was sent, whatever its answer.
 struct Made {
-    /// The client whose process it belongs to.
+    /// The client that sent the request.
     client: usize,
     request: Request,
-    /// It was given back: to ask again would be no repetition.
+    /// Whether the hold was released: sending the request again would be a new one.
     over: bool,
 }
 
@@ -174,10 +174,10 @@ fn next(dice: &mut Dice, made: &mut Vec<Made>, kind: Kind) -> (usize, Operation)
     let fresh = made.is_empty() || dice.roll(5) == 0;
     if fresh {
         let client = dice.roll(3);
-        // Where a hold has one TTL for all of its life, so have those within it, and all are taken for the same.
+        // Where a hold can't change its TTL, all holds are taken with the same TTL.
         let lease = LONG * if kind.adjusts_ttl() { [1, 2, 3][dice.roll(3)] } else { 1 };
-        // A process waits for a lock once at a time. Where places are kept, a lock that is given back is the next one's at
-        // once, unlike in the reference: nobody waits then, and who comes first is tested elsewhere.
+        // A process waits for a lock at most once at a time. Where positions are kept, a released lock belongs to the next
+        // waiter at once, unlike in the reference: no client waits there.
         let waits = kind.keeps_positions()
             || made.iter().any(|one| one.client == client && one.request.waiting && one.request.key.as_str() == name);
         let request = match dice.roll(4) {
@@ -188,12 +188,12 @@ fn next(dice: &mut Dice, made: &mut Vec<Made>, kind: Kind) -> (usize, Operation)
         made.push(Made { client, request: request.clone(), over: false });
         return (client, Operation::Acquire(request));
     }
-    // Mostly the newest, of whom some hold something.
+    // Mostly the newest requests, some of which hold a lock.
     let back = dice.roll(made.len().min(8));
     let at = made.len() - 1 - back;
     let Made { client: owner, request, over } = &made[at];
     let (owner, request, over) = (*owner, request.clone(), *over);
-    // A token may be used by any process; a hold that is bound to one is used by that one.
+    // Any process may use the token of a detached hold; other holds are used by their own process.
     let client = if request.detached { dice.roll(3) } else { owner };
     match dice.roll(12) {
         0 | 1 if !over => (client, Operation::Acquire(request)),
@@ -210,7 +210,7 @@ fn next(dice: &mut Dice, made: &mut Vec<Made>, kind: Kind) -> (usize, Operation)
             (client, Operation::Release(request, if roll == 8 { Scope::Tree } else { Scope::Hold }))
         }
         9 if request.entry == Entry::Fresh => {
-            // It is not asked again as one who waits.
+            // The request is repeated later without waiting.
             made[at].request.waiting = false;
             (client, Operation::Leave(request))
         }
@@ -219,7 +219,7 @@ fn next(dice: &mut Dice, made: &mut Vec<Made>, kind: Kind) -> (usize, Operation)
     }
 }
 
-/// The operation with its token's hold shortened to something that a reader can follow.
+/// Returns the operation as text, with a shortened hold.
 fn words(operation: &Operation) -> String {
     let of = |request: &Request| {
         let hold = request.token.hold_text();

@@ -1,4 +1,4 @@
-//! What MySQL and MariaDB remember of the holds that sessions have, and how those are taken from them.
+//! The history of session-held locks in MySQL and MariaDB, and their eviction.
 
 use std::time::Duration;
 
@@ -35,7 +35,7 @@ fn ended(end: End) -> ReleaseInfo {
     ReleaseInfo { end: Some(end), ..Scope::Tree.into() }
 }
 
-/// A client with these rights in the case's database, and no others.
+/// Returns a client with only these rights in the case's database.
 fn with_rights(lab: &Lab, rights: &str) -> Client {
     let mut options = lab.mariadb().options("dlock");
     let user = format!("u{}", &lab.mariadb().database[lab.mariadb().database.len().saturating_sub(20)..]);
@@ -60,18 +60,18 @@ async fn recording_costs_no_request(lab: &Lab) {
         a.renewed(&held, None).await;
         let renewed = proxy.requests();
         assert_eq!(a.0.release(&job, &held.token, &info).await.expect("release"), Release::Released);
-        // The session goes, and says so.
+        // The session ends, which is one more request.
         lab.pass(Duration::from_millis(50)).await;
         counted.push((taken - before, renewed - taken, proxy.requests() - renewed));
     }
-    // A renewal in mode=row is told of over the other session.
+    // A renewal in mode=row is recorded over the other session.
     let renewal = if lab.kind == Kind::MariadbRow { 2 } else { 1 };
     assert!(counted.iter().all(|one| *one == (counted[0].0, renewal, 2)), "{counted:?}");
-    // The login, a look at the server, and the lock; the fence over the other session.
+    // The login, a query about the server, and the lock; with mode=row the fence over the other session.
     assert!(counted[0].0 <= 2 + renewal, "{counted:?}");
 }
 
-/// Neither a grant nor a release fails because nothing can be written of it.
+/// A grant and a release succeed even if neither can be recorded.
 async fn a_lock_works_without_a_writable_history(lab: &Lab) {
     let job = key("job");
     lab.mariadb().sql("RENAME TABLE dlock_runs TO elsewhere");
@@ -87,7 +87,7 @@ async fn a_lock_works_without_a_writable_history(lab: &Lab) {
     drop(a);
     let wanted = waiting(&job, LONG);
     let grant = b.wait_for(&wanted, Duration::from_millis(50)).await;
-    assert!(!grant.drain_delay.is_zero(), "the holder before vanished");
+    assert!(!grant.drain_delay.is_zero(), "the previous holder vanished");
     b.free(&wanted).await;
     lab.mariadb().sql("RENAME TABLE elsewhere TO dlock_runs");
     assert_eq!(history(&mut b, &job).await.past, []);
@@ -124,7 +124,7 @@ async fn a_repeated_release_is_recorded_once(lab: &Lab) {
         let _ = a.0.release(&job, &held.token, &ended(End::Exited(4))).await.expect("release");
         let past = history(&mut b, &job).await.past;
         let of_it: Vec<_> = past.iter().filter(|one| one.fence == Some(fence)).map(|one| one.end.clone()).collect();
-        // A server that heard of the connection's end before the request has rolled back, and forgotten nothing of a hold that vanished.
+        // A server that noticed the connection's end before the request has rolled back, and recorded the hold as expired or not yet.
         let unheard = fault == Fault::CutAfter && (of_it.is_empty() || of_it == [End::Expired]);
         assert!(of_it == [End::Exited(3)] || unheard, "{fault:?}: {past:?}");
     }
@@ -176,7 +176,7 @@ async fn a_session_that_can_not_be_killed_keeps_the_lock(lab: &Lab) {
     let fence = a.take(&held).await.fence;
     let error = other.0.amend(&job, Amendment::Evict(fence, &broken("NFS"))).await.expect_err("another user's session");
     assert!(error.kind == ErrorKind::Denied && error.hint.as_deref().is_some_and(|hint| hint.contains("CONNECTION_ADMIN")), "{error:?}");
-    // Nor is it asked to stop.
+    // The hold is not marked as broken either.
     a.renewed(&held, None).await;
     assert_eq!(a.inspect(&job).await.holders[0].broken, None);
     assert!(other.0.amend(&job, Amendment::Mark(fence, &broken("NFS"))).await.expect("mark"));
@@ -192,7 +192,7 @@ async fn a_waiter_that_leaves_keeps_nothing_without_a_writable_table(lab: &Lab) 
     let unwanted = waiting(&job, LONG);
     b.refused(&unwanted).await;
     a.free(&held).await;
-    assert_eq!(b.wait(&unwanted, LONG).await, Wake::Changed, "its session has the lock");
+    assert_eq!(b.wait(&unwanted, LONG).await, Wake::Changed, "the waiter's session has the lock");
     let blocker = lab.mariadb().keep("LOCK TABLES dlock_sessions WRITE");
     let left = b.0.leave_queue(&unwanted).await;
     assert!(left.as_ref().err().is_none_or(dlock::lock::Error::is_transient), "{left:?}");

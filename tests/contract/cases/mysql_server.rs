@@ -1,5 +1,5 @@
-//! What happens to a MariaDB server, or is done to it by others: its clock is stepped, it is a node of a Galera cluster,
-//! other sessions deadlock with ours.
+//! Cases that change a MariaDB server: its clock is stepped, it is a node of a Galera cluster, or other sessions
+//! deadlock with ours.
 
 use std::path::PathBuf;
 
@@ -40,7 +40,7 @@ pub fn all() -> Vec<Case> {
     all
 }
 
-/// A server of the case's own.
+/// Returns the options of a client on the case's own server.
 fn on(lab: &Lab, server: &MariaDb) -> Options {
     let mut options = lab.mariadb().options("dlock");
     options.sql.server = Server::Tcp { host: "127.0.0.1".into(), port: server.port };
@@ -54,7 +54,7 @@ async fn client(options: &Options) -> Client {
     client
 }
 
-/// A server whose clock is what a file says.
+/// A server whose clock follows a file.
 struct Stepped {
     server: MariaDb,
     offset: PathBuf,
@@ -84,7 +84,7 @@ impl Stepped {
         Some(Self { server, offset, _folder: folder, options })
     }
 
-    /// By so many seconds from the real time.
+    /// Sets the clock off by this many seconds from the real time.
     fn step(&self, offset: &str) {
         let before: i64 = self.server.text("mysql", "SELECT UNIX_TIMESTAMP()").parse().expect("a time");
         std::fs::write(&self.offset, offset).expect("offset");
@@ -104,7 +104,7 @@ async fn a_mysql_clock_that_is_set_back_repeats_no_fence(lab: &Lab) {
     let held = request(&job, LONG);
     let first = a.take(&held).await.fence;
     stepped.step("-3600");
-    // It lasts longer, and nobody else gets it.
+    // The lease lasts longer, and no other client gets the lock.
     b.refused(&request(&job, LONG)).await;
     assert!(a.left(&job).await > LONG * 50);
     assert!(matches!(a.renew(&held, None).await, Renewal::Kept { .. }));
@@ -120,14 +120,14 @@ async fn a_mysql_clock_that_is_set_forward_ends_leases(lab: &Lab) {
     let held = request(&job, LONG);
     let first = a.take(&held).await.fence;
     stepped.step("+3600");
-    // No promise: the resource has to check the fence.
+    // The early end breaks no promise: the resource has to check the fence.
     let second = b.take(&request(&job, LONG)).await.fence;
     assert!(second > first, "{second} after {first}");
     assert_eq!(a.renew(&held, None).await, Renewal::NotHeld);
     assert_eq!(a.release(&held, Scope::Tree).await, Release::NotHeld);
 }
 
-/// Nobody's lock must not look like somebody's until the clock has caught up, to ShedLock neither.
+/// A free lock must not look held until the clock has caught up, to ShedLock neither.
 async fn a_lock_released_in_mysql_is_free_whatever_its_clock(lab: &Lab) {
     let Some(stepped) = Stepped::start(lab, "a_lock_released_in_mysql_is_free_whatever_its_clock") else { return };
     let mut a = stepped.client().await;
@@ -149,10 +149,10 @@ async fn a_lock_released_in_mysql_is_free_whatever_its_clock(lab: &Lab) {
         "UPDATE dlock SET lock_until = TIMESTAMPADD(MICROSECOND, 30000000, UTC_TIMESTAMP(3)), locked_at = UTC_TIMESTAMP(3), locked_by = 'web7' \
          WHERE lock_until <= UTC_TIMESTAMP(3); SELECT ROW_COUNT()",
     );
-    assert_eq!(taken[0][0], "2", "ShedLock did not get locks that were given back");
+    assert_eq!(taken[0][0], "2", "ShedLock did not get released locks");
 }
 
-/// A session has the lock: when that ends is for the kernel's own clocks to say.
+/// A session has the lock, and the kernel's own clocks determine when the session ends.
 async fn mysql_sessions_do_not_depend_on_the_clock(lab: &Lab) {
     let Some(stepped) = Stepped::start(lab, "mysql_sessions_do_not_depend_on_the_clock") else { return };
     let (mut a, mut b) = (stepped.client().await, stepped.client().await);
@@ -163,7 +163,7 @@ async fn mysql_sessions_do_not_depend_on_the_clock(lab: &Lab) {
         stepped.step(offset);
         assert_eq!(a.renewed(&held, None).await, last, "{offset}");
         b.refused(&request(&job, LONG)).await;
-        // libfaketime reads its file at each question of the time, and now and then a thread gets the true time instead.
+        // libfaketime reads its file at each query of the time, and now and then a thread gets the true time instead.
         let mut seen = Vec::new();
         while seen.len() < 5 && !seen.last().is_some_and(|left| *left > LONG / 2 && *left <= LONG) {
             seen.push(a.left(&job).await);
@@ -175,7 +175,7 @@ async fn mysql_sessions_do_not_depend_on_the_clock(lab: &Lab) {
         let (held, wanted) = (request(&job, LONG), waiting(&job, LONG));
         let fence = a.take(&held).await.fence;
         assert!(fence > last, "{fence} after {last}");
-        // Whatever became of its wait in the server.
+        // Whatever happened to the wait in the server.
         let never = std::future::pending::<()>();
         let take = lease::acquire(&mut *b.0, &BootClock, wanted, WaitPolicy::For(LONG), Limits::DEFAULT, never, |_| {});
         let step = async {
@@ -192,7 +192,7 @@ async fn mysql_sessions_do_not_depend_on_the_clock(lab: &Lab) {
     }
 }
 
-/// `wsrep_on` alone makes no cluster.
+/// A server with `wsrep_on` and no cluster library is no cluster node.
 async fn wsrep_on_without_a_library_is_no_cluster(lab: &Lab) {
     let server =
         MariaDb::with(mariadb::Options { settings: vec!["--wsrep-on=ON".into(), "--binlog-format=ROW".into()], ..Default::default() });
@@ -246,17 +246,17 @@ async fn a_galera_node_is_refused_unless_it_is_the_only_writer(lab: &Lab) {
     };
     let (outcome, freed) = tokio::join!(next, free);
     assert!(matches!(outcome, Ok(Outcome::Granted(_))), "{outcome:?}");
-    // Leases have no gate there: the lock is looked at.
+    // Leases use no advisory lock on a cluster, so waiters poll.
     assert!(freed.elapsed() < soon(), "{:?}", freed.elapsed());
 }
 
-/// The core's own question, in the time that `--backend-timeout` gives.
+/// Renews as the core does, within the time that `--backend-timeout` allows.
 async fn through_the_core(client: &mut Client, held: &Request) -> Renewal {
     let question = async |backend: &mut dyn Backend| backend.renew(&held.key, &held.token, None.into()).await;
     lease::ask(&mut *client.0, &BootClock, Limits::DEFAULT, ("ask", None), question).await.expect("an answer")
 }
 
-/// Somebody keeps what we write locked, or the whole table: each question is asked again until it is answered.
+/// Another session locks our row or the whole table: each request is repeated until it is answered.
 async fn rows_locked_by_another_session_are_retried(lab: &Lab) {
     let table = if lab.kind.held_by_session() { "dlock_sessions" } else { "dlock" };
     let (mut a, mut b) = (lab.client().await, lab.client().await);
@@ -291,8 +291,8 @@ async fn rows_locked_by_another_session_are_retried(lab: &Lab) {
     }
 }
 
-/// Statements of another session, which waits for `second` once somebody waits for `first`, in a transaction that has
-/// done more than ours, so that the server ends ours.
+/// Starts another session that locks `first`, then waits for `second`. Its transaction has written more than ours,
+/// so the server rolls ours back.
 fn deadlocking(lab: &Lab, first: &str, second: &str) -> std::thread::JoinHandle<Vec<Vec<String>>> {
     lab.mariadb().sql("CREATE TABLE IF NOT EXISTS ballast (n INT)");
     let sql = format!(
@@ -300,16 +300,16 @@ fn deadlocking(lab: &Lab, first: &str, second: &str) -> std::thread::JoinHandle<
          SELECT 1 FROM {second} FOR UPDATE; ROLLBACK; SELECT 'done'"
     );
     let (socket, database) = (lab.mariadb().server().socket(), lab.mariadb().database.clone());
-    std::thread::spawn(move || mariadb::sql_at(&socket, &database, &sql).expect("no deadlock for it"))
+    std::thread::spawn(move || mariadb::sql_at(&socket, &database, &sql).expect("the server rolls back our transaction, not this one"))
 }
 
-/// A release is in the transaction that has the lock: if the server ends that, the lock is given back as well.
+/// The release is part of the transaction that has the lock, so the server's rollback releases the lock too.
 async fn a_deadlock_in_a_release_gives_the_lock_back(lab: &Lab) {
     let (mut a, mut b) = (lab.client().await, lab.client().await);
     let job = key("job");
     let held = a.hold(&job).await;
     let other = deadlocking(lab, "dlock_sessions WHERE name = 'dlock:job'", "dlock_rows WHERE name = 'dlock:job'");
-    // It waits for our row by then.
+    // By then the other session waits for our row.
     lab.pass(SHORT + SLACK * 2).await;
     let released = lease::give_back(&mut *a.0, &BootClock, &job, &held.token, &Scope::Tree.into(), Limits::DEFAULT).await;
     assert!(matches!(released, Released::Free), "{released:?}");
@@ -318,7 +318,7 @@ async fn a_deadlock_in_a_release_gives_the_lock_back(lab: &Lab) {
     b.free(&next).await;
 }
 
-/// Who leaves the queue deletes more than one row.
+/// A waiter that leaves the queue deletes more than one row.
 async fn leaving_the_queue_survives_a_deadlock(lab: &Lab) {
     let mut a = lab.client().await;
     let job = key("job");
@@ -369,7 +369,8 @@ async fn login_methods_work_or_are_named(lab: &Lab) {
     (local.sql.password, local.sql.server) = (None, Server::Unix { path: server.socket(), port: server.port });
     client(&local).await.refused(&request(&key("job"), LONG)).await;
     a.free(&held).await;
-    let error = backend(with("ed")).try_acquire(&request(&key("job"), LONG)).await.expect_err("the driver doesn't know it");
+    let error =
+        backend(with("ed")).try_acquire(&request(&key("job"), LONG)).await.expect_err("a login method that the driver doesn't know");
     assert_eq!((error.kind, error.effect), (ErrorKind::Config, Effect::NotApplied), "{error:?}");
     assert!(error.message.contains("client_ed25519") && !error.message.contains("sqlx"), "{error:?}");
     assert!(error.hint.as_deref().is_some_and(|hint| hint.contains("ALTER USER")), "{error:?}");

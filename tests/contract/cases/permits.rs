@@ -1,4 +1,4 @@
-//! Permits where those who wait stand in a line of their own places: the worst that can come between a place and its number.
+//! Permits on stores that keep positions: faults between a waiter's position and its permit number.
 
 use std::{future::pending, time::Duration};
 
@@ -32,12 +32,12 @@ pub fn all() -> Vec<Case> {
         a_lost_position_takes_no_permit_number,
         a_released_permit_costs_the_same_with_many_waiters,
     ]);
-    // A session is kept alive beside what it asks for, by way of another connection.
+    // Only etcd: ZooKeeper's session is kept alive over the same connection as the request.
     all.extend(cases![|kind| kind == Kind::Etcd => a_permit_number_taken_after_the_lease_is_not_granted]);
     all
 }
 
-/// So late nobody looks by itself: who isn't woken fails the case.
+/// No waiter polls within this time, so a missed wake-up fails the case.
 const NEVER: Duration = Duration::from_secs(20);
 const LIMITS: Limits<'static> = Limits::of(Duration::from_secs(2));
 
@@ -45,7 +45,7 @@ fn permit(most: u32, of: Request) -> Request {
     Request { mode: Mode::Permits(most), ..of }
 }
 
-/// Holds so many of so many permits.
+/// Takes `count` of `most` permits.
 async fn hold_permits(lab: &Lab, job: &Key, count: u32, most: u32) -> Vec<(Client, Request)> {
     let mut holders = Vec::new();
     for number in 0..count {
@@ -56,7 +56,7 @@ async fn hold_permits(lab: &Lab, job: &Key, count: u32, most: u32) -> Vec<(Clien
     holders
 }
 
-/// One who waits for one of so many permits.
+/// Queues a waiter for one of `most` permits.
 async fn queue(lab: &Lab, job: &Key, most: u32) -> (Client, Request) {
     let (mut client, wanted) = (lab.client().await, permit(most, waiting(job, LONG)));
     client.refused(&wanted).await;
@@ -67,7 +67,7 @@ async fn give_back((mut client, held): (Client, Request)) {
     client.free(&held).await;
 }
 
-/// The numbers that are held, in order.
+/// Returns the held numbers, sorted.
 async fn permit_numbers(lab: &Lab, job: &Key) -> Vec<u32> {
     let state = lab.client().await.inspect(job).await;
     let mut permit_numbers: Vec<_> = state.holders.iter().map(|holder| holder.permit.expect("a number")).collect();
@@ -106,7 +106,7 @@ async fn many_waiters_never_hold_one_permit_too_many(lab: &Lab) {
             let wanted = permit(MOST, waiting(&job, LONG));
             let mut taken = timeout(wait_policy, client.wait_for(&wanted, NEVER)).await;
             if taken.is_err() {
-                // It gives up at any moment, also while it is granted one.
+                // The waiter gives up at any moment, also while it is granted a permit.
                 client.leave_queue(&wanted).await;
                 let given_back = client.release(&wanted, Scope::Tree).await;
                 assert!(matches!(given_back, Release::Released | Release::NotHeld), "{given_back:?}");
@@ -126,7 +126,7 @@ async fn many_waiters_never_hold_one_permit_too_many(lab: &Lab) {
     assert_eq!(permit_numbers(lab, &job).await, [0; 0]);
 }
 
-/// Has a permit for a moment.
+/// Holds a permit for a moment, and checks that its number is not held twice.
 async fn hold_briefly(lab: &Lab, inside: &std::cell::RefCell<Vec<u32>>, number: Option<u32>) {
     let number = number.expect("a number");
     {
@@ -188,7 +188,7 @@ async fn a_waiter_for_a_larger_permit_count_is_woken_by_its_own_room(lab: &Lab) 
         give_back(holder).await;
         Instant::now()
     };
-    // There is room for both of them as the second counts, and for none as the first one does.
+    // There is room for the waiter with the larger count, and none for the other one.
     let (grant, freed) = tokio::join!(more.wait_for(&wants_more, NEVER), free(holders.remove(0)));
     assert!(freed.elapsed() < soon() && grant.permit == Some(0), "{:?} {grant:?}", freed.elapsed());
     few.refused(&wants_few).await;
@@ -219,7 +219,7 @@ async fn a_dead_waiter_for_permits_is_passed(lab: &Lab) {
     give_back(holders.remove(0)).await;
     client.wait_for(&wanted, NEVER).await;
     assert!(began.elapsed() < SHORT + lab.kind.late() + soon(), "{:?}", began.elapsed());
-    // And one that leaves by itself, and one behind it.
+    // Then a waiter that leaves by itself, and another one behind it.
     let (mut leaving, unwanted) = queue(lab, &job, 2).await;
     let (mut last, wanted) = queue(lab, &job, 2).await;
     let free = async {
@@ -238,7 +238,7 @@ async fn waiters_behind_another_kind_continue_when_that_one_leaves(lab: &Lab) {
         let mut holders = hold_permits(lab, &job, 1, 2).await;
         let (mut middle, wanted) = (lab.client().await, Request { mode: other, ..waiting(&job, LONG) });
         middle.refused(&wanted).await;
-        // There are permits left, and not for who comes after another kind.
+        // There are free permits, but not for waiters behind another kind.
         let mut behind = Vec::new();
         for _ in 0..3 {
             behind.push(queue(lab, &job, 2).await);
@@ -264,7 +264,7 @@ async fn waiters_behind_another_kind_continue_when_that_one_leaves(lab: &Lab) {
     }
 }
 
-/// Removes the number of a permit, as an administrator might.
+/// Deletes a permit number, as an administrator might.
 async fn delete_number(lab: &Lab, job: &str, number: u32) {
     if lab.kind.is_zookeeper() {
         let path = format!("{}/dlock.meta/{job}/permit-{number}", lab.zookeeper().chroot);
@@ -281,7 +281,7 @@ async fn a_deleted_permit_number_ends_its_hold(lab: &Lab) {
     let (mut a, first) = holders.remove(0);
     a.renewed(&first, None).await;
     delete_number(lab, "job", 0).await;
-    // What it was taken for may still run.
+    // The holder's command may still run.
     let (mut b, second) = (lab.client().await, permit(2, request(&job, LONG)));
     b.refused(&second).await;
     assert_eq!(a.renew(&first, None).await, Renewal::NotHeld);
@@ -295,7 +295,7 @@ async fn a_deleted_permit_number_ends_its_hold(lab: &Lab) {
     lab.client().await.hold(&job).await;
 }
 
-/// What stands in the step that takes the first number, and in nothing before.
+/// Returns text of the request that takes the first number, which no earlier request contains.
 fn number_mark(lab: &Lab) -> &'static str {
     if lab.kind.is_zookeeper() { "/permit-0" } else { "permit/0" }
 }
@@ -306,7 +306,7 @@ async fn a_permit_number_whose_answer_was_lost_is_taken_once(lab: &Lab) {
             let job = key(&format!("{fault:?} {waits}"));
             let proxy = Proxy::to(lab.server().port());
             let mut a = Client(lab.server().through(proxy.port).await);
-            // The next request is the one that counts.
+            // The next request is the tested one.
             let warm = permit(2, request(&key("warm"), LONG));
             a.take(&warm).await;
             a.free(&warm).await;
@@ -339,7 +339,7 @@ async fn a_permit_number_taken_after_the_lease_is_not_granted(lab: &Lab) {
     let wanted = permit(1, Request { ttl: ttl(SHORT), ..waiting(&job, LONG) });
     a.refused(&wanted).await;
     let (mut b, next) = queue(lab, &job, 1).await;
-    // The lease is over when the server is asked for the number.
+    // The lease is over when the request for the number arrives.
     proxy.trap(number_mark(lab), Fault::Late(SHORT * 2 + SLACK));
     give_back(holders.remove(0)).await;
     let late = async {
@@ -382,7 +382,7 @@ async fn a_lost_position_takes_no_permit_number(lab: &Lab) {
     assert_eq!(grant.permit, Some(0));
 }
 
-/// Requests that the server was asked.
+/// Returns the number of requests that the server got.
 fn requests_served(lab: &Lab) -> f64 {
     let count: u64 = if lab.kind.is_zookeeper() {
         lab.zookeeper().servers().nodes[0].counted("zk_packets_received").unwrap_or_default()
@@ -403,7 +403,7 @@ async fn a_released_permit_costs_the_same_with_many_waiters(lab: &Lab) {
         for _ in 0..count {
             waiters.push_back(queue(lab, &job, 3).await);
         }
-        // Who is first has been told of it.
+        // Waiters at the front receive their first notifications.
         for (client, wanted) in &mut waiters {
             client.wait(wanted, Duration::from_millis(1)).await;
         }
@@ -419,18 +419,18 @@ async fn a_released_permit_costs_the_same_with_many_waiters(lab: &Lab) {
                 if client.wait(wanted, Duration::ZERO).await == Wake::Changed {
                     woken += 1;
                     client.refused(wanted).await;
-                    // It watches from now on.
+                    // The waiter watches from now on.
                     assert_eq!(client.wait(wanted, Duration::from_millis(1)).await, Wake::TimedOut);
                 }
             }
             assert!(woken <= 1, "{woken} of {count} are woken");
         }
-        // Each proves every second and a half that it lives, and looks at the one before it.
+        // Each waiter proves every 1.5 s that it lives, and checks the one before it.
         let each = if lab.kind.is_zookeeper() { 3.0 } else { 2.0 };
         let idle = began.elapsed().as_secs_f64() / 1.5 * each * f64::from(count);
         costs.push((requests_served(lab) - before - idle) / f64::from(HAND_OVERS));
     }
-    crate::support::say(&format!("{:?}: requests for each permit that came back, with 20 and with 100 who wait: {costs:?}", lab.kind));
-    // If only each of the eighty more was told of it, that would be eighty more.
+    crate::support::say(&format!("{:?}: requests for each released permit, with 20 and with 100 waiters: {costs:?}", lab.kind));
+    // One notification to each of the 80 additional waiters would already cost 80 more.
     assert!(costs[1] < costs[0] + 30.0, "{costs:?}");
 }

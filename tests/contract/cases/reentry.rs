@@ -1,4 +1,4 @@
-//! Entering a hold that an ancestor has.
+//! Entering an ancestor's hold.
 
 use std::time::Duration;
 
@@ -67,9 +67,9 @@ async fn entering_a_lock_that_is_not_held_fails(lab: &Lab) {
     let outer = a.hold(&job).await;
     assert!(matches!(b.attempt(&never).await, Attempt::NotHeld), "a lock that another owner has");
     a.free(&outer).await;
-    assert!(matches!(b.attempt(&nested(&outer)).await, Attempt::NotHeld), "a lock that was given back");
+    assert!(matches!(b.attempt(&nested(&outer)).await, Attempt::NotHeld), "a lock that was released");
     let heir = b.hold(&job).await;
-    assert!(matches!(a.attempt(&nested(&outer)).await, Attempt::NotHeld), "a lock that passed to another");
+    assert!(matches!(a.attempt(&nested(&outer)).await, Attempt::NotHeld), "a lock that passed to another owner");
     b.renewed(&heir, None).await;
     let short = lab.expiring(&key("other"), SHORT);
     a.take(&short).await;
@@ -85,7 +85,7 @@ async fn entering_does_not_shorten(lab: &Lab) {
     a.take(&outer).await;
     b.take(&Request { ttl: crate::lab::ttl(SHORT), ..nested(&outer) }).await;
     assert!(a.left(&job).await > LONG / 2);
-    // Nor does it make the outer hold's own next renewal shorter.
+    // Entering does not shorten the outer hold's next renewal either.
     a.renewed(&outer, None).await;
     assert!(a.left(&job).await > LONG * 9 / 10);
 }
@@ -137,7 +137,7 @@ async fn releasing_the_tree_drops_the_nested_holds(lab: &Lab) {
     let inner = nested(&outer);
     b.take(&inner).await;
     if lab.kind.bound_to_processes() {
-        // The tree is given back when it is empty; a process that is left proves its hold by being there.
+        // Here a living process keeps its hold, so the nested process ends before the tree is released.
         b = lab.client().await;
     }
     assert_eq!(a.release(&outer, Scope::Tree).await, Release::Released);
@@ -184,10 +184,10 @@ async fn a_released_nested_hold_leaves_its_sibling(lab: &Lab) {
     a.renewed(&outer, None).await;
 }
 
-/// How much later the second of two is under way than the first.
+/// The delays between two calls, in microseconds.
 const OFFSETS: [u64; 12] = [0, 100, 200, 300, 400, 500, 700, 900, 1200, 1500, 2000, 3000];
 
-/// Asks again while two get in each other's way, as the core does.
+/// Releases, and repeats the request on a conflict, as the core does.
 async fn release_retrying(client: &mut Client, held: &Request) -> Release {
     loop {
         match client.0.release(&held.key, &held.token, &Scope::Hold.into()).await {
@@ -197,7 +197,7 @@ async fn release_retrying(client: &mut Client, held: &Request) -> Release {
     }
 }
 
-/// The same; however often it is asked for, it is entered once.
+/// Enters, and repeats the request on a conflict, as the core does. Repeated requests enter once.
 async fn enter_retrying(client: &mut Client, inner: &Request) -> Attempt {
     loop {
         match client.0.try_acquire(inner).await {
@@ -207,8 +207,8 @@ async fn enter_retrying(client: &mut Client, inner: &Request) -> Attempt {
     }
 }
 
-/// What the outer hold leaves behind may be about to enter it (`--leftover leave`): either keeps the lock from being
-/// freed, or finds it given back.
+/// A leftover of the outer command (`--leftover leave`) may enter while the hold is released: it either keeps the lock,
+/// or finds the lock released.
 async fn a_hold_is_not_entered_while_the_lock_is_freed(lab: &Lab) {
     let (mut a, mut b, mut other) = (lab.client().await, lab.client().await, lab.client().await);
     for (offset, entry_first) in OFFSETS.into_iter().map(Duration::from_micros).flat_map(|offset| [(offset, true), (offset, false)]) {
@@ -228,12 +228,12 @@ async fn a_hold_is_not_entered_while_the_lock_is_freed(lab: &Lab) {
         let (entered, left) = tokio::join!(entry, release);
         match entered {
             Attempt::Granted(_) => {
-                assert_eq!(left, Release::StillHeld(1), "{job}: somebody had entered");
+                assert_eq!(left, Release::StillHeld(1), "{job}: a nested hold had entered");
                 b.renewed(&inner, None).await;
                 other.refused(&request(&job, LONG)).await;
                 b.free(&inner).await;
             }
-            Attempt::NotHeld => assert_eq!(left, Release::Released, "{job}: nobody had entered"),
+            Attempt::NotHeld => assert_eq!(left, Release::Released, "{job}: no nested hold had entered"),
             other => panic!("{job}: {other:?}"),
         }
         other.hold(&job).await;
@@ -259,7 +259,7 @@ async fn one_of_two_simultaneous_releases_frees_the_lock(lab: &Lab) {
     }
 }
 
-/// It is the last one in when the outer hold is given back, and is taken back then.
+/// The dropped entry is the last hold when the outer one is released, and is undone then.
 async fn a_dropped_entry_does_not_keep_the_lock(lab: &Lab) {
     let (mut a, mut other) = (lab.client().await, lab.client().await);
     for offset in OFFSETS.map(Duration::from_micros) {

@@ -1,4 +1,4 @@
-//! What `inspect` and `list` tell.
+//! The reports of `inspect` and `list`.
 
 use std::time::Duration;
 
@@ -56,7 +56,7 @@ async fn a_held_lock_is_reported_completely(lab: &Lab) {
             assert_eq!(holder.holds, 1);
             let renewed = holder.renewed_ago.expect("known");
             assert!(renewed < Duration::from_secs(2), "{renewed:?}");
-            assert_eq!(holder.held_for.is_some(), lab.kind.has_clock(), "what is not known is not invented");
+            assert_eq!(holder.held_for.is_some(), lab.kind.has_clock(), "an unknown value is reported as unknown");
             if let Some(held_for) = holder.held_for {
                 assert!(held_for >= Duration::from_millis(300) && held_for < Duration::from_secs(3), "{held_for:?}");
                 assert!(renewed < held_for, "{renewed:?} of {held_for:?}");
@@ -71,7 +71,7 @@ async fn a_held_lock_is_reported_completely(lab: &Lab) {
 async fn a_hold_without_metadata_is_reported_without(lab: &Lab) {
     let mut a = lab.client().await;
     let job = key("job");
-    // The holder before left some: it must not be taken for this one's.
+    // The previous holder's metadata must not be reported for this one.
     let before = Request { metadata: Some(runner("web1")), ..request(&job, LONG) };
     a.take(&before).await;
     a.free(&before).await;
@@ -90,7 +90,7 @@ async fn a_nested_hold_is_counted(lab: &Lab) {
     let state = a.inspect(&job).await;
     assert_eq!(state.holders.len(), 1);
     assert_eq!(state.holders[0].holds, 2);
-    assert_eq!(state.holders[0].metadata, Some(runner("web3")), "it is the owner's");
+    assert_eq!(state.holders[0].metadata, Some(runner("web3")), "the metadata is the owner's");
 }
 
 async fn waiters_are_reported_in_order(lab: &Lab) {
@@ -103,11 +103,11 @@ async fn waiters_are_reported_in_order(lab: &Lab) {
         let metadata = (position != 2).then(|| runner(host));
         let request = Request { metadata, ..waiting(&job, LONG) };
         let busy = client.refused(&request).await;
-        // Without an order SQLite keeps no count.
+        // SQLite counts no position for unfair waiters.
         let reported = (lab.kind != Kind::Sqlite).then_some(position);
         assert_eq!(busy.position, reported, "{host}");
         lab.pass(Duration::from_millis(30)).await;
-        // Asked again it is the same waiter, at the same place.
+        // A repeated request is the same waiter, at the same position.
         assert_eq!(client.refused(&request).await.position, reported, "{host}");
         queue.push((client, request));
     }
@@ -120,7 +120,7 @@ async fn waiters_are_reported_in_order(lab: &Lab) {
         }
         assert!(state.waiters[0].waiting_for > state.waiters[2].waiting_for);
     } else {
-        assert!(state.waiters.iter().all(|waiter| waiter.waiting_for.is_none()), "what is not known is not invented");
+        assert!(state.waiters.iter().all(|waiter| waiter.waiting_for.is_none()), "an unknown value is reported as unknown");
     }
     let (mut first, request) = queue.remove(0);
     first.leave_queue(&request).await;
@@ -165,7 +165,7 @@ async fn listing_and_inspecting_agree(lab: &Lab) {
 async fn inspecting_changes_nothing(lab: &Lab) {
     let (mut a, mut b) = (lab.client().await, lab.client().await);
     let job = key("job");
-    // What is left is told in whole units of what leases are given in.
+    // The remaining lease is reported in whole units of the TTL granularity.
     let unit = a.capabilities().ttl_granularity;
     let lease = crate::lab::SHORT.max(unit * 2);
     let held = lab.expiring(&job, lease);

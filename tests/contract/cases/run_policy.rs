@@ -1,4 +1,4 @@
-//! What a run leaves for those after it: the skew guard, at-least, and at most one run in some time.
+//! The effect of a run on later runs: the skew guard, at-least, and at most one run per window.
 
 use std::time::Duration;
 
@@ -46,9 +46,9 @@ pub fn all() -> Vec<Case> {
     all
 }
 
-/// What nobody in a case sees the end of.
+/// Outlasts every case.
 pub const WINDOW: Duration = Duration::from_secs(3600);
-/// What everybody sees the end of.
+/// Ends within a case.
 pub const BRIEF: Duration = Duration::from_secs(2);
 
 pub fn run_policy(place: &str) -> RunPolicy {
@@ -76,11 +76,11 @@ pub fn asking(name: &str, run_policy: &RunPolicy) -> Request {
 }
 
 impl Client {
-    /// Meets a lock that is free and must be refused.
+    /// Tries to take a free lock, and returns the denial; fails on any other answer.
     pub async fn denied(&mut self, request: &Request) -> Denial {
         match self.attempt(request).await {
             Attempt::Denied(refusal) => *refusal,
-            other => panic!("{} should have been refused: {other:?}", request.key),
+            other => panic!("{} should have been denied: {other:?}", request.key),
         }
     }
 
@@ -97,7 +97,7 @@ impl Client {
         assert_eq!(released, Release::Released);
     }
 
-    /// A whole run.
+    /// Takes the lock, and ends the run with this state.
     pub async fn complete_run(&mut self, request: &Request, stage: RunState) -> Grant {
         let grant = self.take(request).await;
         self.end_run(request, stage).await;
@@ -116,7 +116,7 @@ async fn a_lock_without_a_record_denies_no_run(lab: &Lab) {
     a.take(&asking("job", &all)).await;
     let other = asking("job", &guarded("b", BRIEF));
     let busy = b.refused(&other).await;
-    assert!(!busy.holders.is_empty(), "who has it comes before what is recorded: {busy:?}");
+    assert!(!busy.holders.is_empty(), "a holder is reported before the record: {busy:?}");
 }
 
 async fn the_skew_guard_denies_tries_from_other_hosts(lab: &Lab) {
@@ -127,10 +127,10 @@ async fn the_skew_guard_denies_tries_from_other_hosts(lab: &Lab) {
     assert_eq!((refusal.rule, refusal.fence), (Rule::SkewGuard(BRIEF), Some(grant.fence)), "{refusal:?}");
     assert_eq!(refusal.metadata, Some(runner("web1")));
     assert!(refusal.again_in.is_none_or(|left| left <= BRIEF + SHORT), "{refusal:?}");
-    // Who does not mind, and who waits.
+    // A run without a guard, and one without a policy.
     b.complete_run(&asking("job", &run_policy("b")), RunState::Ok).await;
     b.complete_run(&request(&key("job"), LONG), RunState::Started).await;
-    assert_eq!(b.denied(&asking("job", &guarded("b", BRIEF))).await.fence, Some(grant.fence), "that of the run with a guard");
+    assert_eq!(b.denied(&asking("job", &guarded("b", BRIEF))).await.fence, Some(grant.fence), "the fence is that of the run with a guard");
     lab.pass((BRIEF + lab.kind.late() + Duration::from_millis(100)).saturating_sub(begun.elapsed())).await;
     let mut late = 0;
     while let Attempt::Denied(_) = b.attempt(&asking("job", &guarded("b", BRIEF))).await {
@@ -148,12 +148,12 @@ async fn the_skew_guard_outlasts_a_runner_that_crashed(lab: &Lab) {
     lab.outlast(grant.ttl.get()).await;
     let refusal = free(lab, &mut b, &asking("job", &guarded("b", guard))).await.expect_err("the guard lasts");
     assert_eq!((refusal.rule, refusal.fence), (Rule::SkewGuard(guard), Some(grant.fence)));
-    // The same place again, over another connection.
+    // The same host again, over another connection.
     let mut again = lab.client().await;
     again.take(&asking("job", &guarded("a", guard))).await;
 }
 
-/// What comes of a lock whose holder vanished, once the store has noticed.
+/// Requests the lock of a vanished holder until the store has noticed, and returns the grant or the denial.
 async fn free(lab: &Lab, client: &mut Client, request: &Request) -> Result<Grant, Denial> {
     let until = tokio::time::Instant::now() + Duration::from_secs(5);
     loop {
@@ -174,7 +174,7 @@ async fn at_least_denies_every_run(lab: &Lab) {
         assert_eq!((refusal.rule, refusal.fence), (Rule::AtLeast(WINDOW), Some(grant.fence)));
     }
     a.denied(&asking("job", &guarded("a", BRIEF))).await;
-    assert!(b.inspect(&key("job")).await.holders.is_empty(), "nobody has it");
+    assert!(b.inspect(&key("job")).await.holders.is_empty(), "the lock has no holder");
     a.complete_run(&asking("brief", &kept(SHORT)), RunState::Ok).await;
     lab.outlast(SHORT).await;
     assert!(free(lab, &mut b, &request(&key("brief"), LONG)).await.is_ok());
@@ -185,7 +185,7 @@ async fn at_least_outlasts_a_runner_that_crashed(lab: &Lab) {
     let grant = a.take(&with(&kept(WINDOW), lab.expiring(&key("job"), SHORT))).await;
     drop(a);
     lab.outlast(grant.ttl.get()).await;
-    let refusal = free(lab, &mut b, &request(&key("job"), LONG)).await.expect_err("it is kept");
+    let refusal = free(lab, &mut b, &request(&key("job"), LONG)).await.expect_err("at-least denies the run");
     assert_eq!((refusal.rule, refusal.fence), (Rule::AtLeast(WINDOW), Some(grant.fence)));
 }
 
@@ -223,7 +223,7 @@ async fn a_window_has_one_run(lab: &Lab) {
     assert_eq!((refusal.rule, refusal.fence), (Rule::Once(RunState::Ok), Some(grant.fence)));
     assert_eq!(refusal.metadata, Some(runner("web1")));
     a.denied(&asking("job", &once(WINDOW, 9, true))).await;
-    // Its own end, by the store's clock.
+    // A window ends by the store's clock.
     a.complete_run(&asking("brief", &once(BRIEF, 0, false)), RunState::Ok).await;
     let began = tokio::time::Instant::now();
     b.denied(&asking("brief", &once(BRIEF, 0, false))).await;
@@ -264,7 +264,7 @@ async fn a_cancelled_run_denies_no_other_run(lab: &Lab) {
     assert_eq!(undone, Release::Released);
     b.complete_run(&asking("job", &all("b")), RunState::Ok).await;
     assert_eq!(a.denied(&asking("job", &all("a"))).await.rule, Rule::AtLeast(WINDOW));
-    // What failed before stays so.
+    // A failed run before the cancelled one stays failed.
     let twice = once(WINDOW, 1, false);
     a.complete_run(&asking("twice", &twice), RunState::Failed).await;
     a.complete_run(&asking("twice", &twice), RunState::Cancelled).await;
@@ -300,7 +300,7 @@ async fn one_of_many_simultaneous_runs_starts(lab: &Lab) {
                 let mut ran = 0;
                 for _ in 0..4 {
                     if let Attempt::Granted(_) = node.attempt(&asked).await {
-                        // As short as a job can be.
+                        // The job is as short as possible.
                         node.end_run(&asked, RunState::Ok).await;
                         ran += 1;
                     }
@@ -376,7 +376,7 @@ async fn nested_runs_belong_to_the_outer_run(lab: &Lab) {
     assert_eq!(a.take(&inner).await.fence, grant.fence);
     let record = a.record(&key("job")).await;
     assert_eq!(record.start.as_ref().map(|start| (start.tries, start.stage)), Some((1, RunState::Started)), "{record:?}");
-    // The outer one's command is over, and the inner one outlives it.
+    // The outer command has ended, and the inner one outlives it.
     let info = ReleaseInfo { end: Some(End::Exited(0)), run_state: Some(RunState::Ok), ..Scope::Hold.into() };
     assert_eq!(a.0.release(&outer.key, &outer.token, &info).await.expect("release"), Release::StillHeld(1));
     assert_eq!(a.record(&key("job")).await.start.map(|start| start.stage), Some(RunState::Ok));
@@ -384,7 +384,7 @@ async fn nested_runs_belong_to_the_outer_run(lab: &Lab) {
     assert_eq!(a.denied(&asking("job", &once(WINDOW, 9, true))).await.rule, Rule::AtLeast(WINDOW));
 }
 
-/// Some thousand requests with run policy of all kinds, held against the reference.
+/// Random requests with run policies of all kinds, compared with the reference.
 async fn the_record_matches_the_reference_after_each_run(lab: &Lab) {
     let mut client = lab.client().await;
     let seed = random();
@@ -401,7 +401,7 @@ async fn the_record_matches_the_reference_after_each_run(lab: &Lab) {
         let wanted = RunPolicy {
             place: if pick(2) == 0 { "a" } else { "b" }.into(),
             skew_guard: (pick(4) == 0).then_some(WINDOW),
-            // The first would be the last.
+            // Rare, because at-least denies all later runs of the case.
             at_least: (pick(40) == 0).then_some(WINDOW),
             once: (pick(3) > 0).then(|| Once {
                 window: WINDOW,
@@ -448,7 +448,7 @@ async fn a_warning_is_claimed_once(lab: &Lab) {
     assert!(claim(&mut b, fence, 1).await);
     assert!(!claim(&mut a, fence, 1).await && !claim(&mut b, fence, 1).await);
     assert!(claim(&mut a, fence, 3).await);
-    assert!(!claim(&mut b, fence, 2).await, "less than was warned of");
+    assert!(!claim(&mut b, fence, 2).await, "a lower level than the last warning");
     a.free(&held).await;
     let next = a.take(&request(&job, LONG)).await.fence;
     assert!(claim(&mut b, next, 1).await, "another hold");
@@ -470,10 +470,10 @@ async fn an_operator_can_ignore_the_record_but_not_a_holder(lab: &Lab) {
     assert_eq!(
         record.cooldown.map(|cooldown| (cooldown.fence, cooldown.place)),
         Some((fence, "b".into())),
-        "it is recorded like any other"
+        "the run is recorded like any other"
     );
     assert_eq!(record.start.map(|start| (start.fence, start.stage, start.tries)), Some((fence, RunState::Failed, 1)));
-    // Without a policy of its own it is let go as well.
+    // The same for a run without a policy of its own.
     let plain = asking("job", &RunPolicy { anyway: true, ..run_policy("c") });
     a.complete_run(&plain, RunState::Ok).await;
     a.denied(&asking("job", &kept(BRIEF))).await;
@@ -504,7 +504,7 @@ async fn keys_are_listed_by_their_runs(lab: &Lab) {
     assert_eq!(names(&mut a, "it-", Which::All).await, ["it-guarded", "it-kept", "it-over", "it-plain"]);
     assert_eq!(names(&mut a, "other/{", Which::All).await, ["other/{x}%"]);
     assert!(names(&mut a, "it%", Which::All).await.is_empty());
-    // More may be told, but nothing must be left out.
+    // The list may contain more keys, but must omit none.
     let kept = names(&mut a, "it-", Which::Kept).await;
     assert!(kept.contains(&"it-guarded".into()) && kept.contains(&"it-kept".into()) && !kept.contains(&"it-plain".into()), "{kept:?}");
 }

@@ -27,7 +27,9 @@ pub fn all() -> Vec<Case> {
     all.extend(cases![redis => a_run_repeated_after_its_lease_is_not_denied_by_itself]);
     all.extend(cases![Kind::crosses_processes => an_entry_does_not_change_the_outer_runs_record]);
     all.extend(cases![Kind::keeps_positions => a_waiter_delayed_by_at_least_stays_first]);
-    all.extend(cases![|kind| kind == Kind::Etcd => recording_a_start_adds_no_round_trip, starts_end_with_their_leases_and_leave_no_lease]);
+    all.extend(
+        cases![|kind| kind == Kind::Etcd => recording_a_start_adds_at_most_one_round_trip, starts_end_with_their_leases_and_leave_no_lease],
+    );
     all.extend(cases![|kind| kind == Kind::ZooKeeper => a_start_is_kept_as_long_as_a_run_policy_needs_it]);
     all
 }
@@ -202,7 +204,7 @@ async fn a_waiter_delayed_by_at_least_stays_first(lab: &Lab) {
 }
 
 /// Each part of it is a lease: they are granted together with that of the lock.
-async fn recording_a_start_adds_no_round_trip(lab: &Lab) {
+async fn recording_a_start_adds_at_most_one_round_trip(lab: &Lab) {
     const WAY: Duration = Duration::from_millis(80);
     let (proxy, mut a) = warm(lab).await;
     proxy.delay(WAY);
