@@ -1,4 +1,4 @@
-//! A call that is dropped at any moment leaves a backend that answers the next one.
+//! Cancel safety: a call may be dropped at any moment, and the backend still answers the next one.
 
 use std::time::Duration;
 
@@ -20,7 +20,7 @@ pub fn all() -> Vec<Case> {
     ]
 }
 
-/// Before the first step of a call, in its midst, and after its end.
+/// Before the first step of a call, in the middle, and after its end.
 const MOMENTS: [Duration; 10] = [
     Duration::ZERO,
     Duration::from_micros(20),
@@ -64,7 +64,7 @@ async fn a_dropped_acquire_can_be_undone(lab: &Lab) {
     for moment in MOMENTS {
         let mut a = lab.client().await;
         let job = key(&format!("job-{moment:?}"));
-        // What was dropped may reach the store after its undoing: then it ends with its lease.
+        // The dropped request may reach the store after its undo, and then ends with its lease.
         let held = lab.expiring(&job, SHORT);
         let _ = drop_after(moment, a.0.try_acquire(&held)).await;
         let answer = a.release(&held, Scope::Hold).await;
@@ -116,7 +116,7 @@ async fn a_dropped_wait_can_be_followed_by_anything(lab: &Lab) {
         let _ = drop_after(moment, b.0.wait(&wanted, LONG)).await;
         let mut woken = 0;
         while b.wait(&wanted, Duration::from_millis(10)).await == Wake::Changed {
-            // Waking for nothing is allowed, but not for ever.
+            // A wake-up without a reason is allowed, but not endlessly.
             woken += 1;
             assert!(woken < 4, "{moment:?}");
             b.refused(&wanted).await;
@@ -144,7 +144,7 @@ async fn a_dropped_inspection_can_be_repeated(lab: &Lab) {
     a.renewed(&held, None).await;
 }
 
-/// What was dropped may come in between with its change, for which a store may want to be asked again, as the core does.
+/// Repeats a request that fails with a transient error, as the core does: the dropped request may interfere.
 async fn retry_transient<T>(mut question: impl AsyncFnMut() -> dlock::lock::Result<T>) -> T {
     for _ in 0..5 {
         match question().await {
@@ -155,7 +155,7 @@ async fn retry_transient<T>(mut question: impl AsyncFnMut() -> dlock::lock::Resu
     question().await.unwrap_or_else(|error| panic!("{error:?}"))
 }
 
-/// Whatever is given up, the hold that was to be entered is not touched.
+/// A dropped entry never changes the hold that it was to enter.
 async fn a_dropped_entry_can_be_undone(lab: &Lab) {
     let (mut a, mut other) = (lab.client().await, lab.client().await);
     if !a.capabilities().reentrant {

@@ -32,7 +32,7 @@ pub fn all() -> Vec<Case> {
         a_lost_position_takes_no_permit_number,
         a_released_permit_costs_the_same_with_many_waiters,
     ]);
-    // Only etcd: ZooKeeper's session is kept alive over the same connection as the request.
+    // Only etcd: ZooKeeper's session is kept alive over another connection while a request is late.
     all.extend(cases![|kind| kind == Kind::Etcd => a_permit_number_taken_after_the_lease_is_not_granted]);
     all
 }

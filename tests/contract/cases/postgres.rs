@@ -137,7 +137,7 @@ async fn vanished_waiters_leave_no_blocked_session(lab: &Lab) {
         waiters.push(b);
     }
     drop(waiters);
-    assert!(!lab.postgres().sql(BLOCKED).is_empty(), "nobody waited");
+    assert!(!lab.postgres().sql(BLOCKED).is_empty(), "no session is blocked");
     let began = Instant::now();
     while !lab.postgres().sql(BLOCKED).is_empty() {
         assert!(began.elapsed() < soon() * 2, "the server did not notice that the waiter is gone");

@@ -1,4 +1,4 @@
-//! Starts that were recorded, or were not, when an answer was lost; and who is kept from a lock that nobody has.
+//! Starts that may or may not be recorded after a lost answer, and waiters that a run policy denies a free lock.
 
 use std::time::Duration;
 
@@ -40,17 +40,17 @@ fn everything(place: &str, retry_failed: u32) -> RunPolicy {
     RunPolicy { place: place.into(), skew_guard: Some(WINDOW), at_least: Some(WINDOW), ..once(WINDOW, retry_failed, false) }
 }
 
-/// The requests that take a lock, in turn.
+/// Returns text that identifies each request of an acquire, in order.
 fn marks(kind: Kind, lab: &Lab) -> Vec<&'static str> {
     let mut marks = vec![lab.server().taking_mark()];
     if kind == Kind::Etcd {
-        // The lease comes before the step that grants.
+        // etcd records the start, on its own lease, before the request that grants.
         marks.push("/once");
     }
     marks
 }
 
-/// A client behind a proxy that has run every script once.
+/// Returns a client behind a proxy. The client has run every script once.
 async fn warm(lab: &Lab) -> (Proxy, Client) {
     let server = lab.server();
     let proxy = Proxy::to(server.port());
@@ -99,7 +99,7 @@ async fn a_start_given_up_on_is_undone(lab: &Lab) {
     }
 }
 
-/// Whichever answer is lost, the attempt ends with its lease while the store is out of reach.
+/// Whichever answer is lost, the attempt ends with its lease while the store is unreachable.
 async fn no_run_is_denied_by_its_own_lost_attempt(lab: &Lab) {
     for nth in 0.. {
         let (mut proxy, mut a) = warm(lab).await;
@@ -123,12 +123,12 @@ async fn no_run_is_denied_by_its_own_lost_attempt(lab: &Lab) {
         }
         let start = lab.client().await.record(&asked.key).await.start.expect("a start");
         assert_eq!((start.fence, start.tries, start.stage), (taken.fence, 1, RunState::Started), "answer {nth}");
-        // The answer that was lost may be one that nobody waited for, and the connection deaf since.
+        // The lost answer may be one that the client did not wait for, which leaves the connection without answers.
         lease::give_back(&mut *a.0, &BootClock, &asked.key, &asked.token, &Scope::Tree.into(), LIMITS).await;
     }
 }
 
-/// As if the answer to the first attempt had been lost, on stores of several servers.
+/// Stands for a lost answer to the first attempt, on stores with several servers.
 async fn a_run_repeated_after_its_lease_is_not_denied_by_itself(lab: &Lab) {
     let (mut a, mut b) = (lab.client().await, lab.client().await);
     let asked = Request { ttl: ttl(SHORT), ..asking("job", &everything("a", 1)) };
@@ -148,7 +148,7 @@ async fn an_entry_does_not_change_the_outer_runs_record(lab: &Lab) {
     let outer = asking("job", &everything("a", 0));
     let grant = a.take(&outer).await;
     for nth in 0..8 {
-        // Stopped sooner or later, so that it may have been done.
+        // The acquire is stopped after a varying time, so its outcome varies.
         let stop = lab.pass(Duration::from_micros(250 * nth));
         let inner = nested(&outer);
         let outcome = lease::acquire(&mut *b.0, &BootClock, inner.clone(), WaitPolicy::Try, LIMITS, stop, |_| {}).await.expect("an answer");
@@ -179,22 +179,22 @@ async fn a_waiter_delayed_by_at_least_stays_first(lab: &Lab) {
     assert!(refusal.again_in.is_some_and(|again| !again.is_zero() && again <= BRIEF * 2), "{refusal:?}");
     let busy = c.refused(&second).await;
     assert!(busy.holders.is_empty() && busy.position == Some(2), "{busy:?}");
-    // Nobody has it, and tries are told why.
+    // The lock has no holder, and tries get the reason.
     assert_eq!(refused(a.attempt(&request(&key("job"), LONG)).await).rule, Rule::AtLeast(BRIEF * 2));
     assert_eq!(refused(a.attempt(&asking("job", &guarded("a", BRIEF))).await).rule, Rule::AtLeast(BRIEF * 2));
     let state = a.inspect(&key("job")).await;
     assert!(state.holders.is_empty() && state.waiters.len() == 2, "{state:?}");
-    assert!(busy.expires_in.is_none_or(|soon| soon >= Duration::from_secs(1)), "it would ask again and again");
+    assert!(busy.expires_in.is_none_or(|soon| soon >= Duration::from_secs(1)), "the waiter would poll too often");
     assert_eq!(c.wait(&second, Duration::from_millis(300)).await, Wake::TimedOut);
-    assert!(began.elapsed() < BRIEF * 2, "too slow to tell");
-    // A lease shorter than that is kept alive by asking.
+    assert!(began.elapsed() < BRIEF * 2, "the machine was too slow for this case");
+    // Repeated requests keep the waiter's position alive.
     let (until, late) = (began + BRIEF * 2, lab.kind.late() + SHORT);
     loop {
         match b.attempt(&first).await {
             Attempt::Granted(_) => break,
             other => drop(refused(other)),
         }
-        assert!(began.elapsed() < BRIEF * 2 + late + SHORT, "it is over");
+        assert!(began.elapsed() < BRIEF * 2 + late + SHORT, "at-least is over");
         lab.pass(Duration::from_millis(200)).await;
     }
     assert!(until.elapsed() > Duration::ZERO || began.elapsed() + Duration::from_millis(50) > BRIEF * 2, "{:?}", began.elapsed());
@@ -203,18 +203,18 @@ async fn a_waiter_delayed_by_at_least_stays_first(lab: &Lab) {
     c.wait_for(&second, LONG).await;
 }
 
-/// Each part of it is a lease: they are granted together with that of the lock.
+/// Each part of a start has its own lease, which is granted at the same time as the lock's lease.
 async fn recording_a_start_adds_at_most_one_round_trip(lab: &Lab) {
     const WAY: Duration = Duration::from_millis(80);
     let (proxy, mut a) = warm(lab).await;
     proxy.delay(WAY);
     let all = RunPolicy { at_least: Some(BRIEF), ..everything("a", 0) };
     let mut tries = Vec::new();
-    // On a busy machine an answer may come late that was sent in time: the quickest of some tries tells.
+    // On a busy machine an answer may arrive late, so the fastest of several tries counts.
     for nth in 0..5 {
         let named = |name: &str| format!("{name}-{nth}");
         let guarded = asking(&named("job"), &guarded("a", WINDOW));
-        // The last one goes by what another has left.
+        // The last request overwrites the start of the one before.
         let again = asking(&named("job"), guarded.run_policy.as_ref().expect("run_policy"));
         let mut took = Vec::new();
         for asked in [request(&key(&named("plain")), LONG), asking(&named("first"), &all), guarded, again] {
@@ -223,7 +223,7 @@ async fn recording_a_start_adds_at_most_one_round_trip(lab: &Lab) {
             took.push(began.elapsed());
             a.end_run(&asked, RunState::Ok).await;
         }
-        // There and back is a question more; what must not be overwritten by accident takes one, beside the two for any lock.
+        // `more` is one more round trip. A plain acquire takes two; only overwriting a start takes a third.
         let (plain, more) = (took[0], WAY * 2);
         if took[1] < plain + more && took[2] < plain + more && took[3] < plain * 2 {
             return;
@@ -246,10 +246,10 @@ async fn starts_end_with_their_leases_and_leave_no_lease(lab: &Lab) {
     let first = leases("once");
     a.complete_run(&asking("job", &short), RunState::Failed).await;
     assert_ne!(leases("once"), first);
-    assert!(!lab.etcd().etcd().leases().contains(&format!("{first:016x}")), "that of the try before is over");
+    assert!(!lab.etcd().etcd().leases().contains(&format!("{first:016x}")), "the lease of the previous try has ended");
     lab.pass(BRIEF + lab.kind.late() * 2).await;
     assert_eq!(lab.etcd().etcd().keys(&folder), [""; 0]);
-    // One that is refused leaves nothing, of leases that nobody else has.
+    // A denied run leaves no lease; the length of its leases is unique.
     let long = |place: &str| RunPolicy { skew_guard: Some(WINDOW), at_least: None, ..once(WINDOW, 0, false) }.at(place);
     a.complete_run(&asking("job", &long("a")), RunState::Ok).await;
     let odd = Duration::from_secs(4711);
@@ -280,9 +280,9 @@ async fn a_start_is_kept_as_long_as_a_run_policy_needs_it(lab: &Lab) {
     let held = asking("held", &once(SHORT, 0, false));
     let own = a.take(&held).await.fence;
     assert!(a.0.amend(&key("held"), Amendment::Warn(own, 1)).await.expect("claim"));
-    assert!(!a.0.amend(&key("brief"), Amendment::Warn(own, 1)).await.expect("claim"), "not a hold of this lock");
+    assert!(!a.0.amend(&key("brief"), Amendment::Warn(own, 1)).await.expect("claim"), "the fence is of another lock");
     lab.pass(SHORT + Duration::from_millis(200)).await;
-    assert_eq!(a.0.collect(SHORT).await.expect("gc"), Some(1), "the record of one start, and the history of that lock");
+    assert_eq!(a.0.collect(SHORT).await.expect("gc"), Some(1), "one lock: the record of its start, and its history");
     assert_eq!(a.record(&key("brief")).await, dlock::lock::RunRecord::default());
     assert!(a.record(&key("held")).await.start.is_some());
     let refusal = a.denied(&asking("long", &once(WINDOW, 9, true))).await;

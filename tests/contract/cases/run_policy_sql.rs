@@ -1,4 +1,4 @@
-//! The starts of runs in the rows of PostgreSQL, MariaDB and MySQL: what can come between a judgement and a grant there.
+//! Run records in the rows of PostgreSQL, MariaDB and MySQL: events between applying the run policy and the grant.
 
 use std::time::Duration;
 
@@ -42,7 +42,7 @@ fn is_sql(kind: Kind) -> bool {
     kind.is_postgres() || kind.is_mariadb()
 }
 
-/// In PostgreSQL's words or MariaDB's. `$table` is the one with the starts.
+/// Runs PostgreSQL's statement or MariaDB's. `$table` stands for the table with the starts.
 fn sql(lab: &Lab, postgres: &str, mariadb: &str) {
     let sessions = lab.kind.held_by_session();
     let table = lab.either(if sessions { "dlock_fences" } else { "dlock" }, if sessions { "dlock_sessions" } else { "dlock" });
@@ -81,9 +81,9 @@ async fn tables_without_starts_are_upgraded(lab: &Lab) {
         let error = loop {
             match b.0.try_acquire(&request).await {
                 Err(error) => break error,
-                // The session of the try before is just ending, with what it had.
+                // The previous try's session is just ending, and still has the lock.
                 Ok(Attempt::Busy(busy)) if busy.passing => lab.pass(SLACK / 10).await,
-                other => panic!("it has not these columns yet: {other:?}"),
+                other => panic!("the table lacks these columns: {other:?}"),
             }
         };
         assert!(error.hint.as_deref().is_some_and(|hint| hint.contains("dlock init")), "{error:?}");
@@ -97,7 +97,7 @@ async fn tables_without_starts_are_upgraded(lab: &Lab) {
     assert_eq!(b.denied(&asking("job", &once(WINDOW, 0, true))).await.rule, Rule::Once(RunState::Ok));
 }
 
-/// As if the server's clock had been set back by an hour.
+/// Stands for a server clock that was set back by an hour.
 async fn starts_in_the_future_deny_runs_and_pauses_do_not(lab: &Lab) {
     let (mut a, mut b) = (lab.client().await, lab.client().await);
     let minute = Duration::from_secs(60);
@@ -125,14 +125,14 @@ async fn a_denied_waiter_keeps_nothing(lab: &Lab) {
     assert_eq!(one.rule, two.rule);
     assert!(a.inspect(&key("job")).await.holders.is_empty());
     sql(lab, "UPDATE $table SET paced_at = NULL", "UPDATE $table SET paced_at = NULL");
-    // With the session that it was refused over.
+    // The session that was denied gets the lock now.
     b.take(&waiting).await;
-    b.0.leave_queue(&waiting).await.expect("abandon");
+    b.0.leave_queue(&waiting).await.expect("leave_queue");
     b.end_run(&waiting, RunState::Started).await;
     a.take(&request(&key("job"), LONG)).await;
 }
 
-/// It asked before that run began, by a time from before.
+/// The request was sent before the other run started, with an earlier time.
 async fn a_run_that_started_during_the_wait_for_the_row_counts(lab: &Lab) {
     let (mut a, mut b) = (lab.client().await, lab.client().await);
     let wanted = once(WINDOW, 0, false);
@@ -152,7 +152,7 @@ async fn a_run_that_started_during_the_wait_for_the_row_counts(lab: &Lab) {
     run.join().expect("the other run");
 }
 
-/// The answer to a grant was lost, and its lease is over when it is asked for again.
+/// The answer to a grant was lost, and the lease is over when the request is repeated.
 async fn a_start_repeated_after_its_lease_is_one_start(lab: &Lab) {
     let (mut a, mut b) = (lab.client().await, lab.client().await);
     let asked = asking("job", &everything());
@@ -192,7 +192,7 @@ async fn starts_that_run_policies_need_are_not_collected(lab: &Lab) {
     assert_eq!(a.0.collect(days(1)).await.expect("gc"), Some(2));
 }
 
-/// What is in the tables when a fence was counted for this hold, and the answer was lost with the session.
+/// Writes the rows that remain when a fence was counted for this hold, and the session ended before its answer.
 fn record_start(lab: &Lab, of: &Request) {
     let hold = of.token.hold_text();
     sql(
@@ -246,7 +246,7 @@ async fn a_start_that_was_never_granted_is_undone(lab: &Lab) {
     assert_eq!(grant.drain_delay, Duration::ZERO, "no holder vanished");
 }
 
-/// A client behind a proxy, and what stands in the statement that counts a fence.
+/// Returns a client behind a proxy, and text of the statement that counts a fence.
 fn behind_proxy(lab: &Lab) -> (Proxy, Client, &'static str) {
     if lab.kind.is_postgres() {
         let proxy = Proxy::to(lab.postgres().server().port);
@@ -259,7 +259,7 @@ fn behind_proxy(lab: &Lab) -> (Proxy, Client, &'static str) {
 }
 
 const LIMITS: Limits<'static> = Limits::of(Duration::from_secs(3));
-/// A session that was cut off may have the lock for a moment.
+/// A session that was cut off may keep the lock for a moment.
 const WAIT: WaitPolicy = WaitPolicy::For(Duration::from_secs(10));
 
 async fn a_sessions_start_whose_answer_was_lost_is_one_start(lab: &Lab) {
@@ -307,5 +307,5 @@ async fn a_run_with_a_policy_is_one_round_trip(lab: &Lab) {
     a.complete_run(&asking("job", &RunPolicy { skew_guard: Some(WINDOW), ..once(Duration::from_millis(1), 0, false) }), RunState::Ok).await;
     assert_eq!(proxy.requests() - before, 6);
     a.denied(&asking("job", &guarded("b", WINDOW))).await;
-    assert_eq!(proxy.requests() - before, 8, "who is refused also reads why");
+    assert_eq!(proxy.requests() - before, 8, "a denied run also reads the reason");
 }

@@ -1,4 +1,4 @@
-//! Many readers or one writer, where that is declared.
+//! Many readers or one writer, where the store declares shared locks.
 
 use std::time::Duration;
 
@@ -133,7 +133,7 @@ async fn a_vanished_reader_expires_by_itself(lab: &Lab) {
         b.take(&lives).await;
     }
     lab.outlast(SHORT).await;
-    // The other reader holds on by itself, and the dead one doesn't keep the lock.
+    // The other reader keeps the lock by itself, and the dead one doesn't.
     c.refused(&request(&job, LONG)).await;
     b.free(&lives).await;
     c.wait_for(&waiting(&job, LONG), Duration::from_millis(50)).await;

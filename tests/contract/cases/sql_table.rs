@@ -1,4 +1,4 @@
-//! The table of leases of a SQL server: ShedLock's statements on the same rows, layouts, and what is collected.
+//! The lease table of a SQL server: ShedLock's statements on the same rows, layouts, and the collection of unused rows.
 
 use std::time::{Duration, Instant};
 
@@ -36,9 +36,9 @@ async fn a_held_shedlock_is_busy(lab: &Lab) {
     assert!(lab.shedlock("dlock", "dlock:job", 30));
     let busy = a.refused(&request(&job, LONG)).await;
     assert!(busy.holders[0].foreign && busy.holders[0].fence.is_none(), "{busy:?}");
-    // On MariaDB the waiter with the gate looks at the row for the others.
+    // On MariaDB the waiter with the advisory lock polls the row for the others.
     assert_eq!(busy.notifies, lab.kind.is_mariadb(), "{busy:?}");
-    let left = busy.expires_in.expect("it ends");
+    let left = busy.expires_in.expect("an expiry");
     assert!(left > Duration::from_secs(25) && left <= Duration::from_secs(30), "{left:?}");
     assert_eq!(a.inspect(&job).await.holders[0].metadata.as_ref().and_then(|who| who.host.as_deref()), Some("web7"));
     assert_eq!(a.keys("").await, ["job"]);
@@ -61,11 +61,11 @@ async fn a_released_shedlock_is_free(lab: &Lab) {
     };
     let (outcome, freed) = tokio::join!(take, free);
     assert!(matches!(outcome, Ok(Outcome::Granted(_))), "{outcome:?}");
-    // ShedLock wakes no waiter: dlock looks.
+    // ShedLock wakes no waiter, so dlock polls.
     assert!(freed.elapsed() < soon(), "{:?}", freed.elapsed());
 }
 
-/// ShedLock's clock on MariaDB has milliseconds.
+/// Waits for the next millisecond: ShedLock's times on MariaDB have that resolution.
 async fn pass_a_millisecond(lab: &Lab) {
     lab.pass(Duration::from_millis(5)).await;
 }
@@ -73,11 +73,11 @@ async fn pass_a_millisecond(lab: &Lab) {
 async fn our_lock_keeps_shedlock_out(lab: &Lab) {
     let mut a = lab.client().await;
     let held = a.hold(&key("job")).await;
-    assert!(!lab.shedlock("dlock", "dlock:job", 30), "ShedLock took a lock that we hold");
+    assert!(!lab.shedlock("dlock", "dlock:job", 30), "ShedLock took a lock that dlock holds");
     assert!(!lab.shedlock_unlocks("dlock", "dlock:job"));
     a.free(&held).await;
     pass_a_millisecond(lab).await;
-    assert!(lab.shedlock("dlock", "dlock:job", 30), "ShedLock did not get a lock that was given back");
+    assert!(lab.shedlock("dlock", "dlock:job", 30), "ShedLock did not get a released lock");
     a.refused(&request(&key("job"), LONG)).await;
 }
 
@@ -94,11 +94,11 @@ async fn a_lock_that_shedlock_took_over_is_not_held(lab: &Lab) {
     assert_eq!(a.release(&held, Scope::Tree).await, Release::NotHeld);
     assert!(matches!(a.attempt(&nested(&held)).await, Attempt::NotHeld));
     a.refused(&held).await;
-    assert!(a.inspect(&job).await.holders[0].foreign, "what we left behind was taken for ShedLock's");
+    assert!(a.inspect(&job).await.holders[0].foreign, "the rest of dlock's hold was reported instead of ShedLock's");
     assert_eq!(lab.sql(ROW), before);
 }
 
-/// As ShedLock's documentation has it.
+/// Creates the table as ShedLock's documentation does.
 fn create_shedlock(lab: &Lab) -> &'static str {
     lab.either(
         "CREATE TABLE shedlock(name VARCHAR(64) NOT NULL, lock_until TIMESTAMP NOT NULL, locked_at TIMESTAMP NOT NULL, \
@@ -116,11 +116,11 @@ async fn an_existing_shedlock_table_is_upgraded(lab: &Lab) {
     lab.sql(create_shedlock(lab));
     assert!(lab.shedlock("shedlock", "nightly", 30));
     let mut a = on_shedlock(lab);
-    let error = a.0.try_acquire(&request(&key("job"), LONG)).await.expect_err("it has not our columns yet");
+    let error = a.0.try_acquire(&request(&key("job"), LONG)).await.expect_err("the table lacks dlock's columns");
     assert_eq!((error.kind, error.hint.is_some_and(|hint| hint.contains("dlock init"))), (ErrorKind::Config, true));
     assert_eq!(a.0.init().await.expect("init"), Init::Created);
     assert_eq!(a.0.init().await.expect("init"), Init::UpToDate);
-    assert!(a.refused(&request(&key("nightly"), LONG)).await.holders[0].foreign, "the upgrade moved its end");
+    assert!(a.refused(&request(&key("nightly"), LONG)).await.holders[0].foreign, "the upgrade moved the hold's end");
     for name in [&*"x".repeat(255), "NIGHTLY", "nightly "] {
         a.hold(&key(name)).await;
     }
@@ -135,7 +135,7 @@ async fn an_existing_shedlock_table_is_upgraded(lab: &Lab) {
 
 async fn a_column_with_a_time_zone_is_refused(lab: &Lab) {
     lab.sql(&create_shedlock(lab).replace("lock_until TIMESTAMP", "lock_until TIMESTAMPTZ"));
-    let error = on_shedlock(lab).0.init().await.expect_err("it would mean another time in each time zone");
+    let error = on_shedlock(lab).0.init().await.expect_err("the column would mean another time in each time zone");
     assert_eq!(error.kind, ErrorKind::Config, "{error:?}");
 }
 
@@ -148,7 +148,7 @@ async fn a_shared_table_is_not_collected(lab: &Lab) {
 async fn a_missing_table_is_an_error_with_a_hint(lab: &Lab) {
     let mut a = lab.client_with("dlock", |options| options.table = "elsewhere".into());
     let error = a.0.try_acquire(&request(&key("job"), LONG)).await.expect_err("no table");
-    // MariaDB is asked in several statements.
+    // MariaDB needs several statements, so the effect may be unknown.
     assert!(error.kind == ErrorKind::Config && (lab.kind.is_mariadb() || error.effect == Effect::NotApplied), "{error:?}");
     assert!(error.hint.as_deref().is_some_and(|hint| hint.contains("dlock init")), "{error:?}");
     assert_eq!(a.0.init().await.expect("init"), Init::Created);
@@ -170,7 +170,7 @@ async fn a_newer_layout_is_refused(lab: &Lab) {
     lab.sql("UPDATE dlock SET layout = 299");
     a.renewed(&held, None).await;
     a.free(&held).await;
-    // Not even if it is free.
+    // A free lock is refused too.
     lab.sql("UPDATE dlock SET layout = 300");
     assert_eq!(a.0.try_acquire(&request(&job, LONG)).await.expect_err("newer").kind, ErrorKind::Layout);
 }
@@ -203,11 +203,11 @@ async fn unused_rows_are_collected_and_fences_rise_on(lab: &Lab) {
         "UPDATE dlock SET lock_until = lock_until - INTERVAL '2' DAY, locked_at = locked_at - INTERVAL '2' DAY, \
          renewed_at = renewed_at - INTERVAL '2' DAY WHERE name = 'dlock:old'",
     );
-    // Its fence is not older than the day: a clock that is set back by less could repeat it.
+    // The row's fence is less than a day old, so a clock that is set back by less could repeat the fence.
     assert_eq!(a.0.collect(day).await.expect("gc"), Some(0));
     lab.sql("UPDATE dlock SET fence = fence - 172800000000 WHERE name = 'dlock:old'");
     assert_eq!(a.0.collect(day).await.expect("gc"), Some(1));
-    // What is remembered goes by its own age.
+    // The history is collected by its own age.
     assert_eq!(history(&mut a, &key("old")).await.past.len(), 1);
     lab.sql("UPDATE dlock_runs SET ended = ended - INTERVAL '2' DAY WHERE name = 'dlock:old'");
     a.0.collect(day).await.expect("gc");

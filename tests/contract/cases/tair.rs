@@ -1,4 +1,4 @@
-//! Tair's commands and their traps.
+//! Tair's commands and their pitfalls.
 
 use std::time::Duration;
 
@@ -46,7 +46,7 @@ fn left(lab: &Lab) -> i64 {
     redis::from_redis_value(lab.tair().server().command(&["PTTL", NAME])).expect("a number")
 }
 
-/// A client behind a proxy, with its connection open.
+/// Returns a client behind a proxy, with an open connection.
 async fn warm(lab: &Lab) -> (Proxy, Client) {
     let proxy = Proxy::to(lab.tair().server().port());
     let mut client = Client(lab.tair().client(proxy.port, "dlock"));
@@ -63,10 +63,10 @@ async fn a_server_without_the_commands_is_refused(lab: &Lab) {
     assert_eq!((error.kind, error.effect), (ErrorKind::Config, Effect::NotApplied), "{error:?}");
     let command = if lab.tair().mode == TairMode::Plain { "CAS and CAD" } else { "EXCAS" };
     assert!(error.message.contains(command) && error.hint.is_some(), "{error:?}");
-    assert!(plain.keys().is_empty(), "it was asked all the same");
+    assert!(plain.keys().is_empty(), "the refused server has keys");
 }
 
-/// The commands take the expiry away unless they are told one.
+/// Tair's write commands remove the expiry unless they set one.
 async fn every_step_keeps_an_expiry(lab: &Lab) {
     let mut a = lab.client().await;
     let held = a.hold(&key("job")).await;
@@ -76,9 +76,9 @@ async fn every_step_keeps_an_expiry(lab: &Lab) {
     assert!(all(lab) > long && all(lab) <= long * 2);
     let inner = nested(&held);
     a.take(&inner).await;
-    assert!(all(lab) > long, "entering shortened it");
+    assert!(all(lab) > long, "entering shortened the expiry");
     assert_eq!(a.release(&held, Scope::Hold).await, Release::StillHeld(1));
-    assert!(all(lab) > 0 && all(lab) <= long, "what is left lasts as long as its own holds");
+    assert!(all(lab) > 0 && all(lab) <= long, "the expiry is not that of the remaining holds");
     a.free(&inner).await;
 }
 
@@ -90,7 +90,7 @@ async fn plain_users_of_cas_and_dlock_exclude_each_other(lab: &Lab) {
     let busy = a.refused(&request(&job, LONG)).await;
     assert!(busy.holders[0].foreign && busy.expires_in.is_some_and(|left| left <= Duration::from_secs(5)), "{busy:?}");
     assert!(a.inspect(&job).await.holders[0].foreign);
-    assert_eq!(server.command(&["CAS", NAME, "theirs", "still theirs", "PX", "5000"]), Value::Int(1), "it was touched");
+    assert_eq!(server.command(&["CAS", NAME, "theirs", "still theirs", "PX", "5000"]), Value::Int(1), "dlock changed another client's key");
     assert_eq!(server.command(&["CAD", NAME, "still theirs"]), Value::Int(1));
     let held = a.hold(&job).await;
     assert_eq!(server.command(&["SET", NAME, "theirs", "NX", "PX", "5000"]), Value::Nil);
@@ -108,11 +108,11 @@ async fn users_of_versions_and_dlock_exclude_each_other(lab: &Lab) {
     assert_eq!(server.command(&["EXSET", NAME, "theirs", "NX", "PX", "5000"]), Value::Okay);
     let busy = a.refused(&request(&job, LONG)).await;
     assert!(busy.holders[0].foreign && busy.expires_in.is_some(), "{busy:?}");
-    assert_eq!(server.command(&["EXCAD", NAME, "1"]), Value::Int(1), "it was touched");
+    assert_eq!(server.command(&["EXCAD", NAME, "1"]), Value::Int(1), "dlock changed another client's key");
     let held = a.hold(&job).await;
     if lab.tair().mode == TairMode::Version {
         assert_eq!(server.command(&["EXSET", NAME, "theirs", "NX", "PX", "5000"]), Value::Nil);
-        // What a stale user of version 1 would do.
+        // A stale user of version 1 would send these commands.
         assert_eq!(server.command(&["EXCAD", NAME, "1"]), Value::Int(0));
         let refused: Vec<Value> = redis::from_redis_value(server.command(&["EXCAS", NAME, "x", "1", "PX", "5000"])).expect("a list");
         assert_eq!(refused[0], Value::SimpleString("CAS_FAILED".into()));
@@ -130,7 +130,7 @@ async fn a_key_without_an_expiry_is_no_lock_unless_it_is_a_string(lab: &Lab) {
     server.command(&["DEL", NAME]);
     for words in [&["HSET", NAME, "not", "a lock"][..], &["EXSET", NAME, "not a lock"]] {
         server.command(words);
-        let error = a.0.try_acquire(&request(&key("job"), LONG)).await.expect_err("cron would skip silently for ever");
+        let error = a.0.try_acquire(&request(&key("job"), LONG)).await.expect_err("cron would skip every run silently");
         assert_eq!(error.kind, ErrorKind::Data, "{error:?}");
         assert_eq!(a.0.inspect(&key("job")).await.expect_err("no lock").kind, ErrorKind::Data);
         server.command(&["DEL", NAME]);
@@ -158,11 +158,11 @@ async fn a_count_after_the_lease_is_refused(lab: &Lab) {
     assert_eq!(proxy.sprung(), 1);
     assert_eq!(a.renew(&late, None).await, Renewal::NotHeld);
     b.free(&held).await;
-    // Whatever it counted, the next one is above.
+    // The next fence is above any number that the late count took.
     assert!(b.take(&request(&key("job"), LONG)).await.fence > fence);
 }
 
-/// As if the packet that granted it had been cut short.
+/// Stands for a granting packet that was cut short.
 async fn a_missing_start_is_written_by_a_repeated_request(lab: &Lab) {
     let mut a = lab.client().await;
     let asked = asking("job", &RunPolicy { skew_guard: Some(WINDOW), ..once(WINDOW, 0, false) });
@@ -181,7 +181,7 @@ async fn concurrent_counting_repeats_no_fence(lab: &Lab) {
     let held = request(&key("job"), LONG);
     let count = async {
         lab.pass(SLACK).await;
-        // As one whose attempt was over by then.
+        // Stands for another client whose attempt was over by then.
         lab.tair().server().command(&["INCRBY", COUNTER, "1000"]);
     };
     let (grant, ()) = tokio::join!(a.take(&held), count);
@@ -198,13 +198,13 @@ async fn an_invalid_counter_is_an_error_and_leaves_nothing(lab: &Lab) {
         server.command(&["SET", COUNTER, counter]);
         let error = lab.client().await.0.try_acquire(&request(&key("job"), LONG)).await.expect_err("no counter");
         assert_eq!(error.kind, ErrorKind::Data, "{error:?}");
-        assert_eq!(left(lab), -2, "a lock that nobody has");
+        assert_eq!(left(lab), -2, "the failed acquire left a key");
     }
     server.command(&["DEL", COUNTER]);
     lab.client().await.hold(&key("job")).await;
 }
 
-/// Versions begin anew with each key.
+/// Versions start at 1 again with each new key.
 async fn a_deleted_lock_is_not_revived_by_its_version(lab: &Lab) {
     let mut a = lab.client().await;
     let stale = a.hold(&key("job")).await;
@@ -228,12 +228,12 @@ async fn only_the_counter_remains(lab: &Lab) {
     assert_eq!(endless(lab).len(), 1, "{:?}", endless(lab));
     b.leave_queue(&wanted).await;
     a.free(&held).await;
-    // And the history, which ends a hundred days after the last run.
+    // The history also remains, for 100 days after the last run.
     let left: Vec<(String, bool)> = lab.tair().server().keys().into_iter().map(|(name, left)| (name, left < 0)).collect();
     assert_eq!(left, [("dlock:{dlock:job}:runs".to_owned(), false), (COUNTER.to_owned(), true)]);
 }
 
-/// What `redis://` or the other mode left beside a lock is of another type.
+/// Keys that `redis://` or the other mode left have another type.
 async fn keys_of_another_scheme_block_no_lock(lab: &Lab) {
     let server = lab.tair().server();
     server.command(&["HSET", "dlock:{dlock:job}:starts", "ps", "1"]);

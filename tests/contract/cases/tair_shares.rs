@@ -1,4 +1,4 @@
-//! Shares in a Tair's value: what others do to it at the wrong moment, and what comes late.
+//! Shares in a Tair value: changes by others at the wrong moment, and late requests.
 
 use std::{cell::RefCell, rc::Rc, time::Duration};
 
@@ -45,7 +45,7 @@ fn reader(lease: Duration) -> Request {
     Request { mode: Mode::Shared, ..request(&key("job"), lease) }
 }
 
-/// A client behind a proxy, with its connection open.
+/// Returns a client behind a proxy, with an open connection.
 async fn warm(lab: &Lab) -> (Proxy, Client) {
     let proxy = Proxy::to(lab.tair().server().port());
     let mut client = Client(lab.tair().client(proxy.port, "dlock"));
@@ -53,7 +53,7 @@ async fn warm(lab: &Lab) -> (Proxy, Client) {
     (proxy, client)
 }
 
-/// A reader who stays.
+/// Takes a share that stays.
 async fn other(lab: &Lab) -> (Client, Request, Fence) {
     let (mut client, held) = (lab.client().await, reader(LONG));
     let fence = client.take(&held).await.fence;
@@ -99,7 +99,7 @@ async fn a_share_granted_too_late_is_not_held(lab: &Lab) {
     lab.pass(SLACK * 4).await;
     assert_eq!(fences(lab).await, [fence]);
     assert_eq!(a.renew(&held, None).await, Renewal::NotHeld);
-    // The next one is above what was counted for nobody.
+    // The next fence is above the number that the late attempt counted.
     let counter: u64 = redis::from_redis_value(lab.tair().server().command(&["GET", "redisson_lock_token:{dlock:job}"])).expect("a number");
     assert!(lab.client().await.take(&reader(LONG)).await.fence.0 > counter);
 }
@@ -121,10 +121,10 @@ async fn a_share_overtaken_by_others_is_still_granted(lab: &Lab) {
     assert!(grant.fence > next);
     assert_eq!(fences(lab).await, [next, grant.fence]);
     let past = history(&mut b, &key("job")).await.past;
-    assert_eq!(past.len(), 1, "who was not granted is not remembered: {past:?}");
+    assert_eq!(past.len(), 1, "a failed attempt was recorded: {past:?}");
 }
 
-/// The first packet was served, and nothing else.
+/// The server has served only the first packet of the attempt.
 async fn an_attempt_to_share_that_is_repeated_is_one(lab: &Lab) {
     let (proxy, mut a) = warm(lab).await;
     proxy.trap("INCRBY", Fault::CutBefore);
@@ -166,7 +166,7 @@ async fn a_renewal_of_a_share_whose_answer_was_lost_is_repeated(lab: &Lab) {
         let held = reader(LONG);
         let own = a.take(&held).await.fence;
         proxy.trap_nth("", 1, 1, fault);
-        // Within the same ms there would be nothing to write.
+        // Within the same millisecond the renewal would write nothing.
         lab.pass(Duration::from_millis(2)).await;
         a.0.renew(&held.key, &held.token, None.into()).await.expect_err("no answer");
         assert_eq!((a.renewed(&held, None).await, proxy.sprung()), (own, 1));
@@ -242,7 +242,7 @@ async fn shares_keep_other_clients_out(lab: &Lab) {
     }
 }
 
-/// Only who has the lock keeps others out, and never who waits.
+/// Only a holder keeps other clients out, never a waiter.
 async fn other_clients_can_take_an_offered_lock(lab: &Lab) {
     let (mut a, mut b, mut c) = (lab.client().await, lab.client().await, lab.client().await);
     let held = a.hold(&key("job")).await;
@@ -253,7 +253,7 @@ async fn other_clients_can_take_an_offered_lock(lab: &Lab) {
     assert_eq!(lab.tair().server().command(&["SET", NAME, "theirs", "NX", "PX", "5000"]), Value::Okay);
     assert!(b.refused(&first).await.holders[0].foreign);
     lab.tair().server().command(&["DEL", NAME]);
-    assert!(c.refused(&reader(LONG)).await.passing, "it has kept its place");
+    assert!(c.refused(&reader(LONG)).await.passing, "the waiter has lost its position");
     b.take(&first).await;
 }
 
@@ -269,7 +269,7 @@ async fn a_lock_taken_by_other_clients_has_no_readers(lab: &Lab) {
     assert!(b.inspect(&key("job")).await.holders[0].foreign);
 }
 
-/// The commands take it away unless they are told one.
+/// Tair's write commands remove the expiry unless they set one.
 async fn shares_have_an_expiry(lab: &Lab) {
     let (mut a, mut b) = (lab.client().await, lab.client().await);
     let (short, long) = (reader(LONG), reader(LONG * 2));
@@ -281,9 +281,9 @@ async fn shares_have_an_expiry(lab: &Lab) {
     assert!(left(lab) > LONG * 2 && left(lab) <= LONG * 3);
     let inner = nested(&long);
     b.take(&inner).await;
-    assert!(left(lab) > LONG * 2, "entering shortened it");
+    assert!(left(lab) > LONG * 2, "entering shortened the expiry");
     a.free(&short).await;
-    assert!(left(lab) > LONG && left(lab) <= LONG * 2, "what is left lasts as long as the others");
+    assert!(left(lab) > LONG && left(lab) <= LONG * 2, "the expiry is not that of the remaining shares");
     assert_eq!(b.release(&inner, Scope::Hold).await, Release::StillHeld(1));
     assert!(left(lab) <= LONG * 2);
     b.free(&long).await;
@@ -327,7 +327,7 @@ async fn shares_leave_nothing_behind(lab: &Lab) {
     c.refused(&writer).await;
     assert_eq!(d.refused(&behind).await.position, Some(2));
     b.free(&there).await;
-    assert!(d.refused(&behind).await.passing, "it is the writer's turn");
+    assert!(d.refused(&behind).await.passing, "the lock is not offered to the writer");
     let endless = lab.tair().server().keys().into_iter().filter(|(_, left)| *left < 0).count();
     assert_eq!(endless, 1, "only the counter has no end");
     c.take(&writer).await;
@@ -338,7 +338,7 @@ async fn shares_leave_nothing_behind(lab: &Lab) {
     assert_eq!(names, ["dlock:{dlock:job}:runs", "redisson_lock_token:{dlock:job}"]);
 }
 
-/// Not even what is over, which others are told of when they ask for the lock.
+/// An inspection removes no expired share either: the next request for the lock does.
 async fn inspecting_a_shared_lock_changes_nothing(lab: &Lab) {
     let (mut b, there, fence) = other(lab).await;
     b.take(&reader(SHORT)).await;
@@ -355,7 +355,7 @@ async fn inspecting_a_shared_lock_changes_nothing(lab: &Lab) {
     assert_ne!(lab.tair().server().command(&words), before);
 }
 
-/// Or it would have another turn the next time, and hold everybody up once more.
+/// Otherwise the waiter would get another offer, and delay the others again.
 async fn a_waiter_that_missed_its_offer_is_removed_by_the_next_holder(lab: &Lab) {
     for mode in [Mode::Shared, Mode::Permits(2), Mode::Exclusive] {
         let (mut a, mut c) = (lab.client().await, lab.client().await);
@@ -373,7 +373,7 @@ async fn a_waiter_that_missed_its_offer_is_removed_by_the_next_holder(lab: &Lab)
     }
 }
 
-/// Who is inside at the moment, and what was handed out.
+/// The current holds, and all fences so far.
 #[derive(Default)]
 struct Inside {
     holds: Vec<(Mode, Option<u32>, Fence)>,
@@ -424,11 +424,11 @@ async fn all_kinds_at_once_get_the_lock(lab: &Lab) {
         .run_until(async {
             let mut all = Vec::new();
             for n in 0..CLIENTS {
-                let requests = (0..4).map(|turn| (kinds[(n + turn) % kinds.len()], (n / 4 + turn) % 2 == 0)).collect();
+                let requests = (0..4).map(|nth| (kinds[(n + nth) % kinds.len()], (n / 4 + nth) % 2 == 0)).collect();
                 all.push(spawn_local(hold_and_release(lab.client().await, requests, Rc::clone(&inside))));
             }
             for one in all {
-                one.await.expect("all turns");
+                one.await.expect("all grants");
             }
         })
         .await;
