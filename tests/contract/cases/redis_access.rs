@@ -35,7 +35,7 @@ fn at(port: u16) -> Options {
     Options::new(Server::Tcp { host: "127.0.0.1".into(), port })
 }
 
-/// Uses a lock in every way: take, renew, wait, enter, break, release, list.
+/// Uses a lock in every way: take, renew, wait, leave the queue, inspect, list, release.
 pub async fn full_cycle(options: Options) {
     let mut client = Client(Box::new(Redis::new(options)));
     let held = waiting(&key("a{b}c"), LONG);

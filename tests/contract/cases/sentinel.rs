@@ -251,7 +251,7 @@ async fn unreachable_sentinels_are_skipped(_: &Lab) {
     let error = client(options_at(ports)).0.try_acquire(&request(&key("job"), LONG)).await.expect_err("nobody knows");
     assert_eq!((error.kind, error.effect), (ErrorKind::Unavailable, Effect::NotApplied), "{error:?}");
     assert!(error.message.contains("none of 3 sentinels answers"), "{error:?}");
-    // Without sentinels' help a dead master stays unavailable.
+    // A dead master is an error, however often the sentinels are asked.
     let mut deployment = Deployment::with(&Plan { replicas: 1, ..Plan::default() });
     let port = deployment.servers[0].port;
     deployment.servers[0].kill();

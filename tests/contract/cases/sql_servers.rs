@@ -182,7 +182,7 @@ async fn modes_of_one_table_exclude_each_other(lab: &Lab) {
         a.renewed(&held, None).await;
     }
     a.free(&held).await;
-    // A client in another mode reports the mode of the table.
+    // The client that runs `init` sets the mode of the tables.
     let other = if own.contains("mode=row") { "lease" } else { "row" };
     let mut b = open(other);
     b.0.init().await.expect("init");
@@ -242,7 +242,7 @@ async fn a_session_that_reuses_an_id_is_not_killed(lab: &Lab) {
     proxy.cut();
     server.restart();
     let Own::MariaDb(database, _) = &server else {
-        // This server's process ids can't be chosen; dlock identifies its session by name.
+        // PostgreSQL's process ids can't be forced to repeat, and dlock also compares the session's name.
         a.take(&wanted).await;
         return;
     };
@@ -351,7 +351,7 @@ async fn a_shedlock_table_without_our_columns_is_an_error(lab: &Lab) {
     assert!(!error.message.contains("the lock table does not exist"), "{error}");
 }
 
-/// The server is set up to end idle sessions and transactions.
+/// The server is set up to end each session with its transaction.
 async fn a_session_survives_its_transactions(lab: &Lab) {
     lab.target.isolate().await;
     lab.mariadb().sql("SET GLOBAL completion_type = 'RELEASE'");

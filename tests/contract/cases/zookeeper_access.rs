@@ -1,4 +1,4 @@
-//! The ways to ZooKeeper servers: logins, certificates, ranges of sessions, and a server that is cut off from the others.
+//! Access to ZooKeeper: logins, certificates, session ranges, and a server that is cut off from the others.
 
 use std::time::{Duration, Instant};
 
@@ -42,7 +42,7 @@ pub fn all() -> Vec<Case> {
     ]
 }
 
-/// The whole life of a lock.
+/// Uses a lock in every way: take, renew, enter, inspect, list, release, and a detached hold.
 async fn full_cycle(options: Options) {
     let mut client = Client(Box::new(ZooKeeper::new(options)));
     let held = waiting(&key("a{b}c"), LONG);
@@ -68,7 +68,7 @@ fn assert_denied(error: &Error, secret: &str) {
     assert!(!error.to_string().contains(secret) && !format!("{error:?}").contains(secret), "{error:?}");
 }
 
-#[allow(clippy::unnecessary_wraps)] // as options have it
+#[allow(clippy::unnecessary_wraps)] // the type of the options
 fn login(user: &str, password: &str) -> Option<(String, Secret)> {
     Some((user.into(), Secret::new(password)))
 }
@@ -78,11 +78,11 @@ async fn a_login_keeps_others_out(lab: &Lab) {
     let at = |login| Options { login, ..target.options(target.servers().hosts(), "dlock") };
     full_cycle(at(login("ana", "p@ss:w/rd"))).await;
     for other in [None, login("ana", "wr0ng-secret"), login("ben", "p@ss:w/rd")] {
-        assert_denied(&attempt(at(other)).await.expect_err("nodes of somebody else's"), "wr0ng-secret");
+        assert_denied(&attempt(at(other)).await.expect_err("nodes of another user"), "wr0ng-secret");
     }
     full_cycle(at(login("ana", "p@ss:w/rd"))).await;
     let admin = target.admin().await;
-    assert!(admin.list_children(&format!("{}/dlock", target.chroot)).await.is_err(), "everybody can read it");
+    assert!(admin.list_children(&format!("{}/dlock", target.chroot)).await.is_err(), "another user can read the lock's nodes");
 }
 
 async fn an_unreadable_chroot_is_denied(lab: &Lab) {
@@ -112,9 +112,9 @@ async fn a_read_only_user_sees_the_history(lab: &Lab) {
     let mut viewer = Client(Box::new(ZooKeeper::new(target.options(target.servers().hosts(), "dlock"))));
     assert_eq!(history(&mut viewer, &job).await.past.len(), 1);
     let skip = Note::Skipped { host: "web1".into(), reason: "busy".into(), at_ms: 1 };
-    assert_denied(&viewer.0.amend(&job, Amendment::Note(&skip)).await.expect_err("it may not"), "secret");
-    assert_denied(&viewer.0.amend(&job, Amendment::Mark(fence, &broken("NFS"))).await.expect_err("it may not"), "secret");
-    assert_denied(&viewer.0.amend(&job, Amendment::Evict(fence, &broken("NFS"))).await.expect_err("it may not"), "secret");
+    assert_denied(&viewer.0.amend(&job, Amendment::Note(&skip)).await.expect_err("a user without the right"), "secret");
+    assert_denied(&viewer.0.amend(&job, Amendment::Mark(fence, &broken("NFS"))).await.expect_err("a user without the right"), "secret");
+    assert_denied(&viewer.0.amend(&job, Amendment::Evict(fence, &broken("NFS"))).await.expect_err("a user without the right"), "secret");
 }
 
 async fn a_user_without_history_rights_still_gets_the_lock(lab: &Lab) {
@@ -134,7 +134,7 @@ async fn a_user_without_history_rights_still_gets_the_lock(lab: &Lab) {
     assert_eq!(history(&mut a, &job).await.past.len(), 1);
 }
 
-/// Locks of a version that remembered nothing have no folders for that.
+/// Locks of a version without a history lack its folders.
 async fn a_removed_history_starts_again(lab: &Lab) {
     let target = lab.zookeeper();
     let admin = target.admin().await;
@@ -172,7 +172,7 @@ async fn tls_verifies_the_certificate(_: &Lab) {
     let servers = with_tls(vec!["127.0.0.1"]);
     let (port, ours) = (servers.nodes[0].tls_port, servers.certificates.as_ref().expect("certificates").ca.clone());
     full_cycle(over_tls(port, Some(ours))).await;
-    let unknown = attempt(over_tls(port, None)).await.expect_err("the public authorities don't know it");
+    let unknown = attempt(over_tls(port, None)).await.expect_err("the certificate is of no public authority");
     let elsewhere = support::folder();
     let theirs = support::tls::Certificates::make(elsewhere.path(), &["127.0.0.1"]).ca;
     let other = attempt(over_tls(port, Some(theirs))).await.expect_err("another authority");
@@ -231,14 +231,14 @@ async fn one_reachable_server_of_several_is_enough(lab: &Lab) {
     }
 }
 
-/// It goes on answering who looks, long after the others gave the lock to somebody else.
+/// The cut-off server still answers reads long after the other servers granted the lock to another client.
 async fn a_server_that_is_cut_off_confirms_nothing(_: &Lab) {
     let mut servers = Servers::with(Plan { servers: 3, apart: true, config: vec!["syncLimit=100".into()], ..Plan::default() });
     for _ in 0..5 {
         if servers.leader() != 0 {
             break;
         }
-        // It has to follow.
+        // The first server has to be a follower.
         servers.nodes[0].kill();
         servers.start();
     }
@@ -250,13 +250,13 @@ async fn a_server_that_is_cut_off_confirms_nothing(_: &Lab) {
     let held = request(&job, SHORT);
     a.take(&held).await;
     let looker = Admin::connect(&format!("127.0.0.1:{port}")).await.expect("a connection");
-    let name = looker.list_children("/dlock/job").await.expect("the line").remove(0);
+    let name = looker.list_children("/dlock/job").await.expect("the queue").remove(0);
     let last = Instant::now();
     a.renewed(&held, None).await;
     servers.cut_off_first();
     let cut = Instant::now();
     let mut confirmed = last;
-    // The holder renews as it would, and the other one waits.
+    // The holder keeps renewing while the other client waits.
     let keep = async {
         loop {
             let sent = Instant::now();
@@ -272,7 +272,7 @@ async fn a_server_that_is_cut_off_confirms_nothing(_: &Lab) {
         let grant = b.wait_for(&waiting(&job, LONG), Duration::from_millis(50)).await;
         let granted = Instant::now();
         assert_eq!(grant.drain_delay, Duration::from_millis(500));
-        // Until the server notices that it is alone.
+        // Counts the reads until the server notices that it is cut off.
         let mut looks = 0;
         while let Ok(Ok(Some(_))) = tokio::time::timeout(Duration::from_millis(200), looker.check_stat(&format!("/dlock/job/{name}"))).await
         {
@@ -282,9 +282,9 @@ async fn a_server_that_is_cut_off_confirms_nothing(_: &Lab) {
         (granted, looks, granted.elapsed())
     };
     let (confirmed, (granted, looks, longer)) = tokio::join!(keep, next);
-    assert!(looks > 0, "the server that was cut off would not have fooled anybody");
+    assert!(looks > 0, "the cut-off server answered no read");
     support::say(&format!("a cut-off server showed the old holder's node for {longer:?} after the next was granted the lock"));
-    // The command would have been killed two thirds of the lease after the last confirmation.
+    // The command is killed two thirds of the lease after the last confirmation.
     assert!(confirmed + SHORT * 2 / 3 < granted, "confirmed {:?} before the next grant", granted - confirmed);
 }
 

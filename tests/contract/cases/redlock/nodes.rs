@@ -1,4 +1,4 @@
-//! Nodes that are down, restarted or forgetful, and clients that come all at once.
+//! Nodes that are down, restarted or forgetful, and simultaneous clients.
 
 use std::time::Instant;
 
@@ -52,7 +52,7 @@ async fn a_minority_down_changes_nothing(lab: &Lab) {
     let held = request(&job, LONG);
     let began = Instant::now();
     let grant = b.take(&held).await;
-    assert!(began.elapsed() < Options::NODE_TIMEOUT, "nothing to wait for: {:?}", began.elapsed());
+    assert!(began.elapsed() < Options::NODE_TIMEOUT, "a node that is down cost time: {:?}", began.elapsed());
     assert!(grant.fence > fence);
     b.renewed(&held, None).await;
     let state = a.inspect(&job).await;
@@ -85,7 +85,7 @@ async fn a_majority_down_is_unavailable_and_leaves_nothing(lab: &Lab) {
         let stored = lab.redlock().node(n).keys();
         assert!(!stored.iter().any(|(name, _)| name.starts_with("dlock:job") || name.starts_with("dlock:{dlock:job}")), "{stored:?}");
     }
-    // Neither renewed nor lost: it isn't known.
+    // The outcome is unknown: neither renewed nor lost.
     let error = a.0.renew(&held.key, &held.token, None.into()).await.expect_err("two of five");
     assert!(error.is_transient() && error.effect == Effect::Unknown, "{error:?}");
     assert!(a.0.inspect(&job).await.expect_err("two of five").is_transient());
@@ -110,13 +110,13 @@ async fn a_node_that_forgot_a_hold_does_not_count_again(lab: &Lab) {
         a.renewed(&held, None).await;
         a.take(&held).await;
     }
-    // Asked again as the same request, it was taken anew there; but that was never confirmed.
+    // The repeated request took the node again, but was never committed there.
     assert_eq!(record(lab, 0, "fence"), None);
     lab.redlock().node(2).command(&["FLUSHALL"]);
     assert_eq!(a.renew(&held, None).await, Renewal::NotHeld);
 }
 
-/// The known weakness, measured: of a hold on three of five nodes, one forgets.
+/// Measures the known weakness: one node of a hold on three of five nodes forgets.
 async fn one_forgetful_node_of_a_bare_majority_admits_another_holder(lab: &Lab) {
     let job = key("job");
     let mut outcomes = Vec::new();
@@ -135,8 +135,8 @@ async fn one_forgetful_node_of_a_bare_majority_admits_another_holder(lab: &Lab) 
         let renewal = a.renew(&first, None).await;
         match second {
             Attempt::Granted(grant) => {
-                assert!(grant.fence > fence, "what the resource goes by");
-                assert_eq!(renewal, Renewal::NotHeld, "the first one learns of it at its next renewal");
+                assert!(grant.fence > fence, "the resource checks the fence");
+                assert_eq!(renewal, Renewal::NotHeld, "the first holder learns of the loss at its next renewal");
                 outcomes.push(format!("on {held_by}: a second holder"));
             }
             Attempt::Busy(_) => {
@@ -201,7 +201,7 @@ async fn a_split_vote_ends(lab: &Lab) {
             if each.is_empty() { std::task::Poll::Ready(()) } else { std::task::Poll::Pending }
         })
         .await;
-        assert!(won.len() <= 1, "{} hold it", won.len());
+        assert!(won.len() <= 1, "{} clients hold the lock", won.len());
         let Some((mut client, lease, took)) = won.pop() else {
             rounds.push(None);
             continue;
@@ -211,7 +211,7 @@ async fn a_split_vote_ends(lab: &Lab) {
     }
     let decided: Vec<_> = rounds.iter().flatten().collect();
     support::say(&format!(
-        "redlock: four at once without waiting: one had it in {} of 10 rounds, at most {:?} after",
+        "redlock: four at once without waiting: one got the lock in {} of 10 rounds, at most {:?} after",
         decided.len(),
         decided.iter().max()
     ));

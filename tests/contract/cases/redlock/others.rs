@@ -1,4 +1,4 @@
-//! Other libraries' locks, and nodes that aren't what they should be.
+//! Locks of other libraries, and nodes that are set up wrongly.
 
 use std::time::Duration;
 
@@ -34,7 +34,7 @@ pub fn all() -> Vec<Case> {
     ]
 }
 
-/// As redlock-py, pottery, redsync and node-redlock do it: SET NX PX on all nodes, a majority, and a script that compares and deletes.
+/// redlock-py, pottery, redsync and node-redlock: SET NX PX on all nodes, a majority, and a compare-and-delete script.
 async fn other_libraries_and_dlock_exclude_each_other(lab: &Lab) {
     const UNLOCK: &str = r#"if redis.call("get",KEYS[1]) == ARGV[1] then return redis.call("del",KEYS[1]) else return 0 end"#;
     let lock = |n: usize| lab.redlock().node(n).command(&["SET", "dlock:job", "mK3xV9", "NX", "PX", "5000"]) == redis::Value::Okay;
@@ -44,20 +44,20 @@ async fn other_libraries_and_dlock_exclude_each_other(lab: &Lab) {
     assert!([0, 2, 4].into_iter().all(lock));
     let busy = a.refused(&request(&job, LONG)).await;
     assert!(!busy.passing && busy.holders.len() == 1 && busy.holders[0].foreign, "{busy:?}");
-    let left = busy.expires_in.expect("it ends");
+    let left = busy.expires_in.expect("an expiry");
     assert!(left > Duration::from_secs(3) && left <= Duration::from_secs(5), "{left:?}");
     let state = a.inspect(&job).await;
     assert!(state.holders[0].foreign && state.nodes[0].held == Some(true) && state.nodes[1].held == Some(false), "{state:?}");
-    assert_eq!(held_on(lab), 3, "a refused attempt leaves nothing, and takes nothing away");
+    assert_eq!(held_on(lab), 3, "a refused attempt leaves no key, and deletes none");
     assert_eq!([0, 2, 4].map(unlock), [1, 1, 1]);
-    // A minority of theirs is what they themselves would give up.
+    // The other library has only a minority, which that library itself would give up.
     assert!([1, 3].into_iter().all(lock));
     let held = a.hold(&job).await;
-    assert!((0..NODES).all(|n| !lock(n)), "they exclude themselves from what is ours");
+    assert!((0..NODES).all(|n| !lock(n)), "the other library took a node that dlock holds");
     assert!([0, 2, 4].map(unlock).iter().all(|deleted| *deleted == 0));
     a.renewed(&held, None).await;
     a.free(&held).await;
-    assert_eq!(held_on(lab), 2, "theirs is not ours to delete");
+    assert_eq!(held_on(lab), 2, "dlock deleted the other library's keys");
 }
 
 async fn a_key_that_is_no_lock_is_refused_only_on_a_majority(lab: &Lab) {
@@ -70,7 +70,7 @@ async fn a_key_that_is_no_lock_is_refused_only_on_a_majority(lab: &Lab) {
         a.free(&held).await;
     }
     lab.redlock().node(2).command(&["SADD", "dlock:job", "a"]);
-    let error = a.0.try_acquire(&request(&job, LONG)).await.expect_err("cron would skip silently for ever");
+    let error = a.0.try_acquire(&request(&job, LONG)).await.expect_err("cron would skip every run silently");
     assert_eq!(error.kind, ErrorKind::Data, "{error:?}");
     assert_eq!(a.0.inspect(&job).await.expect_err("no lock").kind, ErrorKind::Data);
     assert_eq!(lab.redlock().node(0).text(&["HGET", "dlock:job", "not"]), "a lock");
@@ -107,7 +107,7 @@ async fn one_server_under_two_names_counts_once(lab: &Lab) {
     a.inspect(&key("job")).await;
     assert!(a.0.notices().iter().any(|notice| notice.warning && notice.text.contains("one server")));
     a.free(&held).await;
-    // With one of two servers gone, two of the three names still answer.
+    // With one of the two servers down, two of the three names still answer.
     lab.redlock().node_mut(1).kill();
     assert!(a.0.try_acquire(&held).await.is_err());
 }
@@ -118,7 +118,7 @@ async fn a_replica_is_reported(lab: &Lab) {
     let mut a = lab.client().await;
     let held = a.hold(&key("job")).await;
     let notices = a.0.notices();
-    // It refuses to be written to, unless the copy was there first.
+    // The replica refuses writes, or already has a copy of the key.
     let says = |text: &str| text.contains("copies it") || text.contains("read-only replica");
     assert!(notices.iter().any(|notice| notice.warning && says(&notice.text)), "{notices:?}");
     a.inspect(&key("job")).await;
@@ -145,7 +145,7 @@ async fn every_node_is_verified(_: &Lab) {
     let servers = [start(), start(), start()];
     let folder = support::folder();
     let with = |trusted: usize| {
-        // Each has an authority of its own.
+        // Each node has its own authority.
         let file = folder.path().join(format!("{trusted}.pem"));
         let authorities = servers
             .iter()
@@ -161,7 +161,7 @@ async fn every_node_is_verified(_: &Lab) {
     all.renewed(&held, None).await;
     all.free(&held).await;
     Client(Box::new(with(2))).hold(&key("two of three")).await;
-    let error = with(1).try_acquire(&request(&key("one of three"), LONG)).await.expect_err("two can't be trusted");
+    let error = with(1).try_acquire(&request(&key("one of three"), LONG)).await.expect_err("two certificates can't be verified");
     assert_eq!((error.kind, error.effect), (ErrorKind::Denied, Effect::NotApplied), "{error:?}");
 }
 
@@ -179,7 +179,7 @@ async fn only_counters_remain(lab: &Lab) {
     }
     a.release(&held, Scope::Tree).await;
     for n in 0..NODES {
-        // And the history, which ends a hundred days after the last run.
+        // The history also remains, for 100 days after the last run.
         let mut left: Vec<String> = lab.redlock().node(n).keys().into_iter().map(|(name, _)| name).collect();
         left.sort();
         assert_eq!(left, ["dlock:{dlock:job}:runs", "redisson_lock_token:{dlock:job}"]);

@@ -1,4 +1,4 @@
-//! What nodes know of starts, of which some missed a part.
+//! Run records on nodes that missed a part.
 
 use dlock::lock::{Rule, RunState};
 
@@ -33,10 +33,10 @@ async fn nodes_that_missed_an_end_deny_no_run(lab: &Lab) {
     }
     a.end_run(&wanted, RunState::Failed).await;
     for n in [0, 1] {
-        // Its lease there is over.
+        // The lease on this node is over.
         lab.redlock().node(n).command(&["DEL", "dlock:job"]);
     }
-    // Of the nodes that know better, one is cut off: the others have no majority without those that don't.
+    // One node that knows the end is cut off, so the others need nodes that missed the end for a majority.
     fronts.0[4].set(Mode::Refuse);
     for n in [0, 1] {
         fronts.0[n].set(Mode::Pass);
@@ -70,10 +70,14 @@ async fn a_start_that_a_majority_may_know_counts(lab: &Lab) {
     for n in 0..2 {
         lab.redlock().node(n).command(&["FLUSHALL"]);
     }
-    assert_eq!(a.denied(&asking("job", &once(WINDOW, 0, false))).await.rule, Rule::Once(RunState::Ok), "three of five know");
+    assert_eq!(
+        a.denied(&asking("job", &once(WINDOW, 0, false))).await.rule,
+        Rule::Once(RunState::Ok),
+        "three of five nodes know the start"
+    );
     lab.redlock().node(2).command(&["FLUSHALL"]);
     fronts.0[2].set(Mode::Refuse);
     assert_eq!(a.denied(&asking("job", &once(WINDOW, 0, false))).await.rule, Rule::Once(RunState::Ok), "two know, one may");
     assert_eq!(a.denied(&request(&key("other"), LONG)).await.rule, Rule::AtLeast(WINDOW));
-    assert_eq!(held_on(lab), 0, "what is refused leaves nothing");
+    assert_eq!(held_on(lab), 0, "a denied run leaves a key");
 }
