@@ -19,7 +19,7 @@ use std::{
 
 use libtest_mimic::{Arguments, Failed, Trial};
 
-/// Cases run at once. They mostly wait for leases to end, so there can be more of them than cores.
+/// The number of concurrent cases. They mostly wait for leases to end, so there can be more of them than cores.
 const AT_ONCE: usize = 16;
 
 /// Whether a case has so many clients that a small machine can run only this case. Such cases run last, one at a time.
