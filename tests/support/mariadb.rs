@@ -309,9 +309,9 @@ impl External {
     pub fn named() -> Self {
         let url = std::env::var(Self::VARIABLE).expect("a URL");
         let rest = url.strip_prefix("mysql://").expect("mysql://user:password@host:port");
-        let (who, place) = rest.trim_end_matches('/').rsplit_once('@').expect("a user");
-        let (user, password) = who.split_once(':').map_or((who, None), |(user, password)| (user, Some(password.to_owned())));
-        let (host, port) = place.split_once(':').unwrap_or((place, "3306"));
+        let (user_part, address) = rest.trim_end_matches('/').rsplit_once('@').expect("a user");
+        let (user, password) = user_part.split_once(':').map_or((user_part, None), |(user, password)| (user, Some(password.to_owned())));
+        let (host, port) = address.split_once(':').unwrap_or((address, "3306"));
         Self { host: host.into(), port: port.parse().expect("a port"), user: user.into(), password }
     }
 

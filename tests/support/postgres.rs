@@ -307,7 +307,7 @@ impl Postgres {
                 let (client, connection) = tokio_postgres::connect(&settings, NoTls).await.expect("a connection");
                 tokio::spawn(connection);
                 client.batch_execute(&sql).await.expect("statements");
-                ready.send(()).expect("somebody waits");
+                ready.send(()).expect("the caller waits");
                 let _ = ended.await;
             });
         });

@@ -180,7 +180,7 @@ impl ZooKeeper {
     /// Deletes the node of the first contender in a lock's queue, as an administrator can.
     pub fn delete_contender(&self, lock: &str) {
         self.admin(async |admin| {
-            let mut names = admin.list_children(lock).await.expect("the lock's line");
+            let mut names = admin.list_children(lock).await.expect("the lock's queue");
             // A contender's first node is its position; the second one only keeps other libraries out.
             names.retain(|name| !name.contains("-excl-__WRIT__"));
             names.sort_by_key(|name| name[name.len() - 10..].to_owned());
@@ -277,7 +277,7 @@ impl ZooKeeper {
             if let Some(at) = self.nodes.iter().position(|node| node.child.is_some() && node.mode().as_deref() == Some("leader")) {
                 return at;
             }
-            assert!(began.elapsed() < Duration::from_secs(20), "nobody leads");
+            assert!(began.elapsed() < Duration::from_secs(20), "no server is the leader");
             thread::sleep(Duration::from_millis(10));
         }
     }

@@ -96,7 +96,7 @@ async fn unreachable_nodes_are_skipped(_: &Lab) {
     let held = a.hold(&job).await;
     assert!(began.elapsed() < soon(), "{:?}", began.elapsed());
     cluster.nodes[4].kill();
-    let error = client_at(&cluster, &[3, 4]).0.try_acquire(&request(&job, LONG)).await.expect_err("nobody there");
+    let error = client_at(&cluster, &[3, 4]).0.try_acquire(&request(&job, LONG)).await.expect_err("no node is reachable");
     assert_eq!((error.kind, error.effect), (ErrorKind::Unavailable, Effect::NotApplied), "{error:?}");
     assert!(error.message.contains("none of 2 nodes can tell"), "{error:?}");
     a.free(&held).await;

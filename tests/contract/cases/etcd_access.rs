@@ -197,7 +197,7 @@ fn assert_denied(error: &Error) {
 
 async fn a_user_without_rights_is_denied_and_no_secret_is_shown(lab: &Lab) {
     let etcd = guarded(Vec::new());
-    assert_denied(&attempt(at(&[etcd.port()])).await.expect_err("nobody"));
+    assert_denied(&attempt(at(&[etcd.port()])).await.expect_err("no user"));
     assert_denied(&attempt(user(etcd.port(), "wr0ng-secret")).await.expect_err("the wrong password"));
     let other = dlock::lock::Namespace::new("other").expect("a namespace");
     assert_denied(&attempt(Options { namespace: other, ..user(etcd.port(), "p@ss:w/rd") }).await.expect_err("no rights in that namespace"));

@@ -35,7 +35,7 @@ pub fn all() -> Vec<Case> {
         a_waiter_is_woken_after_a_compaction,
         only_the_last_fence_and_the_history_remain,
         unused_records_are_collected,
-        a_token_does_not_follow_from_what_is_stored,
+        a_token_can_not_be_derived_from_stored_data,
         a_shared_hold_is_not_entered_exclusively,
         a_dead_queue_monitor_is_replaced,
         only_the_front_waiters_are_probed,
@@ -427,7 +427,7 @@ async fn unused_records_are_collected(lab: &Lab) {
     assert_eq!(a.inspect(&key("job")).await.last_fence, None);
 }
 
-async fn a_token_does_not_follow_from_what_is_stored(lab: &Lab) {
+async fn a_token_can_not_be_derived_from_stored_data(lab: &Lab) {
     let mut a = lab.client().await;
     let held = a.hold(&key("job")).await;
     a.take(&nested(&held)).await;

@@ -73,7 +73,7 @@ async fn busy_reports_when_it_expires(lab: &Lab) {
     let (mut a, mut b) = (lab.client().await, lab.client().await);
     let job = key("job");
     a.take(&lab.expiring(&job, SHORT)).await;
-    let left = b.refused(&request(&job, LONG)).await.expires_in.expect("a lease that ends");
+    let left = b.refused(&request(&job, LONG)).await.expires_in.expect("an expiry");
     assert!(left <= SHORT + SLACK && left > SHORT / 2, "{left:?}");
     lab.outlast(left).await;
     b.hold(&job).await;

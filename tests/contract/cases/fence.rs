@@ -80,7 +80,7 @@ async fn fence_is_kept_while_it_is_held(lab: &Lab) {
     let job = key("job");
     let held = request(&job, LONG);
     let fence = a.take(&held).await.fence;
-    assert_eq!(a.take(&held).await.fence, fence, "asked again");
+    assert_eq!(a.take(&held).await.fence, fence, "a repeated request");
     assert_eq!(a.renewed(&held, None).await, fence, "renewed");
     if lab.kind.crosses_processes() {
         assert_eq!(a.take(&nested(&held)).await.fence, fence, "entered again");

@@ -57,7 +57,7 @@ async fn a_string_with_an_expiry_is_a_busy_lock(lab: &Lab) {
     lab.redis().server().command(&["SET", &name, "0a1b2c", "NX", "PX", "5000"]);
     let mut a = lab.client().await;
     let busy = a.refused(&request(&key("job"), LONG)).await;
-    let left = busy.expires_in.expect("it ends");
+    let left = busy.expires_in.expect("an expiry");
     assert!(left > Duration::from_secs(3) && left <= Duration::from_secs(5), "{left:?}");
     assert!(!busy.notifies, "a SET NX user notifies no waiter");
     let state = a.inspect(&key("job")).await;

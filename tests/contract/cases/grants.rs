@@ -64,18 +64,18 @@ async fn use_rights(lab: &Lab, has_view: bool, open: impl Fn(&str) -> Client) {
             assert_eq!(a.release(&inner, Scope::Hold).await, Release::StillHeld(1));
         }
         for name in [user, "dlock-view"].into_iter().filter(|name| has_view || *name == user) {
-            let mut looker = open(name);
-            let state = looker.inspect(&job).await;
+            let mut viewer = open(name);
+            let state = viewer.inspect(&job).await;
             for which in [Which::All, Which::Kept] {
-                looker.0.known("", which).await.unwrap_or_else(|error| panic!("known: {error:?}"));
+                viewer.0.known("", which).await.unwrap_or_else(|error| panic!("known: {error:?}"));
             }
             assert_eq!(state.holders.len(), 1, "{name} sees {state:?}");
             assert_eq!((state.holders[0].fence, &state.holders[0].metadata), (Some(grant.fence), &Some(runner("web2"))));
             assert!(state.waiters.is_empty());
-            assert_eq!(looker.keys("").await, ["job"]);
-            let verified = looker.0.renew(&job, &second.token, Intent::Probe).await.expect("verify");
+            assert_eq!(viewer.keys("").await, ["job"]);
+            let verified = viewer.0.renew(&job, &second.token, Intent::Probe).await.expect("verify");
             assert!(matches!(verified, Renewal::Kept { .. }), "{verified:?}");
-            match looker.0.history(&job).await {
+            match viewer.0.history(&job).await {
                 Ok(history) => assert!(history.past.iter().any(|past| past.metadata == Some(runner("web1"))), "{name} sees {history:?}"),
                 Err(error) => assert_eq!(error.kind, ErrorKind::Unsupported, "{error:?}"),
             }

@@ -92,12 +92,12 @@ async fn a_run_is_recorded_with_its_end(lab: &Lab) {
     let info = ReleaseInfo { why: why.clone(), held_ms: Some(50), ..ended(End::Exited(3)) };
     assert_eq!(a.0.release(&job, &asked.token, &info).await.expect("release"), Release::Released);
     let past = history(&mut b, &job).await.past;
-    let [HistoryEntry { fence: with_host, started_ms: Some(started), ended_ms: Some(ended), end: End::Exited(3), why: reason, metadata }] =
+    let [HistoryEntry { fence: recorded, started_ms: Some(started), ended_ms: Some(ended), end: End::Exited(3), why: reason, metadata }] =
         &past[..]
     else {
         panic!("{past:?}");
     };
-    assert_eq!((*with_host, reason, metadata), (Some(fence), &why, &asked.metadata));
+    assert_eq!((*recorded, reason, metadata), (Some(fence), &why, &asked.metadata));
     assert!(*ended >= started + 40 && *ended < started + 10_000, "{started} {ended}");
     // All servers run on this host, so the clocks agree.
     assert!(lab.kind.clock_is_ours() || started.abs_diff(before) < 5000, "{before} {started}");
@@ -252,9 +252,9 @@ async fn skips_are_counted_by_host(lab: &Lab) {
     for (host, reason) in [("web4", "busy"), ("web5", "busy"), ("web4", "skew guard 5s")] {
         a.0.amend(&job, Amendment::Note(&skip(host, reason))).await.expect("a note");
     }
-    let with_host = history(&mut b, &job).await;
-    assert_eq!(with_host.past, []);
-    let [four, five] = &with_host.skips[..] else { panic!("{with_host:?}") };
+    let known = history(&mut b, &job).await;
+    assert_eq!(known.past, []);
+    let [four, five] = &known.skips[..] else { panic!("{known:?}") };
     assert_eq!((&*four.host, four.count, &*four.reason), ("web4", 2, "skew guard 5s"));
     assert_eq!((&*five.host, five.count, &*five.reason), ("web5", 1, "busy"));
     for one in [four, five] {
@@ -421,16 +421,16 @@ async fn a_holder_that_waited_first_is_recorded_too(lab: &Lab) {
         let held = a.hold(&job).await;
         let mode = if reading { Mode::Shared } else { Mode::Exclusive };
         let wanted = with_host("web2")(Request { waiting: true, mode, ..lab.expiring(&job, SHORT) });
-        let beside = Request { mode, ..waiting(&job, LONG) };
+        let other_reader = Request { mode, ..waiting(&job, LONG) };
         if reading {
-            c.refused(&beside).await;
+            c.refused(&other_reader).await;
         }
         b.refused(&wanted).await;
         end_hold(&mut a, &held, End::Exited(0)).await;
         let grant = b.wait_for(&wanted, Duration::from_millis(200)).await;
         drop(b);
         if reading {
-            c.wait_for(&beside, Duration::from_millis(200)).await;
+            c.wait_for(&other_reader, Duration::from_millis(200)).await;
         }
         lab.outlast(grant.ttl.get()).await;
         let past = history(&mut a, &job).await.past;
@@ -438,7 +438,7 @@ async fn a_holder_that_waited_first_is_recorded_too(lab: &Lab) {
         let it = past.iter().find(|past| past.fence == Some(grant.fence));
         assert!(it.is_some_and(|past| past.end == End::Expired && past.metadata == wanted.metadata), "{past:?}");
         if reading {
-            c.free(&beside).await;
+            c.free(&other_reader).await;
         }
     }
 }
@@ -468,8 +468,8 @@ async fn a_run_whose_answers_were_lost_is_one_run(lab: &Lab) {
         let asked = with_host("web1")(request(&key(&format!("job-{nth}")), LONG));
         proxy.trap_nth("", nth, 1, Fault::CutAfter);
         let limits = Limits::of(Duration::from_secs(2));
-        let patience = WaitPolicy::For(LONG);
-        let outcome = lease::acquire(&mut *a.0, &BootClock, asked.clone(), patience, limits, pending::<()>(), |_| {}).await;
+        let wait_policy = WaitPolicy::For(LONG);
+        let outcome = lease::acquire(&mut *a.0, &BootClock, asked.clone(), wait_policy, limits, pending::<()>(), |_| {}).await;
         let Ok(Outcome::Granted(lease)) = outcome else { panic!("answer {nth}: {outcome:?}") };
         let lost = proxy.sprung();
         lease::give_back(&mut *a.0, &BootClock, &asked.key, &asked.token, &ended(End::Exited(7)), limits).await;

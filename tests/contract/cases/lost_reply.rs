@@ -30,7 +30,7 @@ pub fn all() -> Vec<Case> {
         wake_up_that_was_lost_is_covered_by_polling,
         a_waiter_behind_a_cut_connection_gets_the_lock,
         waiting_outlives_an_outage,
-        a_frozen_server_is_no_answer,
+        a_frozen_server_gives_no_answer,
         a_slow_network_changes_nothing,
     ];
     // On other stores a hold lasts as long as its process sends requests.
@@ -288,7 +288,7 @@ async fn waiting_outlives_an_outage(lab: &Lab) {
     assert!(back.elapsed() < stretched(Duration::from_secs(3)), "{:?}", back.elapsed());
 }
 
-async fn a_frozen_server_is_no_answer(lab: &Lab) {
+async fn a_frozen_server_gives_no_answer(lab: &Lab) {
     lab.target.isolate().await;
     let mut a = lab.client().await;
     let job = key("job");

@@ -120,7 +120,7 @@ impl Side {
                 let mut text = String::new();
                 for holder in &state.holders {
                     let fence = holder.fence.map(|fence| self.fences.index(name, fence));
-                    let left = holder.expires_in.expect("it ends").as_secs_f64() / LONG.as_secs_f64();
+                    let left = holder.expires_in.expect("an expiry").as_secs_f64() / LONG.as_secs_f64();
                     let _ = write!(text, "held {} fence {fence:?} detached {} for {:.0}; ", holder.holds, holder.detached, left.round());
                 }
                 let last = state.last_fence.map(|fence| self.fences.index(name, fence));

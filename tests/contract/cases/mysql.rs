@@ -56,7 +56,7 @@ async fn a_sessions_time_zone_does_not_matter(lab: &Lab) {
     let held = a.hold(&key("job")).await;
     lab.mariadb().sql("SET GLOBAL time_zone = '+09:00'");
     let mut b = lab.client().await;
-    let left = b.refused(&request(&key("job"), LONG)).await.expires_in.expect("it ends");
+    let left = b.refused(&request(&key("job"), LONG)).await.expires_in.expect("an expiry");
     assert!(left > LONG / 2 && left <= LONG, "{left:?}");
     assert!(!lab.shedlock("dlock", "dlock:job", 30));
     a.free(&held).await;

@@ -30,7 +30,7 @@ pub fn all() -> Vec<Case> {
         leaving_the_queue_survives_a_deadlock,
         login_methods_work_or_are_named,
     ];
-    all.extend(cases![|kind| kind == Kind::MariadbRow => a_deadlock_in_a_release_gives_the_lock_back]);
+    all.extend(cases![|kind| kind == Kind::MariadbRow => a_deadlock_in_a_release_still_frees_the_lock]);
     all.extend(cases![|kind| kind.is_mariadb() && kind.held_by_session() => mysql_sessions_do_not_depend_on_the_clock]);
     all.extend(cases![Kind::is_mariadb =>
         a_galera_node_is_refused_unless_it_is_the_only_writer,
@@ -304,7 +304,7 @@ fn deadlocking(lab: &Lab, first: &str, second: &str) -> std::thread::JoinHandle<
 }
 
 /// The release is part of the transaction that has the lock, so the server's rollback releases the lock too.
-async fn a_deadlock_in_a_release_gives_the_lock_back(lab: &Lab) {
+async fn a_deadlock_in_a_release_still_frees_the_lock(lab: &Lab) {
     let (mut a, mut b) = (lab.client().await, lab.client().await);
     let job = key("job");
     let held = a.hold(&job).await;

@@ -131,7 +131,7 @@ async fn hold_briefly(lab: &Lab, inside: &std::cell::RefCell<Vec<u32>>, number: 
     let number = number.expect("a number");
     {
         let mut inside = inside.borrow_mut();
-        assert!(!inside.contains(&number) && inside.len() < 3 && number < 3, "{number} beside {inside:?}");
+        assert!(!inside.contains(&number) && inside.len() < 3 && number < 3, "{number} next to {inside:?}");
         inside.push(number);
     }
     lab.pass(Duration::from_millis(5)).await;

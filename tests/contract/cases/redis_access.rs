@@ -100,7 +100,7 @@ async fn a_user_without_the_rights_is_denied(_: &Lab) {
 async fn a_unix_socket_serves(_: &Lab) {
     let server = support::redis::Redis::with(support::redis::Options { unix_socket: true, ..Default::default() });
     full_cycle(Options::new(Server::Unix(server.socket()))).await;
-    let error = attempt(Options::new(Server::Unix(PathBuf::from("/nonexistent/redis.sock")))).await.expect_err("nobody there");
+    let error = attempt(Options::new(Server::Unix(PathBuf::from("/nonexistent/redis.sock")))).await.expect_err("no server");
     assert_eq!((error.kind, error.effect), (ErrorKind::Unavailable, Effect::NotApplied), "{error:?}");
 }
 

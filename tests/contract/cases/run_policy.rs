@@ -236,7 +236,7 @@ async fn a_start_stays_recorded_when_its_runner_crashed(lab: &Lab) {
     let grant = a.take(&with(&once(WINDOW, 9, false), lab.expiring(&key("job"), SHORT))).await;
     drop(a);
     lab.outlast(grant.ttl.get()).await;
-    let refusal = free(lab, &mut b, &asking("job", &once(WINDOW, 9, false))).await.expect_err("it began");
+    let refusal = free(lab, &mut b, &asking("job", &once(WINDOW, 9, false))).await.expect_err("the crashed run started");
     assert_eq!((refusal.rule, refusal.fence), (Rule::Once(RunState::Started), Some(grant.fence)));
     b.take(&asking("job", &once(WINDOW, 0, true))).await;
 }

@@ -248,7 +248,7 @@ async fn unreachable_sentinels_are_skipped(_: &Lab) {
     deployment.sentinels[1].kill();
     deployment.sentinels[2].kill();
     a.renewed(&held, None).await;
-    let error = client(options_at(ports)).0.try_acquire(&request(&key("job"), LONG)).await.expect_err("nobody knows");
+    let error = client(options_at(ports)).0.try_acquire(&request(&key("job"), LONG)).await.expect_err("no sentinel answers");
     assert_eq!((error.kind, error.effect), (ErrorKind::Unavailable, Effect::NotApplied), "{error:?}");
     assert!(error.message.contains("none of 3 sentinels answers"), "{error:?}");
     // A dead master is an error, however often the sentinels are asked.

@@ -37,7 +37,7 @@ pub fn all() -> Vec<Case> {
         a_unix_socket_serves,
     ]);
     all.extend(
-        cases![|kind| kind.is_sql() && kind.is_own_sql_server() => a_server_without_connections_is_asked_again, a_restarted_server_is_asked_again],
+        cases![|kind| kind.is_sql() && kind.is_own_sql_server() => a_server_without_free_connections_is_retried, a_restarted_server_is_retried],
     );
     all.extend(cases![|kind| kind.is_postgres() => an_encoding_without_all_characters_stops_no_job, a_standby_can_be_inspected]);
     all.extend(cases![|kind| kind == Kind::PostgresLease =>
@@ -312,7 +312,7 @@ async fn a_dead_client_is_granted_nothing(lab: &Lab) {
     b.free(&held).await;
     let kept = lab.postgres().keep("BEGIN; SELECT 1 FROM dlock WHERE name = 'dlock:job' FOR UPDATE");
     let mut a = lab.client().await;
-    assert!(tokio::time::timeout(Duration::from_millis(300), a.0.try_acquire(&request(&job, LONG))).await.is_err(), "it waits");
+    assert!(tokio::time::timeout(Duration::from_millis(300), a.0.try_acquire(&request(&job, LONG))).await.is_err(), "the request waits");
     drop(a);
     // The server checks twice a second whether its client is connected.
     let waits = "SELECT 1 FROM pg_stat_activity WHERE datname = current_database() AND application_name LIKE 'dlock %' AND wait_event_type = 'Lock'";
@@ -493,7 +493,7 @@ async fn a_unix_socket_serves(lab: &Lab) {
     assert!(b.0.notices().iter().all(|notice| !notice.text.contains("waiters poll")), "a Unix socket was reported as a pooler");
 }
 
-async fn a_server_without_connections_is_asked_again(lab: &Lab) {
+async fn a_server_without_free_connections_is_retried(lab: &Lab) {
     let server = if lab.kind.is_postgres() {
         let settings = vec!["max_connections=8".into(), "superuser_reserved_connections=2".into()];
         let server = Postgres::with(pg::Options { settings, ..Default::default() });
@@ -533,7 +533,7 @@ async fn a_server_without_connections_is_asked_again(lab: &Lab) {
     assert!(matches!(outcome, Ok(Outcome::Granted(_))), "{outcome:?}");
 }
 
-async fn a_restarted_server_is_asked_again(lab: &Lab) {
+async fn a_restarted_server_is_retried(lab: &Lab) {
     let mut server = Own::start(lab).await;
     let mut a = server.client();
     let job = key("job");

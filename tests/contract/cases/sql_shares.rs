@@ -364,7 +364,7 @@ async fn an_older_layout_is_refused_until_init(lab: &Lab) {
     assert_eq!(error.kind, ErrorKind::Layout, "{error:?}");
     assert!(error.hint.as_deref().is_some_and(|hint| hint.contains("dlock init")), "{error:?}");
     lab.sql("UPDATE dlock SET lock_until = '2001-01-01'");
-    b.0.try_acquire(&request(&job, LONG)).await.expect_err("not even if it is free");
+    b.0.try_acquire(&request(&job, LONG)).await.expect_err("a free lock is refused too");
     b.0.init().await.expect("init");
     assert_eq!(b.0.init().await.expect("init"), Init::UpToDate);
     b.hold(&job).await;

@@ -40,7 +40,7 @@ async fn a_held_shedlock_is_busy(lab: &Lab) {
     assert_eq!(busy.notifies, lab.kind.is_mariadb(), "{busy:?}");
     let left = busy.expires_in.expect("an expiry");
     assert!(left > Duration::from_secs(25) && left <= Duration::from_secs(30), "{left:?}");
-    assert_eq!(a.inspect(&job).await.holders[0].metadata.as_ref().and_then(|who| who.host.as_deref()), Some("web7"));
+    assert_eq!(a.inspect(&job).await.holders[0].metadata.as_ref().and_then(|metadata| metadata.host.as_deref()), Some("web7"));
     assert_eq!(a.keys("").await, ["job"]);
     let mine = request(&job, LONG);
     assert_eq!(a.renew(&mine, None).await, Renewal::NotHeld);

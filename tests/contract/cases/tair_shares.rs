@@ -22,7 +22,7 @@ pub fn all() -> Vec<Case> {
         a_share_whose_answer_was_lost_is_granted_once,
         a_share_granted_too_late_is_not_held,
         a_share_overtaken_by_others_is_still_granted,
-        an_attempt_to_share_that_is_repeated_is_one,
+        a_repeated_attempt_to_share_counts_once,
         a_late_renewal_of_a_share_does_not_revive_it,
         a_renewal_of_a_share_whose_answer_was_lost_is_repeated,
         a_late_release_of_a_share_leaves_the_others,
@@ -125,7 +125,7 @@ async fn a_share_overtaken_by_others_is_still_granted(lab: &Lab) {
 }
 
 /// The server has served only the first packet of the attempt.
-async fn an_attempt_to_share_that_is_repeated_is_one(lab: &Lab) {
+async fn a_repeated_attempt_to_share_counts_once(lab: &Lab) {
     let (proxy, mut a) = warm(lab).await;
     proxy.trap("INCRBY", Fault::CutBefore);
     let held = Request { mode: Mode::Permits(2), ..request(&key("job"), LONG) };

@@ -29,7 +29,7 @@ pub fn all() -> Vec<Case> {
 /// Returns the remaining lease of `token`; `None` if `token` has no hold.
 async fn left(client: &mut Client, key: &Key, token: &Token) -> Option<Duration> {
     match client.0.renew(key, token, Intent::Probe).await.unwrap_or_else(|error| panic!("verify: {error:?}")) {
-        Renewal::Kept { expires_in } => Some(expires_in.expect("a lease that ends")),
+        Renewal::Kept { expires_in } => Some(expires_in.expect("an expiry")),
         Renewal::NotHeld => None,
         other => panic!("a probe was answered by {other:?}"),
     }

@@ -178,11 +178,11 @@ async fn many_waiters_survive_a_holder_that_vanished(lab: &Lab) {
     let (deployment, clients) = Deployment::make(lab);
     clients.at(deployment.port()).0.init().await.expect("init");
     let set = LocalSet::new();
-    let crowd = set.run_until(crowd(lab, &deployment, &clients));
-    tokio::time::timeout(LIMIT, crowd).await.expect("all waiters got the lock");
+    let run = set.run_until(run_waiters(lab, &deployment, &clients));
+    tokio::time::timeout(LIMIT, run).await.expect("all waiters got the lock");
 }
 
-async fn crowd(lab: &Lab, deployment: &Deployment, clients: &Clients) {
+async fn run_waiters(lab: &Lab, deployment: &Deployment, clients: &Clients) {
     let holder = Holder::start(clients, Proxy::to(deployment.port()));
     let (began, memory) = (Instant::now(), procfs::rss_kib(std::process::id()));
     let grants = Rc::new(Grants::default());

@@ -214,9 +214,9 @@ async fn a_lease_outside_the_servers_range_is_refused_and_the_range_named(_: &La
 }
 
 async fn a_missing_server_is_unavailable(_: &Lab) {
-    let nobody = Options::new(vec![("127.0.0.1".into(), ports::free()), ("127.0.0.1".into(), ports::free())]);
+    let missing = Options::new(vec![("127.0.0.1".into(), ports::free()), ("127.0.0.1".into(), ports::free())]);
     let began = Instant::now();
-    let error = attempt(nobody).await.expect_err("nobody");
+    let error = attempt(missing).await.expect_err("no server");
     assert_eq!((error.kind, error.effect), (ErrorKind::Unavailable, Effect::NotApplied), "{error:?}");
     assert!(began.elapsed() < stretched(Duration::from_secs(2)), "{:?}", began.elapsed());
     let error = attempt(Options::new(vec![("no-such-host.invalid".into(), 2181)])).await.expect_err("no host");
@@ -249,8 +249,8 @@ async fn a_server_that_is_cut_off_confirms_nothing(_: &Lab) {
     let job = key("job");
     let held = request(&job, SHORT);
     a.take(&held).await;
-    let looker = Admin::connect(&format!("127.0.0.1:{port}")).await.expect("a connection");
-    let name = looker.list_children("/dlock/job").await.expect("the queue").remove(0);
+    let reader = Admin::connect(&format!("127.0.0.1:{port}")).await.expect("a connection");
+    let name = reader.list_children("/dlock/job").await.expect("the queue").remove(0);
     let last = Instant::now();
     a.renewed(&held, None).await;
     servers.cut_off_first();
@@ -273,16 +273,16 @@ async fn a_server_that_is_cut_off_confirms_nothing(_: &Lab) {
         let granted = Instant::now();
         assert_eq!(grant.drain_delay, Duration::from_millis(500));
         // Counts the reads until the server notices that it is cut off.
-        let mut looks = 0;
-        while let Ok(Ok(Some(_))) = tokio::time::timeout(Duration::from_millis(200), looker.check_stat(&format!("/dlock/job/{name}"))).await
+        let mut reads = 0;
+        while let Ok(Ok(Some(_))) = tokio::time::timeout(Duration::from_millis(200), reader.check_stat(&format!("/dlock/job/{name}"))).await
         {
-            looks += 1;
+            reads += 1;
             tokio::time::sleep(Duration::from_millis(10)).await;
         }
-        (granted, looks, granted.elapsed())
+        (granted, reads, granted.elapsed())
     };
-    let (confirmed, (granted, looks, longer)) = tokio::join!(keep, next);
-    assert!(looks > 0, "the cut-off server answered no read");
+    let (confirmed, (granted, reads, longer)) = tokio::join!(keep, next);
+    assert!(reads > 0, "the cut-off server answered no read");
     support::say(&format!("a cut-off server showed the old holder's node for {longer:?} after the next was granted the lock"));
     // The command is killed two thirds of the lease after the last confirmation.
     assert!(confirmed + SHORT * 2 / 3 < granted, "confirmed {:?} before the next grant", granted - confirmed);

@@ -28,7 +28,7 @@ pub fn all() -> Vec<Case> {
         an_undone_grant_does_not_shorten_the_drain_delay,
         holders_that_vanish_in_succession_leave_few_marks,
         a_hold_is_handed_over_with_its_session,
-        a_nested_hold_keeps_the_lock_of_an_outer_one_that_is_gone,
+        a_nested_hold_keeps_the_lock_of_a_dead_outer_holder,
         a_hold_released_elsewhere_is_left_to_its_nested_holds,
         a_holder_whose_session_is_just_ending_has_no_time_left,
         a_released_lock_leaves_only_its_record,
@@ -300,7 +300,7 @@ async fn a_hold_is_handed_over_with_its_session(lab: &Lab) {
 }
 
 /// As with `--leftover leave`: the outer process is gone, and a nested hold keeps the lock beyond the outer lease.
-async fn a_nested_hold_keeps_the_lock_of_an_outer_one_that_is_gone(lab: &Lab) {
+async fn a_nested_hold_keeps_the_lock_of_a_dead_outer_holder(lab: &Lab) {
     let (mut a, mut b, mut c) = (lab.client().await, lab.client().await, lab.client().await);
     let job = key("job");
     let outer = request(&job, SHORT);
