@@ -233,8 +233,8 @@ async fn certificates_are_verified_both_ways(_: &Lab) {
     let with = |tls| Options { tls: Some(tls), ..at(&[etcd.port()]) };
     let ours = Tls { ca_file: Some(files.ca.clone()), cert_file: Some(files.certificate.clone()), key_file: Some(files.key.clone()) };
     full_cycle(with(ours.clone())).await;
-    let nobody = Tls { cert_file: None, key_file: None, ..ours.clone() };
-    assert_denied(&attempt(with(nobody)).await.expect_err("the server wants a certificate"));
+    let without_certificate = Tls { cert_file: None, key_file: None, ..ours.clone() };
+    assert_denied(&attempt(with(without_certificate)).await.expect_err("the server wants a certificate"));
     let unknown = Tls { ca_file: None, ..ours.clone() };
     assert_denied(&attempt(with(unknown)).await.expect_err("the certificate is of no public authority"));
     let elsewhere = support::folder();

@@ -233,7 +233,7 @@ fn words(operation: &Operation) -> String {
         }
         Operation::Renew(request, times) => format!("renew {} {times:?}", of(request)),
         Operation::Release(request, scope) => format!("release {} {scope:?}", of(request)),
-        Operation::Leave(request) => format!("abandon {}", of(request)),
+        Operation::Leave(request) => format!("leave {}", of(request)),
         Operation::Inspect(name) => format!("inspect {name:?}"),
         Operation::List => "list".into(),
     }
