@@ -1,10 +1,10 @@
-//! What a Redis or etcd server has to do for one hand-over, by its own count, with few and with many waiters.
+//! The work of a Redis or etcd server for one hand-over, by the server's own counters, with few and with many waiters.
 
-use crate::{drain::Crowd, lockers::Stores, table::Table};
+use crate::{drain::Queue, lockers::Stores, table::Table};
 
 const SIZES: [usize; 3] = [1, 20, 100];
 
-/// What clients send; the rest of the server's count is what scripts call.
+/// The commands that clients send; scripts call the other commands.
 pub const FROM_CLIENTS: [&str; 9] = ["eval", "evalsha", "blpop", "hello", "auth", "select", "client", "ping", "script"];
 
 pub fn run(stores: &Stores) -> Vec<Table> {
@@ -17,7 +17,7 @@ fn of_zookeeper(stores: &Stores) -> Option<Table> {
     let mut rows = Vec::new();
     for locker in stores.lockers.iter().filter(|locker| locker.waits && locker.name != "flock") {
         for size in SIZES {
-            let crowd = Crowd::gather(stores, locker, &format!("packets-{size}"), size);
+            let crowd = Queue::gather(stores, locker, &format!("packets-{size}"), size);
             let before = (packets(), writes());
             let ms = crowd.drain();
             let each = |count: u64| format!("{:.2}", count as f64 / size as f64);
@@ -39,7 +39,7 @@ fn of_etcd(stores: &Stores) -> Option<Table> {
     let mut rows = Vec::new();
     for locker in stores.lockers.iter().filter(|locker| locker.name.contains("etcd")) {
         for size in SIZES {
-            let crowd = Crowd::gather(stores, locker, &format!("calls-{size}"), size);
+            let crowd = Queue::gather(stores, locker, &format!("calls-{size}"), size);
             let before = etcd.calls();
             let ms = crowd.drain();
             let calls = etcd.calls().into_iter().map(|(name, count)| {
@@ -66,7 +66,7 @@ fn of_redis(stores: &Stores) -> Option<Table> {
     let locker = stores.lockers.iter().find(|locker| locker.name == "dlock run, Redis")?;
     let mut rows = Vec::new();
     for size in SIZES {
-        let crowd = Crowd::gather(stores, locker, &format!("commands-{size}"), size);
+        let crowd = Queue::gather(stores, locker, &format!("commands-{size}"), size);
         stores.redis.command(&["CONFIG", "RESETSTAT"]);
         let ms = crowd.drain();
         let calls: Vec<_> = stores.redis.calls().into_iter().filter(|(name, _)| !name.starts_with("config") && name != "info").collect();

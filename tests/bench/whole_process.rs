@@ -1,5 +1,5 @@
-//! Whole processes, timed one after the other in turns (A B C B A C …), so that a slower moment of the machine
-//! falls on all of them. Prints tables; proves nothing and fails for nothing.
+//! Times whole processes, one after the other in turns (A B C B A C …), so that a slow moment of the machine affects all of them. Prints
+//! tables and never fails because of a result.
 //!
 //! `cargo bench --bench whole_process`, with `-- processes`, `handoff`, `drain`, `commands`, `kinds`,
 //! `waiters`, `held` or `history` for a part of it, and with
@@ -28,7 +28,7 @@ mod table;
 
 use std::env;
 
-/// What is measured together.
+/// A group of measurements.
 type Part = fn(&lockers::Stores) -> Vec<table::Table>;
 
 const PARTS: [(&str, Part); 8] = [
@@ -46,7 +46,7 @@ fn main() {
     let arguments: Vec<String> = env::args().skip(1).filter(|word| word != "--bench").collect();
     let words: Vec<&str> = arguments.iter().map(String::as_str).collect();
     match words[..] {
-        // What this program runs as a child of itself.
+        // The program that runs as a child of this one.
         ["child", "floor", store, place, ref command @ ..] => floor::run(store, place, command),
         ["child", "stamp", file, after] => child::stamp(file, after),
         ["child", "end-with", gate, file] => child::end_with(gate, file),

@@ -20,17 +20,17 @@ trials!(
     group_killed_leaves_nothing,
     group_terminated_does_not_stop_the_guardian,
     earlier_children_are_spared,
-    earlier_children_hide_no_tree_that_keeps_forking,
+    earlier_children_do_not_hide_a_tree_that_keeps_forking,
 );
 
-/// Ignores TERM, and has a daemon in a session of its own, orphaned, that ignores it as well.
+/// Ignores TERM, and starts an orphaned daemon in its own session that also ignores TERM.
 const DAEMONS: &str =
     "trap '' TERM; (setsid sh -c 'trap \"\" TERM; sleep TOKEN & sleep TOKEN' &); echo > DIR/ready; sleep TOKEN & sleep TOKEN";
 
-fn started(orders: &str) -> World {
+fn started(instructions: &str) -> World {
     let mut world = World::new();
-    world.start(orders, DAEMONS);
-    world.ready().grown(6);
+    world.start(instructions, DAEMONS);
+    world.ready().await_processes(6);
     world
 }
 
@@ -44,7 +44,7 @@ fn dlock_killed_takes_the_tree_along() {
     let killed = now();
     assert_eq!(world.status(), 137);
     world.gone();
-    assert!(now() - killed >= 250, "no grace was given");
+    assert!(now() - killed >= 250, "the grace was too short");
 }
 
 fn dlock_killed_before_the_start_takes_the_guardian_along() {
@@ -82,7 +82,7 @@ fn guardian_killed_takes_the_tree_along() {
     world.event("GuardianLost { frozen: false }");
     let (_, how) = world.event("Ended");
     assert!(how.contains("Guardian") && how.contains("Signalled(9)"), "{how}");
-    assert_eq!(world.alive(), [0; 0], "Ended before the end");
+    assert_eq!(world.alive(), [0; 0], "Ended was reported too early");
     assert_eq!(world.status(), 76);
     world.gone();
 }
@@ -106,7 +106,7 @@ fn guardian_frozen_kills_in_time() {
     assert!(how.contains("Guardian"), "{how}");
     world.event("GuardianLost { frozen: true }");
     assert!((500..2000).contains(&(ended - frozen)), "{} ms", ended - frozen);
-    assert_eq!(world.alive(), [0; 0], "Ended before the end");
+    assert_eq!(world.alive(), [0; 0], "Ended was reported too early");
     assert_eq!(world.status(), 76);
     world.gone();
 }
@@ -136,7 +136,7 @@ fn group_killed_leaves_nothing() {
 
 fn group_terminated_does_not_stop_the_guardian() {
     let mut world = started("");
-    for pid in world.keepers() {
+    for pid in world.supervisors() {
         for signal in [Signal::TERM, Signal::INT, Signal::HUP, Signal::QUIT, Signal::USR1, Signal::ALARM, Signal::PIPE] {
             if pid != world.pid {
                 send(pid, signal);
@@ -153,15 +153,15 @@ fn earlier_children_are_spared() {
     let before = World::new();
     let script = format!("sleep {} & exec \"$@\"", before.token);
     world.start_behind(&["sh", "-c", &script, "sh"], "", &["sh", "-c", DAEMONS]);
-    world.ready().grown(6);
+    world.ready().await_processes(6);
     send(world.guardian(), Signal::KILL);
     assert_eq!(world.status(), 76);
     world.gone();
-    assert_eq!(before.alive().len(), 1, "a child that dlock had before was killed");
+    assert_eq!(before.alive().len(), 1, "a child from before dlock was killed");
 }
 
-/// The tree changes under each look at it, and the kernel can't be asked whether it is empty: there are other children.
-fn earlier_children_hide_no_tree_that_keeps_forking() {
+/// The tree changes during each scan, and `waitpid` can't tell whether it is empty, because there are other children.
+fn earlier_children_do_not_hide_a_tree_that_keeps_forking() {
     for _ in 0..3 {
         let mut world = World::new();
         let before = World::new();
@@ -173,9 +173,9 @@ fn earlier_children_hide_no_tree_that_keeps_forking() {
         world.ready();
         send(world.guardian(), Signal::KILL);
         world.event("Ended");
-        assert_eq!(world.alive(), [0; 0], "Ended before the end");
+        assert_eq!(world.alive(), [0; 0], "Ended was reported too early");
         assert_eq!(world.status(), 76);
         world.gone();
-        assert_eq!(before.alive().len(), 1, "a child that dlock had before was killed");
+        assert_eq!(before.alive().len(), 1, "a child from before dlock was killed");
     }
 }
