@@ -46,7 +46,7 @@ pub struct Queue {
     key: String,
     holder: Child,
     waiters: Vec<Child>,
-    alone: bool,
+    exclusive: bool,
 }
 
 /// The lock modes of the first holder and of the waiters.
@@ -83,7 +83,7 @@ impl Queue {
         });
         let waiters: Vec<_> = waiters.collect();
         await_idle();
-        Self { folder, key: key.into(), holder, waiters, alone: kind.exclusive }
+        Self { folder, key: key.into(), holder, waiters, exclusive: kind.exclusive }
     }
 
     /// Lets the holder end, and returns the ms until the last waiter's command has started.

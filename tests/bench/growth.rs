@@ -29,7 +29,7 @@ pub fn with_waiters(stores: &Stores) -> Vec<Table> {
     for locker in stores.waiting() {
         let mut row = vec![locker.name.clone()];
         for size in WAITERS {
-            // A waiter is a session of the server on SQL, and a JVM's or an interpreter's worth of memory elsewhere.
+            // A waiter is a session of the server on SQL, and needs a JVM's or an interpreter's memory with other programs.
             let can = locker.name == "flock" || ["SQLite", "Redis", "etcd", "ZooKeeper"].iter().any(|store| locker.name.ends_with(store));
             row.push(if can || size <= 20 {
                 let rounds = if size > 200 { 1 } else { 3 };

@@ -86,7 +86,7 @@ fn a_skip_and_an_unreachable_store_send_events() {
         "true",
         &format!("{} run -k {token} --no-reentrant --on-event '{}' -- true", dlock::binary().display(), site.notes()),
     );
-    // Refused by its own lock: a mistake of the caller's.
+    // A deadlock with its own lock, which is a usage error.
     assert_eq!((ended.code(), site.names()), (64, vec!["failed".to_owned()]));
     let holder = Process::collect(site.command(&[], &site.notes(), "sleep 30"));
     support::must("the lock is held", LIMIT, || site.names().last().is_some_and(|name| name == "acquired"));

@@ -107,7 +107,7 @@ fn a_schedule_fires_once_per_period() {
     lab.assert_denied(&lab.run("--once-per 1h --retry-failed 1", "exit 0"), "once per 1h");
     assert_eq!(lab.run("", "exit 0").code(), 0, "who doesn't ask isn't assert_denied");
     thread::sleep(Duration::from_millis(1100));
-    assert_eq!(lab.run("--once-per 2s", "exit 0").code(), 0, "the last one is older than half of that");
+    assert_eq!(lab.run("--once-per 2s", "exit 0").code(), 0, "the last run is older than half the period");
 }
 
 #[test]

@@ -1,4 +1,4 @@
-//! What nodes answer, and what others may have stored there, damaged: it is refused or read, and never a panic.
+//! Damaged replies of nodes and damaged stored data are refused or read, and never cause a panic.
 
 use serde_json::json;
 
@@ -71,7 +71,7 @@ fn damaged_votes_are_refused_or_counted() {
 }
 
 #[test]
-fn damaged_looks_are_refused_or_read() {
+fn damaged_inspect_answers_are_refused_or_read() {
     let read = |value: &str, shared: serde_json::Value, shares: serde_json::Value| {
         json!([
             ["1700000001", "500000"],
