@@ -61,12 +61,12 @@ fn asked(stores: &Stores, locker: &Locker) -> Option<u64> {
         return servers.nodes[0].counted("zk_packets_received");
     }
     if let (true, Some(server)) = (locker.name.contains("PostgreSQL"), &stores.postgres) {
-        let told = server.text("postgres", "SELECT sum(xact_commit + xact_rollback)::bigint FROM pg_stat_database");
-        return told.trim().parse().ok();
+        let report = server.text("postgres", "SELECT sum(xact_commit + xact_rollback)::bigint FROM pg_stat_database");
+        return report.trim().parse().ok();
     }
     if let (true, Some(server)) = (locker.name.contains("MariaDB"), &stores.mariadb) {
-        let told = server.sql("", "SHOW GLOBAL STATUS LIKE 'Questions'");
-        return told.first()?.get(1)?.parse().ok();
+        let report = server.sql("", "SHOW GLOBAL STATUS LIKE 'Questions'");
+        return report.first()?.get(1)?.parse().ok();
     }
     None
 }

@@ -137,15 +137,15 @@ fn the_users_file_is_completed_by_the_one_in_etc() {
         eprintln!("SKIPPED the_users_file_is_completed_by_the_one_in_etc: {stderr}");
         return;
     }
-    let told: serde_json::Value = serde_json::from_slice(&output.stdout).unwrap_or_else(|_| panic!("{output:?}"));
-    assert_eq!((&told["would"], &told["backend"]), (&"run".into(), &format!("sqlite://{store}").into()), "{told}");
+    let report: serde_json::Value = serde_json::from_slice(&output.stdout).unwrap_or_else(|_| panic!("{output:?}"));
+    assert_eq!((&report["would"], &report["backend"]), (&"run".into(), &format!("sqlite://{store}").into()), "{report}");
     let from = |name: &str| {
-        let settings = told["settings"].as_array().unwrap().iter();
+        let settings = report["settings"].as_array().unwrap().iter();
         settings.filter(|setting| setting["name"] == name).map(|setting| setting["from"].as_str().unwrap().to_owned()).collect::<Vec<_>>()
     };
-    assert_eq!(from("backend"), ["/etc/dlock/config.toml:1"], "{told}");
-    assert_eq!(from("ttl"), ["/etc/dlock/config.toml:4"], "{told}");
-    assert_eq!(from("wait"), [format!("{}:3", lab.path(".config/dlock/config.toml").display())], "{told}");
+    assert_eq!(from("backend"), ["/etc/dlock/config.toml:1"], "{report}");
+    assert_eq!(from("ttl"), ["/etc/dlock/config.toml:4"], "{report}");
+    assert_eq!(from("wait"), [format!("{}:3", lab.path(".config/dlock/config.toml").display())], "{report}");
 }
 
 #[test]

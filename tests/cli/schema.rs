@@ -104,8 +104,8 @@ fn the_schema_describes_all_output() {
     assert_eq!(ran(&lab, "-k job -- sh -c exit+3")["result"], "ok");
     assert_eq!(ran(&lab, "-k job -- /nonexistent")["result"], "error");
     assert_eq!(ran(&lab, "-k job --max-runtime .1 -- sleep 5")["result"], "timed_out");
-    let told = said(&lab, "history job", "history");
-    assert!(told["runs"].as_array().unwrap().len() >= 3 && !told["skips"].as_array().unwrap().is_empty(), "{told}");
+    let report = said(&lab, "history job", "history");
+    assert!(report["runs"].as_array().unwrap().len() >= 3 && !report["skips"].as_array().unwrap().is_empty(), "{report}");
     assert!(said(&lab, "forget job --yes --reason x", "forget")["cooldown"].is_object());
     assert_eq!(said(&lab, "forget job --yes --reason x", "forget")["cooldown"], Value::Null);
     assert_eq!(ran(&lab, "-k kept --at-least 1h -- true")["result"], "ok");

@@ -105,8 +105,8 @@ fn the_command_gets_the_fence_of_each_lock() {
     );
     let run = lab.run(["run", "-k", "b=c", "-k", "a", "--", "sh", "-c", &script]);
     assert_eq!(run.status.code(), Some(0), "{run:?}");
-    let told = text(&run.stdout);
-    let lines: Vec<_> = told.lines().collect();
+    let printed = text(&run.stdout);
+    let lines: Vec<_> = printed.lines().collect();
     let [a, bc, "none none none", "b=c none"] = lines[..] else { panic!("{lines:?}") };
     assert!(a.starts_with("a=") && bc.starts_with("b=c="), "{lines:?}");
     let history: Value = serde_json::from_slice(&lab.run(["history", "a", "--json"]).stdout).unwrap();

@@ -86,8 +86,8 @@ fn a_script_holds_a_lock_as_long_as_it_runs() {
                 assert_eq!((output.status.code(), &*output.stdout), (Some(0), &b"75\n"[..]), "{name}");
                 assert!(began.elapsed() < Duration::from_secs(15));
                 must("the lock is released when the script ends", || is_free(&lab));
-                let told: Value = serde_json::from_slice(&lab.run(["history", "job", "--json"]).stdout).unwrap();
-                assert_eq!(told["runs"][0]["end"], "released", "{name}: {told}");
+                let report: Value = serde_json::from_slice(&lab.run(["history", "job", "--json"]).stdout).unwrap();
+                assert_eq!(report["runs"][0]["end"], "released", "{name}: {report}");
             });
         }
     });

@@ -29,9 +29,9 @@ fn breaking(store: &dyn Store, world: &World, options: &[&str]) -> Ended {
 }
 
 fn history(store: &dyn Store, world: &World) -> serde_json::Value {
-    let told = dlock::run(&store.url(), &["history", &world.key, "--json"]);
-    assert_eq!(told.code(), 0, "{}", told.stderr);
-    serde_json::from_str(&told.stdout).expect("JSON")
+    let report = dlock::run(&store.url(), &["history", &world.key, "--json"]);
+    assert_eq!(report.code(), 0, "{}", report.stderr);
+    serde_json::from_str(&report.stdout).expect("JSON")
 }
 
 fn fence(world: &World) -> u64 {
@@ -55,11 +55,11 @@ pub fn a_broken_holder_is_dead_before_the_next_one_starts(store: &dyn Store) {
     world.assert_no_overlap();
     world.assert_gone();
     world.assert_free();
-    let told = history(store, &world);
-    let runs = told["runs"].as_array().expect("runs");
-    assert_eq!((&runs[0]["end"], &runs[1]["end"]), (&"ok".into(), &"broken".into()), "{told}");
-    assert_eq!((&runs[1]["fence"], runs.len()), (&held.into(), 2), "{told}");
-    assert!(runs[1]["reason"].as_str().is_some_and(|why| why.contains("NFS")), "{told}");
+    let report = history(store, &world);
+    let runs = report["runs"].as_array().expect("runs");
+    assert_eq!((&runs[0]["end"], &runs[1]["end"]), (&"ok".into(), &"broken".into()), "{report}");
+    assert_eq!((&runs[1]["fence"], runs.len()), (&held.into(), 2), "{report}");
+    assert!(runs[1]["reason"].as_str().is_some_and(|why| why.contains("NFS")), "{report}");
 }
 
 pub fn a_break_spares_a_new_holder(store: &dyn Store) {
@@ -73,8 +73,8 @@ pub fn a_break_spares_a_new_holder(store: &dyn Store) {
     assert_eq!(ended.code(), 5, "{}", ended.stderr);
     let nobody = breaking(store, &world, &[]);
     assert_eq!(nobody.code(), 77, "{}", nobody.stderr);
-    let told = history(store, &world);
-    assert_eq!((&told["runs"][0]["end"], told["runs"].as_array().map(Vec::len)), (&"exit 5".into(), Some(1)), "{told}");
+    let report = history(store, &world);
+    assert_eq!((&report["runs"][0]["end"], report["runs"].as_array().map(Vec::len)), (&"exit 5".into(), Some(1)), "{report}");
 }
 
 /// A stopped holder can't answer. Its guardian kills the tree shortly before the lease ends, and the lock is free after the lease.
@@ -121,9 +121,9 @@ fn an_acquired_lock_lasts_its_lease_unless_broken_with_now(store: &dyn Store) {
     assert_eq!(at_once.code(), 0, "{}", at_once.stderr);
     assert!(world.is_free() && began.elapsed() < stretched(Duration::from_secs(10)), "{:?}", began.elapsed());
     assert_eq!(dlock::run(&store.url(), &["release", &world.key, "--token", &token]).code(), 77);
-    let told = history(store, &world);
-    let ends: Vec<_> = told["runs"].as_array().expect("runs").iter().map(|run| run["end"].clone()).collect();
-    assert_eq!(ends, ["broken", "broken"], "{told}");
+    let report = history(store, &world);
+    let ends: Vec<_> = report["runs"].as_array().expect("runs").iter().map(|run| run["end"].clone()).collect();
+    assert_eq!(ends, ["broken", "broken"], "{report}");
 }
 
 fn an_interrupted_break_stays_requested(store: &dyn Store) {

@@ -188,12 +188,12 @@ fn each_tick_of_five_crontabs_is_run_once(store: &dyn Server) {
     // The history is read after the last tick.
     let (url, mut remembered) = (store.url(), 0);
     for key in &keys {
-        let told = dlock::run(&url, &["history", key, "--json"]);
-        assert_eq!(told.code(), 0, "{}", told.stderr);
-        let told: Value = serde_json::from_str(&told.stdout).expect("JSON");
-        for skip in told["skips"].as_array().expect("skips") {
+        let report = dlock::run(&url, &["history", key, "--json"]);
+        assert_eq!(report.code(), 0, "{}", report.stderr);
+        let report: Value = serde_json::from_str(&report.stdout).expect("JSON");
+        for skip in report["skips"].as_array().expect("skips") {
             let reason = skip["reason"].as_str().unwrap_or_default();
-            assert!(reason == "busy" || reason.starts_with("once per "), "{told}");
+            assert!(reason == "busy" || reason.starts_with("once per "), "{report}");
             remembered += skip["count"].as_u64().unwrap_or_default();
         }
     }

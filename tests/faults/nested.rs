@@ -22,8 +22,8 @@ fn three_deep(store: &dyn Store) {
     let script = format!("echo $DLOCK_FENCE; {run} {run} sh -c 'echo $DLOCK_FENCE; {inspect}; {other}'; {inspect}");
     let ended = world.start(&[], &script).wait(LIMIT);
     assert_eq!(ended.code(), 0, "{}", ended.stderr);
-    let told: Vec<_> = ended.stdout.lines().collect();
-    let [outer, inner, three, "other 75", one] = told[..] else { panic!("{told:?} {}", ended.stderr) };
+    let report: Vec<_> = ended.stdout.lines().collect();
+    let [outer, inner, three, "other 75", one] = report[..] else { panic!("{report:?} {}", ended.stderr) };
     assert_eq!(outer, inner);
     for (state, holds) in [(three, 3), (one, 1)] {
         let state: serde_json::Value = serde_json::from_str(state).expect("JSON");

@@ -43,7 +43,7 @@ fn with_a_sibling(store: &dyn Store, fault: impl FnOnce(&World, &Process)) -> (W
     assert_eq!(count(&world, "holders"), 2);
     let second = world.start_second();
     fault(&world, &first);
-    must("the first reader's share is assert_all_gone", TTL + AFTER_THE_LEASE, || count(&world, "holders") == 1);
+    must("the first reader's share has ended", TTL + AFTER_THE_LEASE, || count(&world, "holders") == 1);
     must("the first tree is gone", LIMIT, || world.tree().is_empty());
     assert!(!world.path("second").exists(), "the sibling holds its share");
     std::fs::write(world.path("enough"), "").unwrap();

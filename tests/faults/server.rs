@@ -69,11 +69,11 @@ pub fn the_reason_of_a_loss_is_printed_once_and_recorded(server: &mut dyn Server
     proxy.set(Mode::Pass);
     let first = first.wait(LIMIT);
     assert_eq!(first.code(), 76, "{}", first.stderr);
-    let told: Vec<&str> = first.stderr.lines().filter(|line| line.contains("the lock was lost")).collect();
-    assert!(matches!(told[..], [line] if line.contains("no renewal for") && !line.contains("was dlock stopped")), "{}", first.stderr);
+    let printed: Vec<&str> = first.stderr.lines().filter(|line| line.contains("the lock was lost")).collect();
+    assert!(matches!(printed[..], [line] if line.contains("no renewal for") && !line.contains("was dlock stopped")), "{}", first.stderr);
     let verdict: serde_json::Value = serde_json::from_str(&world.file("status")).unwrap();
     let reason = verdict["error"]["message"].as_str().unwrap().to_owned();
-    assert!(told[0].ends_with(&reason), "{reason}");
+    assert!(printed[0].ends_with(&reason), "{reason}");
     let history = support::dlock::run(&server.url(), &["history", &world.key, "--json"]).stdout;
     let history: serde_json::Value = serde_json::from_str(&history).unwrap();
     assert_eq!((&history["runs"][0]["end"], &history["runs"][0]["reason"]), (&"lost".into(), &reason.into()), "{history}");

@@ -18,14 +18,14 @@ on_every_store!(
     a_timed_out_wait_releases_all_locks,
 );
 
-/// A key that sorts second_key the world's own key, so that dlock takes it second.
+/// A key that sorts after the world's own key, so that dlock takes it second.
 fn second_key(world: &World) -> String {
     format!("{}-z", world.key)
 }
 
 fn held(store: &dyn Store, key: &str) -> bool {
-    let told = dlock::run(&store.url(), &["inspect", key, "--json"]);
-    let state: serde_json::Value = serde_json::from_str(&told.stdout).expect("JSON");
+    let report = dlock::run(&store.url(), &["inspect", key, "--json"]);
+    let state: serde_json::Value = serde_json::from_str(&report.stdout).expect("JSON");
     state["held"] == true
 }
 
@@ -128,8 +128,8 @@ fn a_timed_out_wait_releases_all_locks(store: &dyn Store) {
     assert!(!held(store, &world.key));
     let tried = dlock::run(&store.url(), &["run", "-k", &world.key, "-k", &second, "--skew-guard", "0", "--json", "--", "true"]);
     assert_eq!(tried.code(), 75, "{}", tried.stderr);
-    let told: serde_json::Value = serde_json::from_str(tried.stderr.lines().last().unwrap_or_default()).expect("JSON");
-    assert_eq!((&told["key"], &told["by"]), (&world.key.clone().into(), &second.clone().into()), "{told}");
+    let report: serde_json::Value = serde_json::from_str(tried.stderr.lines().last().unwrap_or_default()).expect("JSON");
+    assert_eq!((&report["key"], &report["by"]), (&world.key.clone().into(), &second.clone().into()), "{report}");
     assert!(!held(store, &world.key));
     assert_eq!(dlock::run(&store.url(), &["release", &second, "--token", taken.stdout.trim()]).code(), 0);
 }

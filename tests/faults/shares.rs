@@ -114,8 +114,8 @@ fn nested_runs_share_their_ancestors_hold(store: &dyn Store) {
         let script = format!("{run} {run} sh -c 'echo \"$DLOCK_PERMIT $DLOCK_FENCE\"'; echo \"$DLOCK_PERMIT $DLOCK_FENCE\"");
         let ended = world.start(kind, &script).wait(LIMIT);
         assert_eq!(ended.code(), 0, "{}", ended.stderr);
-        let told: Vec<_> = ended.stdout.lines().collect();
-        assert!(told.len() == 2 && told[0] == told[1] && told[0].starts_with(&format!("{number} ")), "{told:?}");
+        let report: Vec<_> = ended.stdout.lines().collect();
+        assert!(report.len() == 2 && report[0] == report[1] && report[0].starts_with(&format!("{number} ")), "{report:?}");
         // A run of another lock inherits neither the permit number nor the fence.
         let script = format!("{} run -k {}-other -- sh -c 'echo \"$DLOCK_PERMIT.\"'", shell(&dlock::binary()), world.key);
         let ended = world.start(kind, &script).wait(LIMIT);

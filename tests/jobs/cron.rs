@@ -133,8 +133,8 @@ fn three_crontab_lines_run_the_job_once() {
     let strange = names.iter().find(|name| !FROM_CRON.contains(name) && !name.starts_with("DLOCK_"));
     assert_eq!(strange, None, "this is not cron's environment: {environment:?}");
     let events = support::lines(&node.folder.join("events"));
-    let told = |what: &str| events.iter().filter(|line| line.contains(&format!("\"event\":\"{what}\""))).count();
-    assert_eq!((told("acquired"), told("ended"), told("skipped"), events.len()), (1, 1, 2, 4), "{events:?}");
+    let report = |what: &str| events.iter().filter(|line| line.contains(&format!("\"event\":\"{what}\""))).count();
+    assert_eq!((report("acquired"), report("ended"), report("skipped"), events.len()), (1, 1, 2, 4), "{events:?}");
     assert!(["DLOCK_KEY", "DLOCK_TOKEN", "DLOCK_FENCE", "DLOCK_HELD"].iter().all(|name| names.contains(name)), "{names:?}");
 }
 
@@ -190,15 +190,15 @@ fn three_nodes_whose_clocks_differ_run_each_tick_once() {
         assert_eq!(skips.len(), 4, "{lines:#?}");
         for run in runs {
             let [_, fence, host] = run.split(' ').collect::<Vec<_>>()[..] else { panic!("{run}") };
-            let told = |line: &&&String| line.contains(&format!("fence={fence}")) && line.contains(&format!("holder={host}"));
-            assert_eq!(skips.iter().filter(told).count(), 2, "each skip names the host and the fence of the run: {skips:#?}");
+            let report = |line: &&&String| line.contains(&format!("fence={fence}")) && line.contains(&format!("holder={host}"));
+            assert_eq!(skips.iter().filter(report).count(), 2, "each skip names the host and the fence of the run: {skips:#?}");
         }
         let named = skips.iter().filter(|line| line.contains(&format!("skipped \"{reason}\""))).count();
         assert_eq!(named, 4, "{skips:#?}");
-        let told = dlock::run(&server.url(), &["history", key, "--json"]);
-        let told: serde_json::Value = serde_json::from_str(&told.stdout).unwrap_or_else(|error| panic!("{error}: {}", told.stderr));
-        let counted: u64 = told["skips"].as_array().expect("skips").iter().filter_map(|skip| skip["count"].as_u64()).sum();
-        assert_eq!(counted, 4, "{told}");
+        let report = dlock::run(&server.url(), &["history", key, "--json"]);
+        let report: serde_json::Value = serde_json::from_str(&report.stdout).unwrap_or_else(|error| panic!("{error}: {}", report.stderr));
+        let counted: u64 = report["skips"].as_array().expect("skips").iter().filter_map(|skip| skip["count"].as_u64()).sum();
+        assert_eq!(counted, 4, "{report}");
     }
     assert!(nodes.iter().all(|node| mails(&node.folder).is_empty()), "nothing is mailed");
 }

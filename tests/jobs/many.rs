@@ -57,14 +57,14 @@ fn all_keys_are_listed_soon(store: &str) {
     let failed: usize = names.chunks(TOGETHER).step_by(10).map(<[String]>::len).sum();
     // On PostgreSQL and Redis a run needs a round trip per lock, one after the other; these commands pipeline many of them.
     let limit = support::stretched(Duration::from_secs(support::long_or(30, 10)));
-    let told = |arguments: &[&str]| -> Value {
+    let report = |arguments: &[&str]| -> Value {
         let began = Instant::now();
         let ended = dlock::spawn(store, &[arguments, &["--json"]].concat()).wait(4 * limit);
         assert_eq!(ended.code(), 0, "{}", ended.stderr);
         assert!(began.elapsed() < limit, "{arguments:?} took {:?}", began.elapsed());
         serde_json::from_str(&ended.stdout).expect("JSON")
     };
-    let all = told(&["list", &start, "--all"]);
+    let all = report(&["list", &start, "--all"]);
     let listed: Vec<&str> = all["keys"].as_array().expect("keys").iter().filter_map(|one| one["key"].as_str()).collect();
     assert_eq!(listed, names, "each once, in order");
     assert!(
@@ -72,9 +72,9 @@ fn all_keys_are_listed_soon(store: &str) {
         "{}",
         all["keys"][0]
     );
-    assert_eq!(told(&["list", &start, "--failed"])["keys"].as_array().map(Vec::len), Some(failed));
-    assert_eq!(told(&["history"])["runs"].as_array().map(Vec::len), Some(many));
-    let latest = told(&["history", "--failed", "-n", "7"]);
+    assert_eq!(report(&["list", &start, "--failed"])["keys"].as_array().map(Vec::len), Some(failed));
+    assert_eq!(report(&["history"])["runs"].as_array().map(Vec::len), Some(many));
+    let latest = report(&["history", "--failed", "-n", "7"]);
     let fences: Vec<u64> = latest["runs"].as_array().expect("runs").iter().filter_map(|run| run["fence"].as_u64()).collect();
     assert_eq!(fences.len(), 7, "{latest}");
 }

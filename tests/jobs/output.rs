@@ -45,8 +45,8 @@ impl Site {
 
     /// Returns the history entry of the last run.
     fn last(&self) -> Value {
-        let told = dlock::run(&self.store(), &["history", &self.key, "--json"]);
-        serde_json::from_str::<Value>(&told.stdout).expect("JSON")["runs"][0].clone()
+        let report = dlock::run(&self.store(), &["history", &self.key, "--json"]);
+        serde_json::from_str::<Value>(&report.stdout).expect("JSON")["runs"][0].clone()
     }
 }
 

@@ -88,10 +88,10 @@ fn the_packed_crate_installs() {
     succeeds(install, LONG);
     let mut version = process::command(text(&folder.join("bin/dlock")));
     version.args(["--version", "--verbose"]);
-    let told = succeeds(version, LIMIT).stdout;
+    let report = succeeds(version, LIMIT).stdout;
     let noted = fs::read_to_string(source.join(".cargo_vcs_info.json")).expect("cargo's note");
-    let commit = told.lines().find_map(|line| line.strip_prefix("commit  ")).expect("a commit");
-    assert!(noted.contains(&commit[..12]), "{told}: {noted}");
+    let commit = report.lines().find_map(|line| line.strip_prefix("commit  ")).expect("a commit");
+    assert!(noted.contains(&commit[..12]), "{report}: {noted}");
 }
 
 /// Runs `try` on an overlay system: the real one below, and a layer on top that takes all changes.

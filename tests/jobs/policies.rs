@@ -51,8 +51,8 @@ impl Lab {
     }
 
     fn history(&self) -> Value {
-        let told = dlock::run(&self.backend, &["history", &self.key, "--json"]);
-        serde_json::from_str(&told.stdout).expect("JSON")
+        let report = dlock::run(&self.backend, &["history", &self.key, "--json"]);
+        serde_json::from_str(&report.stdout).expect("JSON")
     }
 
     fn file(&self) -> &Path {
@@ -105,7 +105,7 @@ fn a_schedule_fires_once_per_period() {
     lab.assert_denied(&lab.run(once_per, "exit 0"), "once per 1h");
     assert_eq!(lab.run("--once-per 1h --retry-failed 1", "exit 3").code(), 3);
     lab.assert_denied(&lab.run("--once-per 1h --retry-failed 1", "exit 0"), "once per 1h");
-    assert_eq!(lab.run("", "exit 0").code(), 0, "who doesn't ask isn't assert_denied");
+    assert_eq!(lab.run("", "exit 0").code(), 0, "a run without the option is not denied");
     thread::sleep(Duration::from_millis(1100));
     assert_eq!(lab.run("--once-per 2s", "exit 0").code(), 0, "the last run is older than half the period");
 }

@@ -118,8 +118,8 @@ fn a_cancelled_pipeline_releases_the_lock() {
     command.current_dir(folder.path()).env("DLOCK_BACKEND", &backend).env("CI_JOB_URL", "https://ci.example/42");
     let pipeline = Process::collect(command);
     support::must("the deployment runs", LIMIT, || folder.path().join("ready").exists());
-    let told = dlock::run(&backend, &["inspect", "deploy-prod"]);
-    assert!(told.stdout.contains("https://ci.example/42"), "{told:?}");
+    let report = dlock::run(&backend, &["inspect", "deploy-prod"]);
+    assert!(report.stdout.contains("https://ci.example/42"), "{report:?}");
     pipeline.signal(Signal::TERM);
     assert_eq!(pipeline.wait(LIMIT).code(), 143);
     assert!(dlock::run(&backend, &["list"]).stdout.lines().all(|line| !line.contains("deploy-prod")));

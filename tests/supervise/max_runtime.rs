@@ -145,8 +145,8 @@ fn a_timed_out_run_has_status_124_and_a_reason_in_the_history() {
         assert_eq!(verdict["error"]["message"], "max runtime 500ms");
         let run = last_run(&world);
         assert_eq!((&run["end"], &run["reason"], &run["bad"]), (&"exit 124".into(), &"max runtime 500ms".into(), &true.into()));
-        let told = dlock(&world).args(["history", "job"]).output().unwrap().stdout;
-        assert!(String::from_utf8(told).unwrap().contains("TIMED OUT after 500ms"));
+        let report = dlock(&world).args(["history", "job"]).output().unwrap().stdout;
+        assert!(String::from_utf8(report).unwrap().contains("TIMED OUT after 500ms"));
     }
 }
 

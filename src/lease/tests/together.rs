@@ -71,8 +71,8 @@ async fn a_busy_lock_releases_the_others_and_cancels_their_run_records() {
         Some(RunPolicy { place: "web1".into(), skew_guard: None, at_least: None, once: Some(once), anyway: false });
     let Ok(GroupOutcome::Busy(1, _)) = take(&world, &mut claims, WaitPolicy::Try).await else { panic!() };
     assert!(!held(&world, "a").await && !held(&world, "c").await);
-    let told = world.client(&[]).inner.history(&Key::new("a").unwrap()).await.unwrap();
-    assert_eq!(told.record.start.map(|start| start.stage), Some(RunState::Cancelled));
+    let report = world.client(&[]).inner.history(&Key::new("a").unwrap()).await.unwrap();
+    assert_eq!(report.record.start.map(|start| start.stage), Some(RunState::Cancelled));
 }
 
 #[tokio::test(start_paused = true)]

@@ -187,9 +187,9 @@ fn a_granted_reader_wakes_the_next_and_a_writer_wakes_none() {
     world.busy(&last);
     assert!(world.woken().is_empty());
     world.free(&writer);
-    let told = world.document.notified();
+    let report = world.document.notified();
     assert_eq!(world.woken(), holds(&[&readers[0], &readers[1]]));
-    assert!(world.woken().is_empty() && world.document.notified() == told + 1);
+    assert!(world.woken().is_empty() && world.document.notified() == report + 1);
     world.take(&readers[0]);
     assert_eq!(world.woken(), holds(&[&readers[1], &readers[2]]));
     for reader in &readers[1..] {

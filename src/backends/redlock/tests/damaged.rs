@@ -91,15 +91,15 @@ fn damaged_inspect_answers_are_refused_or_read() {
         read(&format!("{OWNER}:00000000000000ff"), json!(null), json!([])),
         read("shared:00000000000000fe", json!("shared:00000000000000fe"), json!([share()])),
     ];
-    let mut told = 0;
+    let mut report = 0;
     damage::each(|dice| {
         let damaged = damage::json(&all[dice.below(all.len())], dice);
         let replies: Vec<_> = damaged.as_array().into_iter().flatten().map(reply).collect();
         let Ok(read) = read_one(&replies) else { return };
-        told += 1;
+        report += 1;
         let _ = (read.seen.vanished(), read.seen.fence(), read.seen.left());
         Picture::of(&[Some(read.seen.clone()), Some(read.seen), None], majority(3));
         last_fence(vec![0, u64::MAX], dice.below(4), majority(3));
     });
-    assert!(told > damage::TRIES / 20, "only {told} could be read at all");
+    assert!(report > damage::TRIES / 20, "only {report} could be read at all");
 }

@@ -67,7 +67,7 @@ enum Client {
     Idle,
     /// In phase 1, with the highest fence that was published before the start.
     Counting(u8),
-    /// In phase 2, with the fence of phase 1 and its own.
+    /// In phase 2, with its fence and the highest fence that was published before the start.
     Committing(u8, u8),
     Published(u8),
     Over,
@@ -325,8 +325,7 @@ fn without_any_one_of_its_parts_the_algorithm_repeats_a_fence() {
     assert!(explore(3, CLIENTS, 0, Clocks::Any, owner_check).is_err());
 }
 
-/// With honest clocks: all interleavings of three clients, one or two of them readers. With any clocks: all of two clients, random ones of
-/// three.
+/// All interleavings of three clients with honest clocks and of two with any clocks, one or two of them readers; random ones of three.
 #[test]
 fn fences_rise_over_readers_and_writers() {
     for (readers, least) in [(1, 2_000), (2, 20_000)] {

@@ -172,14 +172,14 @@ async fn a_database_that_is_mounted_as_a_file_is_refused() {
     let elsewhere = keep.path().join("elsewhere");
     fs::create_dir(&elsewhere).unwrap();
     let whole = mount(&[keep.path(), &elsewhere]);
-    let beside = backend(&elsewhere.join("locks.db")).try_acquire(&request("job")).await;
+    let second = backend(&elsewhere.join("locks.db")).try_acquire(&request("job")).await;
     for mounted in [inner.join("locks.db"), elsewhere] {
         let _ = Command::new("umount").arg("--lazy").arg(mounted).status();
     }
     let error = refused.unwrap_err();
     assert_eq!(error.kind, Kind::Config, "{error}");
     assert!(error.hint.as_deref().is_some_and(|hint| hint.contains("mount the directory")), "{error:?}");
-    assert!(whole && matches!(beside, Ok(Attempt::Busy(_))), "{beside:?}");
+    assert!(whole && matches!(second, Ok(Attempt::Busy(_))), "{second:?}");
 }
 
 #[tokio::test]
