@@ -25,9 +25,9 @@ pub fn run(stores: &Stores) -> Vec<Table> {
     let mut sizes = times.clone();
     for round in 0..ROUNDS {
         for n in turns(lockers.len(), round) {
-            let crowd = Queue::gather(stores, lockers[n], &format!("drain-{round}"), WAITERS);
-            sizes[n].push(crowd.kib_per_waiter() / 1024.0);
-            times[n].push(crowd.drain());
+            let queue = Queue::gather(stores, lockers[n], &format!("drain-{round}"), WAITERS);
+            sizes[n].push(queue.kib_per_waiter() / 1024.0);
+            times[n].push(queue.drain());
         }
     }
     for (n, locker) in lockers.iter().enumerate() {

@@ -32,9 +32,9 @@ pub fn run(stores: &Stores) -> Vec<Table> {
                 let (mut times, mut counts) = (Vec::new(), Vec::new());
                 for round in 0..ROUNDS {
                     let key = format!("kinds-{size}-{round}-{}", kind.name.replace([' ', ','], "-"));
-                    let crowd = Queue::gather_as(stores, locker, kind, &key, size);
+                    let queue = Queue::gather_as(stores, locker, kind, &key, size);
                     let before = asked(stores, locker);
-                    times.push(crowd.drain() / size as f64);
+                    times.push(queue.drain() / size as f64);
                     if let (Some(before), Some(after)) = (before, asked(stores, locker)) {
                         counts.push((after - before) as f64 / size as f64);
                     }

@@ -261,9 +261,9 @@ impl Stores {
                 command.arg(self.folder.path().join(key)).arg(words[0]);
                 command
             }
-            How::Floor(store, place) => {
+            How::Floor(store, address) => {
                 let mut command = Command::new(&self.me);
-                command.args(["child", "floor", store, place, words[0]]);
+                command.args(["child", "floor", store, address, words[0]]);
                 command
             }
             How::Dlock(_, program) => {

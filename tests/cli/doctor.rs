@@ -148,10 +148,10 @@ fn the_printed_commands_set_the_right_modes() {
     let folder = tempfile::tempdir().unwrap();
     fs::set_permissions(folder.path(), fs::Permissions::from_mode(0o755)).unwrap();
     let dlock = copy_of_dlock(folder.path());
-    let place = folder.path().join("locks");
-    fs::create_dir(&place).unwrap();
-    fs::set_permissions(&place, fs::Permissions::from_mode(0o700)).unwrap();
-    let url = format!("sqlite://{}/dlock.db", place.display());
+    let directory = folder.path().join("locks");
+    fs::create_dir(&directory).unwrap();
+    fs::set_permissions(&directory, fs::Permissions::from_mode(0o700)).unwrap();
+    let url = format!("sqlite://{}/dlock.db", directory.display());
     let of = |user: u32, words: &str| {
         let (uid, gid) = (format!("--reuid={}", 50_000 + user), format!("--regid={user}"));
         let mut command = Command::new("setpriv");

@@ -16,10 +16,10 @@ use crate::{
 pub struct Shared<T>(Arc<T>);
 
 impl<T> Shared<T> {
-    fn get(place: &Mutex<Weak<T>>, start: impl FnOnce() -> T) -> Self {
-        let mut place = place.lock().unwrap_or_else(PoisonError::into_inner);
-        let shared = place.upgrade().unwrap_or_else(|| Arc::new(start()));
-        *place = Arc::downgrade(&shared);
+    fn get(slot: &Mutex<Weak<T>>, start: impl FnOnce() -> T) -> Self {
+        let mut slot = slot.lock().unwrap_or_else(PoisonError::into_inner);
+        let shared = slot.upgrade().unwrap_or_else(|| Arc::new(start()));
+        *slot = Arc::downgrade(&shared);
         Self(shared)
     }
 }

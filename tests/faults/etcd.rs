@@ -228,13 +228,13 @@ async fn retry_when_busy<T>(again: &Cell<u32>, mut question: impl AsyncFnMut() -
 
 /// Waits for the lock, and releases it at once.
 async fn wait_and_release(
-    (place, mut waiter, wanted): (usize, Backend, Request),
-    turn: tokio::sync::mpsc::UnboundedSender<(Instant, usize, Grant)>,
+    (position, mut waiter, wanted): (usize, Backend, Request),
+    granted: tokio::sync::mpsc::UnboundedSender<(Instant, usize, Grant)>,
     again: Rc<Cell<u32>>,
 ) {
     loop {
         if let Attempt::Granted(grant) = retry_when_busy(&again, async || waiter.try_acquire(&wanted).await).await {
-            turn.send((Instant::now(), place, grant)).unwrap();
+            granted.send((Instant::now(), position, grant)).unwrap();
             retry_when_busy(&again, async || waiter.release(&wanted.key, &wanted.token, &Scope::Tree.into()).await).await;
             return;
         }
@@ -264,19 +264,19 @@ fn a_queue_survives_its_dead_holder() {
         let held = request(&name, LEASE, false);
         assert!(matches!(holder.try_acquire(&held).await.unwrap(), Attempt::Granted(_)));
         let (began, mut renewed) = (Instant::now(), Instant::now());
-        let (turn, mut turns) = tokio::sync::mpsc::unbounded_channel();
+        let (granted, mut grants) = tokio::sync::mpsc::unbounded_channel();
         let again = Rc::<Cell<u32>>::default();
         let renew = async |holder: &mut Backend| {
             let renewed = retry_when_busy(&again, async || holder.renew(&held.key, &held.token, None.into()).await).await;
             assert!(matches!(renewed, Renewal::Renewed { .. }), "{renewed:?}");
         };
         let mut tasks = Vec::new();
-        for place in 1..=waiters {
+        for position in 1..=waiters {
             let (mut waiter, wanted) = (client(&etcd), request(&name, 60, true));
             let Attempt::Busy(busy) = retry_when_busy(&again, async || waiter.try_acquire(&wanted).await).await else { panic!("granted") };
-            assert_eq!(busy.position, u32::try_from(place).ok());
+            assert_eq!(busy.position, u32::try_from(position).ok());
             // A waiter that stops waiting renews nothing and loses its position.
-            tasks.push(tokio::task::spawn_local(wait_and_release((place, waiter, wanted), turn.clone(), Rc::clone(&again))));
+            tasks.push(tokio::task::spawn_local(wait_and_release((position, waiter, wanted), granted.clone(), Rc::clone(&again))));
             if renewed.elapsed() > Duration::from_millis(500) {
                 renewed = Instant::now();
                 renew(&mut holder).await;
@@ -294,15 +294,15 @@ fn a_queue_survives_its_dead_holder() {
             u32::try_from(calls() - idle.0 - 2 * u64::from(IDLE)).unwrap_or(u32::MAX) / u32::try_from(idle.1.elapsed().as_secs()).unwrap();
         // The lease ends at most its own length after its last renewal.
         let (before, last) = (calls(), Instant::now());
-        drop((holder, turn));
+        drop((holder, granted));
         for waiter in tasks {
             waiter.await.unwrap();
         }
-        let turns: Vec<(Instant, usize, Grant)> = std::iter::from_fn(|| turns.try_recv().ok()).collect();
-        assert_eq!(turns.len(), waiters);
-        assert!(turns.windows(2).all(|two| two[0].1 < two[1].1 && two[0].2.fence < two[1].2.fence), "in the order of their arrival");
-        let first = turns[0].0 - last;
-        let drained = turns[waiters - 1].0 - turns[0].0;
+        let grants: Vec<(Instant, usize, Grant)> = std::iter::from_fn(|| grants.try_recv().ok()).collect();
+        assert_eq!(grants.len(), waiters);
+        assert!(grants.windows(2).all(|two| two[0].1 < two[1].1 && two[0].2.fence < two[1].2.fence), "in the order of their arrival");
+        let first = grants[0].0 - last;
+        let drained = grants[waiters - 1].0 - grants[0].0;
         let asked = calls() - before;
         say(&format!(
             "etcd: {waiters} waiters, gathered in {gathered:.1?}, ask {idle} times a second while nothing happens; the holder died with a \
@@ -312,7 +312,7 @@ fn a_queue_survives_its_dead_holder() {
         ));
         let most = 20 + u32::try_from(waiters).unwrap() / 15;
         assert!(idle < most, "one keepalive per waiter in twenty seconds, and one waiter that watches all: {idle}");
-        assert_eq!(turns[0].2.drain_delay, Duration::from_millis(500), "the drain delay of the dead holder");
+        assert_eq!(grants[0].2.drain_delay, Duration::from_millis(500), "the drain delay of the dead holder");
         let lease = Duration::from_secs(LEASE);
         assert!(first + Duration::from_secs(1) > lease && first < lease + Duration::from_secs(1) * (1 + slowness()), "{first:?}");
     });

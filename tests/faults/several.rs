@@ -35,7 +35,7 @@ fn opposite_orders_do_not_wait_for_each_other(store: &dyn Store) {
     // No two sections overlap, and both processes finish all their runs.
     let alone = world.path("alone");
     let script = format!("mkdir {0} || exit 9; sleep 0.02; rmdir {0}", alone.display());
-    let turns = |one: String, other: String| {
+    let runs = |one: String, other: String| {
         let (url, script) = (store.url(), script.clone());
         std::thread::spawn(move || {
             for _ in 0..6 {
@@ -45,7 +45,7 @@ fn opposite_orders_do_not_wait_for_each_other(store: &dyn Store) {
         })
     };
     let began = Instant::now();
-    let both = [turns(world.key.clone(), second.clone()), turns(second.clone(), world.key.clone())];
+    let both = [runs(world.key.clone(), second.clone()), runs(second.clone(), world.key.clone())];
     for one in both {
         one.join().expect("all runs succeed");
     }

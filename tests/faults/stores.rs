@@ -102,7 +102,7 @@ pub(crate) use on_store;
 
 pub struct Sqlite(TempDir);
 
-#[allow(clippy::unnecessary_wraps, reason = "as those that may be missing")]
+#[allow(clippy::unnecessary_wraps, reason = "the same signature as for stores that may be missing")]
 pub fn sqlite(_: &str) -> Option<Sqlite> {
     Some(Sqlite(support::folder()))
 }
@@ -164,12 +164,12 @@ pub struct TairServer {
     mode: &'static str,
 }
 
-#[allow(clippy::unnecessary_wraps, reason = "as those that may be missing")]
+#[allow(clippy::unnecessary_wraps, reason = "the same signature as for stores that may be missing")]
 pub fn tair(_: &str) -> Option<TairServer> {
     Some(TairServer { server: Tair::start(), mode: "plain" })
 }
 
-#[allow(clippy::unnecessary_wraps, reason = "as those that may be missing")]
+#[allow(clippy::unnecessary_wraps, reason = "the same signature as for stores that may be missing")]
 pub fn tair_version(_: &str) -> Option<TairServer> {
     Some(TairServer { server: Tair::start(), mode: "version" })
 }

@@ -117,13 +117,13 @@ fn a_waiter_gets_the_lock_after_an_election() {
     let Some(mut servers) = ensemble("a_waiter_gets_the_lock_after_an_election") else { return };
     let world = World::new(servers.url());
     let job = long_job(&world, 4);
-    let waiter = world.start(&["-w", "25", "--ttl", "12s"], "echo my turn");
+    let waiter = world.start(&["-w", "25", "--ttl", "12s"], "echo granted");
     std::thread::sleep(Duration::from_millis(700));
     let leader = servers.leader();
     servers.nodes[leader].kill();
     assert_done(job);
     let waiter = waiter.wait(LIMIT);
-    assert_eq!((waiter.code(), waiter.stdout.as_str()), (0, "my turn\n"), "{}", waiter.stderr);
+    assert_eq!((waiter.code(), waiter.stdout.as_str()), (0, "granted\n"), "{}", waiter.stderr);
     servers.start();
 }
 

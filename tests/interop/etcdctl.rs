@@ -149,7 +149,7 @@ fn etcdctl_and_dlock_share_one_queue() {
 #[test]
 fn contending_etcdctl_and_dlock_runs_never_overlap() {
     let etcd = etcd_or_return!("contending_etcdctl_and_dlock_runs_never_overlap");
-    let name = &names("crowd")[0];
+    let name = &names("contention")[0];
     let folder = support::folder();
     let inside = folder.path().join("inside");
     let script = format!(

@@ -39,11 +39,11 @@ pub struct Server {
 }
 
 /// Returns a shared server, which stops after the last case that uses it.
-fn shared<T>(place: &Mutex<Weak<T>>, start: impl FnOnce() -> T) -> Arc<T> {
-    let mut place = place.lock().unwrap_or_else(PoisonError::into_inner);
-    place.upgrade().unwrap_or_else(|| {
+fn shared<T>(slot: &Mutex<Weak<T>>, start: impl FnOnce() -> T) -> Arc<T> {
+    let mut slot = slot.lock().unwrap_or_else(PoisonError::into_inner);
+    slot.upgrade().unwrap_or_else(|| {
         let server = Arc::new(start());
-        *place = Arc::downgrade(&server);
+        *slot = Arc::downgrade(&server);
         server
     })
 }

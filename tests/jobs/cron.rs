@@ -231,8 +231,8 @@ fn listen(node: &mut Node, key: &str, jobs: usize) -> Vec<String> {
     let mut buffer = [0; 4096];
     while first.is_none_or(|first| first.elapsed() < Duration::from_secs(8)) {
         assert!(!node.cron.has_ended(), "cron ended");
-        let patience = Duration::from_secs(75);
-        assert!(began.elapsed() < patience, "no job reported in a minute; in the log: {others:#?}; mailed: {:#?}", mails(&node.folder));
+        let limit = Duration::from_secs(75);
+        assert!(began.elapsed() < limit, "no job reported in a minute; in the log: {others:#?}; mailed: {:#?}", mails(&node.folder));
         let Ok(length) = node.log.recv(&mut buffer) else { continue };
         let line = String::from_utf8_lossy(&buffer[..length]).into_owned();
         if line.contains(" dlock[") && line.contains(key) {

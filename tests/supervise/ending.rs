@@ -25,7 +25,7 @@ fn a_daemon_is_waited_for() {
     assert_eq!(world.status(), 6);
     assert!(std::fs::exists(world.path("done")).unwrap());
     assert!(world.event("Ended").0 - noticed >= 400);
-    world.gone();
+    world.await_end();
 }
 
 fn leftovers_are_killed_on_request() {
@@ -35,7 +35,7 @@ fn leftovers_are_killed_on_request() {
     let (_, how) = world.event("Ended");
     assert!(how.contains("Exited(6)") && how.contains("Some(Leftover)") && how.contains("leftover_left: false"), "{how}");
     world.file("term");
-    world.gone();
+    world.await_end();
 }
 
 fn leftovers_are_left_on_request() {
@@ -53,7 +53,7 @@ fn a_stopped_tree_is_not_left() {
     world.start("leftover=leave after=400:stop", "(trap '' TERM; setsid sleep TOKEN &) ; echo > DIR/ready; sleep TOKEN");
     let (_, how) = world.ready().event("Ended");
     assert!(how.contains("Some(Stop)") && how.contains("leftover_left: false"), "{how}");
-    world.gone();
+    world.await_end();
 }
 
 fn term_reaches_the_whole_group_and_usr1_only_the_command() {
@@ -73,7 +73,7 @@ fn term_reaches_the_whole_group_and_usr1_only_the_command() {
     signals.sort_unstable();
     assert_eq!(signals, ["in-term", "term", "usr1"]);
     assert!(world.event("Ended").1.contains("stopped: None"));
-    world.gone();
+    world.await_end();
 }
 
 fn term_reaches_leftovers() {
@@ -82,7 +82,7 @@ fn term_reaches_leftovers() {
     world.event("Leftover");
     send(world.pid, Signal::TERM);
     assert_eq!(world.status(), 6);
-    world.gone();
+    world.await_end();
 }
 
 fn an_ignored_signal_stays_ignored() {

@@ -117,7 +117,7 @@ fn ctrl_c_ends_what_outlives_the_command() {
     assert_eq!(world.file("status"), "0\n");
     assert_eq!(verdict(&world)["released"], "yes");
     world.status();
-    world.gone();
+    world.await_end();
 }
 
 fn ctrl_c_twice_kills_what_outlives_the_command() {
@@ -131,7 +131,7 @@ fn ctrl_c_twice_kills_what_outlives_the_command() {
     keyboard.press(3);
     assert_eq!(world.file("status"), "3\n");
     world.status();
-    world.gone();
+    world.await_end();
 }
 
 fn ctrl_z_stops_dlock_when_only_leftovers_run() {
@@ -147,7 +147,7 @@ fn ctrl_z_stops_dlock_when_only_leftovers_run() {
     keyboard.press(3);
     assert_eq!(world.file("status"), "3\n");
     world.status();
-    world.gone();
+    world.await_end();
 }
 
 fn stopping_the_command_by_pid_does_not_stop_dlock() {
@@ -170,7 +170,7 @@ fn stopping_the_command_by_pid_does_not_stop_dlock() {
     fs::write(world.path("end"), "x\n").unwrap();
     assert_eq!(world.file("status"), "4\n");
     world.status();
-    world.gone();
+    world.await_end();
 }
 
 fn a_tstp_of_the_command_by_pid_and_its_cont_leave_dlock_running() {
@@ -190,7 +190,7 @@ fn a_tstp_of_the_command_by_pid_and_its_cont_leave_dlock_running() {
     fs::write(world.path("end"), "x\n").unwrap();
     assert_eq!(world.file("status"), "4\n");
     world.status();
-    world.gone();
+    world.await_end();
 }
 
 fn stops_of_both_in_any_order_keep_the_status() {
@@ -227,7 +227,7 @@ fn stops_of_both_in_any_order_keep_the_status() {
             assert_eq!(verdict(&world)["status"], 4, "{stop:?}");
             fs::write(world.path("over"), "x").unwrap();
             world.status();
-            world.gone();
+            world.await_end();
         }
     }
 }
@@ -248,7 +248,7 @@ fn a_command_that_stops_itself_after_ctrl_z_takes_dlock_along() {
     fs::write(world.path("end"), "x").unwrap();
     assert_eq!(world.file("status"), "4\n");
     world.status();
-    world.gone();
+    world.await_end();
 }
 
 fn a_dlock_stopped_past_its_term_deadline_reports_a_command_that_ended_in_time() {
@@ -265,7 +265,7 @@ fn a_dlock_stopped_past_its_term_deadline_reports_a_command_that_ended_in_time()
         send(dlock, Signal::CONT);
         assert_eq!(world.status(), status, "{}", world.file("status.json"));
         assert_eq!(verdict(&world)["result"], "ok");
-        world.gone();
+        world.await_end();
     }
 }
 
@@ -296,7 +296,7 @@ fn the_guardians_final_report_is_not_dropped() {
         assert_eq!(verdict(&world)["status"], 4);
         fs::write(world.path("over"), "x").unwrap();
         world.status();
-        world.gone();
+        world.await_end();
     }
 }
 
@@ -310,7 +310,7 @@ fn pkill_of_dlock_leaves_the_guardian_to_kill_the_tree() {
     let killed = Command::new("pkill").args(["-KILL", "-s", &session, "dlock"]).status().unwrap();
     assert!(killed.success(), "pkill found no process");
     assert_eq!(world.status(), 137);
-    world.gone();
+    world.await_end();
 }
 
 /// The store answers at once, but the guardian gets no CPU time to start the command.
@@ -335,5 +335,5 @@ fn a_slow_host_is_not_mistaken_for_a_slow_store() {
     let said = second.file("output");
     assert!(said.contains("too little of the lease was left to start the command: this host was too slow"), "{said}");
     assert!(said.contains("hint: give this host more CPU time, or the lease a longer --ttl"), "{said}");
-    second.gone();
+    second.await_end();
 }

@@ -38,7 +38,7 @@ fn without_renewal_term_comes_and_kill_follows() {
     assert!((250..700).contains(&(termed - started)), "TERM after {} ms", termed - started);
     assert!((650..1500).contains(&(ended - started)), "ended after {} ms", ended - started);
     assert_eq!(world.status(), 76);
-    world.gone();
+    world.await_end();
 }
 
 fn renewals_keep_the_command_alive() {
@@ -62,7 +62,7 @@ fn a_command_that_ends_on_term_gets_no_kill() {
     let (_, how) = world.ready().event("Ended");
     assert!(how.contains("Exited(5)") && how.contains("Deadline"), "{how}");
     assert_eq!(world.status(), 76);
-    world.gone();
+    world.await_end();
 }
 
 fn a_stopped_command_is_woken_to_act_on_term() {
@@ -72,7 +72,7 @@ fn a_stopped_command_is_woken_to_act_on_term() {
     send(pid, Signal::STOP);
     assert_eq!(world.status(), 76);
     world.file("woken");
-    world.gone();
+    world.await_end();
 }
 
 fn lost_kills_at_once() {
@@ -85,7 +85,7 @@ fn lost_kills_at_once() {
     assert!(world.when("DeadlineTerm").is_none());
     assert!(std::fs::read(world.path("signals")).is_err(), "TERM came before KILL");
     assert_eq!(world.status(), 76);
-    world.gone();
+    world.await_end();
 }
 
 fn another_signal_replaces_term() {
@@ -94,7 +94,7 @@ fn another_signal_replaces_term() {
     world.start("on_lost=10 term=400 kill=800", script);
     assert_eq!(world.status(), 76);
     assert_eq!(world.file("signals"), "usr1\n");
-    world.gone();
+    world.await_end();
 }
 
 fn continue_survives_deadline_and_loss_but_not_dlock() {
@@ -105,7 +105,7 @@ fn continue_survives_deadline_and_loss_but_not_dlock() {
     assert!(!world.alive().is_empty());
     assert!(world.when("DeadlineTerm").is_none() && world.when("Ended").is_none());
     send(world.pid, Signal::KILL);
-    world.gone();
+    world.await_end();
     assert_eq!(world.file("signals"), "term\n", "the grace applies after dlock's death");
 }
 
@@ -125,7 +125,7 @@ fn an_orderly_stop_is_bounded_by_a_lease_that_is_not_renewed() {
     let (_, how) = world.ready().event("Ended");
     assert!(how.contains("Stop"), "{how}");
     world.event("DeadlineTerm");
-    world.gone();
+    world.await_end();
 }
 
 fn leftovers_die_with_the_lease() {
@@ -135,7 +135,7 @@ fn leftovers_die_with_the_lease() {
     let (_, how) = world.event("Ended");
     assert!(how.contains("Exited(4)") && how.contains("Deadline"), "{how}");
     assert_eq!(world.status(), 76);
-    world.gone();
+    world.await_end();
 }
 
 fn a_tree_that_keeps_forking_is_caught() {
@@ -147,7 +147,7 @@ fn a_tree_that_keeps_forking_is_caught() {
     world.ready();
     let (_, how) = world.event("Ended");
     assert!(how.contains("Lost"), "{how}");
-    world.gone();
+    world.await_end();
 }
 
 /// Starts the command with a lifeline, and returns the test's end of it.

@@ -43,7 +43,7 @@ fn dlock_killed_takes_the_tree_along() {
     send(world.pid, Signal::KILL);
     let killed = now();
     assert_eq!(world.status(), 137);
-    world.gone();
+    world.await_end();
     assert!(now() - killed >= 250, "the grace was too short");
 }
 
@@ -53,14 +53,14 @@ fn dlock_killed_before_the_start_takes_the_guardian_along() {
     world.guardian();
     send(world.pid, Signal::KILL);
     assert_eq!(world.status(), 137);
-    world.gone();
+    world.await_end();
     assert!(!std::fs::exists(world.path("ran")).unwrap());
 }
 
 fn dlock_killed_is_bounded_by_the_lease() {
     let world = started("grace=60000 term=1500 kill=2000");
     send(world.pid, Signal::KILL);
-    world.gone();
+    world.await_end();
 }
 
 fn dlock_frozen_kills_in_time() {
@@ -73,7 +73,7 @@ fn dlock_frozen_kills_in_time() {
     send(world.pid, Signal::CONT);
     assert_eq!(world.status(), 76);
     assert!(world.event("Ended").1.contains("Deadline"));
-    world.gone();
+    world.await_end();
 }
 
 fn guardian_killed_takes_the_tree_along() {
@@ -84,7 +84,7 @@ fn guardian_killed_takes_the_tree_along() {
     assert!(how.contains("Guardian") && how.contains("Signalled(9)"), "{how}");
     assert_eq!(world.alive(), [0; 0], "Ended was reported too early");
     assert_eq!(world.status(), 76);
-    world.gone();
+    world.await_end();
 }
 
 fn guardian_killed_idle_is_noticed() {
@@ -94,7 +94,7 @@ fn guardian_killed_idle_is_noticed() {
     world.event("GuardianLost { frozen: false }");
     world.event("Ended(Ended { outcome: None, stopped: Some(Guardian)");
     assert_eq!(world.status(), 70);
-    world.gone();
+    world.await_end();
     assert!(!std::fs::exists(world.path("ran")).unwrap());
 }
 
@@ -108,7 +108,7 @@ fn guardian_frozen_kills_in_time() {
     assert!((500..2000).contains(&(ended - frozen)), "{} ms", ended - frozen);
     assert_eq!(world.alive(), [0; 0], "Ended was reported too early");
     assert_eq!(world.status(), 76);
-    world.gone();
+    world.await_end();
 }
 
 fn guardian_frozen_is_noticed_when_the_lock_is_lost() {
@@ -116,7 +116,7 @@ fn guardian_frozen_is_noticed_when_the_lock_is_lost() {
     send(world.guardian(), Signal::STOP);
     world.event("GuardianLost { frozen: true }");
     assert_eq!(world.status(), 76);
-    world.gone();
+    world.await_end();
 }
 
 fn guardian_frozen_as_the_lease_runs_out_kills_in_time() {
@@ -124,14 +124,14 @@ fn guardian_frozen_as_the_lease_runs_out_kills_in_time() {
     send(world.guardian(), Signal::STOP);
     world.event("GuardianLost { frozen: true }");
     assert_eq!(world.status(), 76);
-    world.gone();
+    world.await_end();
 }
 
 fn group_killed_leaves_nothing() {
     let mut world = started("");
     kill_process_group(Pid::from_raw(world.pid).unwrap(), Signal::KILL).unwrap();
     assert_eq!(world.status(), 137);
-    world.gone();
+    world.await_end();
 }
 
 fn group_terminated_does_not_stop_the_guardian() {
@@ -145,7 +145,7 @@ fn group_terminated_does_not_stop_the_guardian() {
     }
     send(world.pid, Signal::KILL);
     assert_eq!(world.status(), 137);
-    world.gone();
+    world.await_end();
 }
 
 fn earlier_children_are_spared() {
@@ -156,7 +156,7 @@ fn earlier_children_are_spared() {
     world.ready().await_processes(6);
     send(world.guardian(), Signal::KILL);
     assert_eq!(world.status(), 76);
-    world.gone();
+    world.await_end();
     assert_eq!(before.alive().len(), 1, "a child from before dlock was killed");
 }
 
@@ -175,7 +175,7 @@ fn earlier_children_do_not_hide_a_tree_that_keeps_forking() {
         world.event("Ended");
         assert_eq!(world.alive(), [0; 0], "Ended was reported too early");
         assert_eq!(world.status(), 76);
-        world.gone();
+        world.await_end();
         assert_eq!(before.alive().len(), 1, "a child from before dlock was killed");
     }
 }

@@ -41,7 +41,7 @@ fn max_runtime_stops_the_tree() {
     assert!(over - ordered >= 400 && over - started < 2000 && ended - over >= 290, "{:?}", world.log());
     world.file("term");
     world.status();
-    world.gone();
+    world.await_end();
 }
 
 fn a_command_that_ends_in_time_is_not_stopped() {
@@ -58,7 +58,7 @@ fn leftovers_have_no_more_time_than_the_command() {
     let (_, how) = world.event("Ended");
     assert!(how.contains("Some(Exited(6))") && how.contains("Some(TimeUp)"), "{how}");
     world.status();
-    world.gone();
+    world.await_end();
 }
 
 fn a_frozen_guardian_gives_no_more_time() {
@@ -73,7 +73,7 @@ fn a_frozen_guardian_gives_no_more_time() {
     assert!((1_150..6_000).contains(&(lost - started)), "{:?}", world.log());
     world.file("term");
     world.status();
-    world.gone();
+    world.await_end();
 }
 
 fn an_earlier_lease_end_comes_first() {
@@ -81,7 +81,7 @@ fn an_earlier_lease_end_comes_first() {
     world.start("max=900 term=300 kill=600", STUBBORN);
     let (_, how) = world.ready().event("Ended");
     assert!(how.contains("Some(Deadline)") && world.when("TimeUp").is_none(), "{:?}", world.log());
-    world.gone();
+    world.await_end();
 }
 
 /// A real dlock on its own store in the test's folder.
@@ -115,7 +115,7 @@ impl Real {
         let ended = until("the end of dlock", || self.child.try_wait().unwrap());
         let said = fs::read_to_string(self.world.path("stderr")).unwrap();
         assert_eq!(ended.code(), Some(status), "{said}");
-        self.world.gone();
+        self.world.await_end();
         let verdict = serde_json::from_str(&self.world.file("status")).unwrap();
         (self.world, said, verdict)
     }

@@ -121,7 +121,7 @@ fn an_unkillable_process_counts_as_alive() {
     assert_eq!(world.alive(), [pid]);
     send(pid, Signal::KILL);
     assert_eq!(world.status(), 76);
-    world.gone();
+    world.await_end();
 }
 
 /// A frozen process: it can't die until it is thawed.
@@ -166,7 +166,7 @@ fn a_slow_death_is_awaited_until_the_lease_ends() {
     assert_eq!(world.status(), 76);
     let said = world.file("output");
     assert!(!said.contains("could not be killed") && !said.contains("without the lock"), "{said}");
-    world.gone();
+    world.await_end();
 }
 
 fn a_process_stuck_in_the_kernel_counts_as_alive() {
@@ -178,7 +178,7 @@ fn a_process_stuck_in_the_kernel_counts_as_alive() {
     assert!(world.when("Ended").is_none());
     drop(frozen);
     assert_eq!(world.status(), 76);
-    world.gone();
+    world.await_end();
 }
 
 fn dlock_works_for_an_unprivileged_user() {
@@ -191,7 +191,7 @@ fn dlock_works_for_an_unprivileged_user() {
         world.ready();
         send(if victim == "dlock" { world.pid } else { world.guardian() }, Signal::KILL);
         world.status();
-        world.gone();
+        world.await_end();
     }
 }
 
@@ -217,7 +217,7 @@ fn as_pid_1_everything_is_reaped() {
     until("the orphan to be reaped", || (orphans().len() == 1).then_some(()));
     fs::write(world.path("end"), "x").unwrap();
     assert_eq!(world.status(), 5);
-    world.gone();
+    world.await_end();
 }
 
 fn proc_of_another_namespace_is_not_trusted() {
@@ -229,7 +229,7 @@ fn proc_of_another_namespace_is_not_trusted() {
     );
     world.ready();
     assert_eq!(world.status(), 76);
-    world.gone();
+    world.await_end();
 }
 
 /// With `hidepid` on /proc, a user can't see his own processes that aren't dumpable, such as a nested dlock or a program that he may not
@@ -248,7 +248,7 @@ fn processes_hidden_in_proc_are_killed_too() {
     assert_eq!(world.status(), 76);
     assert!(world.when("Unkillable").is_none());
     assert_eq!(world.alive(), [0; 0]);
-    world.gone();
+    world.await_end();
 }
 
 fn members(path: &Path) -> Vec<String> {
@@ -275,7 +275,7 @@ fn a_cgroup_holds_the_tree() {
             fs::write(world.path("end"), "x").unwrap();
         }
         assert_eq!(world.status(), status);
-        world.gone();
+        world.await_end();
         let directory = unified().unwrap().join(command.rsplit('/').next().unwrap());
         assert!(!directory.exists(), "{} is left over", directory.display());
     }
@@ -290,7 +290,7 @@ fn a_cgroup_is_removed_when_dlock_or_the_guardian_is_killed() {
         assert!(directory.exists());
         send(if victim == "dlock" { world.pid } else { world.guardian() }, Signal::KILL);
         world.status();
-        world.gone();
+        world.await_end();
         until("the cgroup's removal", || (!directory.exists()).then_some(()));
     }
 }
@@ -308,7 +308,7 @@ fn auto_uses_only_a_delegated_cgroup() {
         assert_eq!(world.status(), 5);
         assert_eq!(world.file("cgroup").contains("/dlock-run-"), delegated, "{}", world.file("cgroup"));
         assert_eq!(members(&ours), [""; 0]);
-        world.gone();
+        world.await_end();
     }
     until("an empty cgroup", || fs::remove_dir(&ours).ok());
 }

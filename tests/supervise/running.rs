@@ -26,7 +26,7 @@ fn the_status_is_the_commands() {
         let mut world = World::new();
         world.start("", &format!("exit {wanted}"));
         assert_eq!(world.status(), wanted);
-        world.gone();
+        world.await_end();
         let log: Vec<String> = world.log().into_iter().map(|(_, line)| line).collect();
         assert!(log[1].starts_with("Started { pid: "), "{log:?}");
         assert_eq!(log[2], format!("Ended(Ended {{ outcome: Some(Exited({wanted})), stopped: None, leftover_left: false }})"));
@@ -57,7 +57,7 @@ fn a_missing_command_is_127_and_one_that_cannot_run_126() {
         world.start_behind(&[], "", &[command]);
         assert_eq!(world.status(), status, "{command}");
         assert!(world.event("CannotStart").1.contains(event), "{command}: {:?}", world.log());
-        world.gone();
+        world.await_end();
     }
 }
 
@@ -87,7 +87,7 @@ fn a_script_without_interpreter_may_have_very_many_arguments() {
             return;
         }
         assert_eq!(status, 9, "{many} arguments");
-        world.gone();
+        world.await_end();
     }
 }
 
@@ -107,7 +107,7 @@ fn a_command_is_not_started_too_late() {
     assert_eq!(world.status(), 69);
     assert_eq!(world.event("CannotStart").1, "(TooLate)");
     assert!(!fs::exists(world.path("ran")).unwrap());
-    world.gone();
+    world.await_end();
 }
 
 fn the_environment_has_results_but_no_options() {
@@ -165,7 +165,7 @@ fn giving_up_leaves_no_guardian() {
     assert_eq!(world.status(), 75);
     assert!(world.event("GaveUp").1.ends_with("children left: false"));
     assert!(!fs::exists(world.path("ran")).unwrap());
-    world.gone();
+    world.await_end();
 }
 
 fn a_long_environment_fits_and_a_huge_one_is_refused() {

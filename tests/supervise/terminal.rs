@@ -91,7 +91,7 @@ fn ctrl_c_reaches_command_and_caller_once() {
     signals.sort_unstable();
     assert_eq!(signals, ["caller", "command"]);
     world.status();
-    world.gone();
+    world.await_end();
 }
 
 fn death_by_ctrl_c_is_passed_on() {
@@ -102,7 +102,7 @@ fn death_by_ctrl_c_is_passed_on() {
     keyboard.press(3);
     assert_eq!(world.status(), 130);
     assert!(!fs::exists(world.path("survived")).unwrap());
-    world.gone();
+    world.await_end();
 }
 
 fn ctrl_z_and_fg_work() {
@@ -122,7 +122,7 @@ fn ctrl_z_and_fg_work() {
     fs::write(world.path("end"), "x\n").unwrap();
     assert_eq!(world.file("status"), "4\n");
     world.status();
-    world.gone();
+    world.await_end();
 }
 
 fn a_job_stopped_beyond_its_lease_is_killed() {
@@ -138,7 +138,7 @@ fn a_job_stopped_beyond_its_lease_is_killed() {
     fs::write(world.path("go"), "x").unwrap();
     assert_eq!(world.file("status"), "76\n");
     world.status();
-    world.gone();
+    world.await_end();
 }
 
 /// A background job is stopped when it reads and then brought forward, or brought forward first.
@@ -163,7 +163,7 @@ fn a_background_job_that_is_brought_forward_may_read() {
         keyboard.0.write_all(b"again\n").unwrap();
         assert_eq!(world.file("after"), "again\n");
         world.status();
-        world.gone();
+        world.await_end();
     }
 }
 
@@ -177,5 +177,5 @@ fn in_the_background_the_command_has_its_own_group() {
     assert_eq!(pid, group);
     assert_eq!(world.file("status"), "4\n");
     world.status();
-    world.gone();
+    world.await_end();
 }

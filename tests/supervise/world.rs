@@ -133,7 +133,7 @@ impl World {
     }
 
     /// Waits until no process is left.
-    pub fn gone(&self) {
+    pub fn await_end(&self) {
         until(&format!("the end of {:?} and {:?}", self.alive(), self.supervisors()), || {
             (self.alive().is_empty() && self.supervisors().is_empty()).then_some(())
         });
