@@ -128,7 +128,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn every_key_comes_back(key in any_key()) {
+        fn every_key_survives_a_round_trip(key in any_key()) {
             for set in SETS {
                 let encoding = Encoding::new(set);
                 prop_assert_eq!(encoding.decode(&encoding.encode(&key)), Some(key.clone()));
@@ -152,7 +152,7 @@ mod tests {
         }
 
         #[test]
-        fn what_is_decoded_is_canonical(stored in "[a%{}/0-9A-F]{1,12}") {
+        fn decoded_keys_are_canonical(stored in "[a%{}/0-9A-F]{1,12}") {
             for set in SETS {
                 let encoding = Encoding::new(set);
                 if let Some(key) = encoding.decode(&stored) {
@@ -163,7 +163,7 @@ mod tests {
     }
 
     #[test]
-    fn what_reorders_or_hides_is_escaped() {
+    fn reordering_and_invisible_characters_are_escaped() {
         assert_eq!(printable("a\u{202e}b\u{1b}[2Jc\u{200b}"), "a\\u{202e}b\\u{1b}[2Jc\\u{200b}");
         assert_eq!(printable("👨\u{200d}👩\u{200b}"), "👨\u{200d}👩\\u{200b}", "a family is one, and nothing is hidden");
         assert_eq!(printable("a\u{200d}b"), "a\\u{200d}b");

@@ -225,7 +225,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn an_end_is_read_as_it_was_written() {
+    fn an_outcome_survives_a_round_trip() {
         let ends = [
             End::Exited(0),
             End::Exited(3),
@@ -246,7 +246,7 @@ mod tests {
     }
 
     #[test]
-    fn a_hold_is_told_once_and_the_latest_comes_first() {
+    fn a_hold_is_listed_once_and_the_latest_comes_first() {
         let past =
             |fence, end| HistoryEntry { fence: Some(Fence(fence)), started_ms: None, ended_ms: None, end, why: None, metadata: None };
         let found =

@@ -89,7 +89,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn lengths_are_told_as_options_take_them() {
+    fn durations_are_printed_as_options_accept_them() {
         for (ms, text) in [(0, "0s"), (1500, "1s 500ms"), (60_000, "1m"), (5_400_000, "1h 30m"), (2_592_000_000, "30d")] {
             assert_eq!(length(Duration::from_millis(ms)), text);
         }

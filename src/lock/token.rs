@@ -151,7 +151,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn tokens_come_back_from_text_and_stay_out_of_debug() {
+    fn tokens_survive_a_round_trip_and_are_hidden_in_debug_output() {
         let token = Token::random();
         assert_eq!(token.reveal().parse::<Token>().unwrap(), token);
         assert!(!format!("{token:?}").contains(&token.hold_text()));
@@ -171,7 +171,7 @@ mod tests {
     }
 
     #[test]
-    fn a_fingerprint_keeps_its_parts_apart() {
+    fn a_fingerprint_separates_its_parts() {
         assert_ne!(fingerprint(&["ab", "c"]), fingerprint(&["a", "bc"]));
     }
 }

@@ -117,7 +117,7 @@ pub fn long_or<T>(long: T, short: T) -> T {
 }
 
 /// Returns the number of waiters in tests with many waiters.
-pub fn crowd() -> usize {
+pub fn many_waiters() -> usize {
     long_or(1000, 150)
 }
 

@@ -230,7 +230,7 @@ mod tests {
     }
 
     #[test]
-    fn a_map_names_masters_and_all_and_whether_it_is_whole() {
+    fn a_slot_map_has_masters_all_nodes_and_its_completeness() {
         let from = node("seed", 7000);
         let low = "*4\r\n:0\r\n:8000\r\n*3\r\n$1\r\na\r\n:1\r\n$1\r\nx\r\n*3\r\n$-1\r\n:2\r\n$1\r\ny\r\n";
         let high = "*3\r\n:8001\r\n:16383\r\n*4\r\n$1\r\nb\r\n:3\r\n$1\r\nz\r\n*0\r\n";
@@ -243,7 +243,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_taken_is_unknown_until_it_is_set_again() {
+    fn a_taken_owner_is_unknown_until_it_is_set_again() {
         let mut cluster = Cluster::new(vec![node("seed", 1)]);
         cluster.set_owner("{job}:a", node("a", 1));
         assert_eq!(cluster.take_owner("job"), Some(node("a", 1)));

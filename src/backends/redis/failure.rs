@@ -182,7 +182,7 @@ mod tests {
     }
 
     #[test]
-    fn what_may_pass_is_unavailable_and_what_must_be_mended_is_not() {
+    fn temporary_errors_are_unavailable_and_permanent_ones_are_not() {
         for code in ["LOADING", "BUSY", "MASTERDOWN", "READONLY", "OOM", "CLUSTERDOWN", "MISCONF", "NOREPLICAS"] {
             let error = of(&format!("{code} some words"));
             assert_eq!((error.kind, error.effect), (Kind::Unavailable, Effect::NotApplied), "{code}");
@@ -211,7 +211,7 @@ mod tests {
     }
 
     #[test]
-    fn servers_that_are_too_old_are_named_by_what_they_lack() {
+    fn errors_of_old_servers_name_the_missing_feature() {
         for says in ["Unknown Redis command called from Lua script", "ERR syntax error"] {
             let error = of(&format!("ERR Error running script (call to f_5a): @user_script:590: @user_script: 590: {says}"));
             assert!(error.kind == Kind::Config && error.hint.unwrap().contains("Redis 6.2"), "{says}");
@@ -219,7 +219,7 @@ mod tests {
     }
 
     #[test]
-    fn what_a_script_may_have_written_before_it_failed_is_unknown() {
+    fn a_script_that_failed_after_a_write_has_an_unknown_effect() {
         let effect = |reply: &str| match redis::parse_redis_value(format!("-{reply}\r\n").as_bytes()).unwrap() {
             Value::ServerError(error) => effect_of_take(&error),
             other => panic!("{other:?}"),
@@ -243,7 +243,7 @@ mod tests {
     }
 
     #[test]
-    fn arguments_that_the_server_echoes_are_not_passed_on() {
+    fn arguments_echoed_by_the_server_are_not_printed() {
         let error = of("ERR unknown command 'AUTH', with args beginning with: 'ana' 'hunter2'");
         assert!(!format!("{error:?}").contains("hunter2"));
     }

@@ -173,7 +173,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn no_name_of_a_lock_is_a_name_of_another(a in "[a-c:{}%*-]{1,12}", b in "[a-c:{}%*-]{1,12}", ns in "[a-c]{0,2}") {
+        fn two_locks_share_no_name(a in "[a-c:{}%*-]{1,12}", b in "[a-c:{}%*-]{1,12}", ns in "[a-c]{0,2}") {
             let (a, b) = (Key::new(a).unwrap(), Key::new(b).unwrap());
             let namespace = Namespace::new(ns).unwrap();
             let (Ok(of_a), Ok(of_b)) = (Names::new(&namespace, &a), Names::new(&namespace, &b)) else {
@@ -194,7 +194,7 @@ mod tests {
     }
 
     #[test]
-    fn names_are_where_other_libraries_look() {
+    fn names_match_other_libraries() {
         let key = Key::new("a{b}c").unwrap();
         let names = Names::new(&Namespace::default(), &key).unwrap();
         assert_eq!(names.lock, "dlock:a%7Bb%7Dc");
@@ -210,7 +210,7 @@ mod tests {
     }
 
     #[test]
-    fn without_a_namespace_no_lock_has_another_name_than_its_key() {
+    fn without_a_namespace_every_name_is_its_key() {
         let none = Namespace::new("").unwrap();
         for key in ["{order}:7", "disc-50%", "a}b", "a\u{1}b"] {
             let Ok(key) = Key::new(key) else { continue };

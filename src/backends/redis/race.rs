@@ -61,7 +61,7 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn the_next_is_asked_when_one_fails_or_is_silent_and_not_before() {
+    async fn the_next_server_is_asked_only_after_a_failure_or_a_silence() {
         let began = Instant::now();
         assert_eq!(first([answer(150, Ok(1)), answer(0, Ok(2))]).await.unwrap(), 1);
         assert_eq!(first([answer(0, Err(())), answer(10, Ok(2))]).await.unwrap(), 2);
@@ -81,7 +81,7 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn all_failures_are_told() {
+    async fn all_failures_are_reported() {
         let failed = first([answer(1, Err(())), answer(300, Err(())), answer(0, Err(()))]).await.unwrap_err();
         let said: Vec<_> = failed.iter().map(|error| error.message.as_str()).collect();
         assert_eq!(said, ["after 1", "after 0", "after 300"]);

@@ -66,7 +66,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_sums_are_those_of_the_scripts() {
+    fn the_hashes_match_the_scripts() {
         for script in [&ACQUIRE, &SHARE, &RENEW, &RELEASE, &ABANDON, &BREAK, &NOTE] {
             script.assert_sum();
         }

@@ -246,14 +246,14 @@ mod tests {
     }
 
     #[test]
-    fn a_record_of_another_holder_says_nothing() {
+    fn a_record_of_another_holder_is_ignored() {
         let holder =
             snapshot(&[("mode", "write"), ("77:31:write", "2")], &[("v", "1.0"), OWNER, ("fence", "9")]).holders().unwrap().remove(0);
         assert_eq!((holder.foreign, holder.fence, holder.holds), (true, None, 2));
     }
 
     #[test]
-    fn a_hash_that_is_no_lock_is_an_error() {
+    fn a_foreign_hash_is_an_error() {
         for lock in [vec![("name", "ana")], vec![("mode", "read")], vec![("mode", "dark"), ("a:1", "1")], vec![("a:1", "x")]] {
             assert_eq!(snapshot(&lock, &[]).holders().unwrap_err().kind, Kind::Data, "{lock:?}");
         }

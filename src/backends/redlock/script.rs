@@ -22,7 +22,7 @@ pub(super) static ABANDON: Script = script!("lua/abandon.lua", "d033f8e3274158ad
 #[cfg(test)]
 mod tests {
     #[test]
-    fn the_sums_are_those_of_the_scripts() {
+    fn the_hashes_match_the_scripts() {
         for script in [&super::TAKE, &super::COMMIT, &super::RENEW, &super::RELEASE, &super::BREAK, &super::NOTE, &super::ABANDON] {
             script.assert_sum();
         }

@@ -276,7 +276,7 @@ mod tests {
     }
 
     #[test]
-    fn a_majority_holds_and_a_minority_is_left_over() {
+    fn a_majority_is_a_hold_and_a_minority_is_not() {
         let held = of(&[node("a", Some("7"), 300), node("a", Some("7"), 100), node("a", Some("7"), 200), free(), free()]);
         let holder = &held.holders[0];
         assert_eq!((holder.fence, holder.expires_in), (Some(Fence(7)), Some(Duration::from_millis(100))));
@@ -287,14 +287,14 @@ mod tests {
     }
 
     #[test]
-    fn nodes_that_do_not_answer_may_be_the_holders() {
+    fn silent_nodes_may_belong_to_the_holder() {
         let held = of(&[node("a", Some("7"), 300), node("a", Some("7"), 100), None, None, free()]);
         assert_eq!((held.holders[0].fence, held.free_in), (Some(Fence(7)), Some(Duration::from_millis(300))));
         assert!(of(&[node("a", Some("7"), 300), free(), free(), free(), None]).holders.is_empty());
     }
 
     #[test]
-    fn attempts_that_share_the_nodes_pass() {
+    fn attempts_that_split_the_nodes_are_passing() {
         let split = of(&[node("a", None, 300), node("a", None, 300), node("b", None, 300), node("b", None, 300), node("c", None, 300)]);
         assert!(split.holders.is_empty() && split.passing);
         let between = of(&[node("a", None, 300), node("a", None, 300), node("a", None, 300)]);
@@ -330,7 +330,7 @@ mod tests {
     }
 
     #[test]
-    fn a_writer_and_readers_that_share_the_nodes_pass() {
+    fn a_writer_and_readers_that_split_the_nodes_are_passing() {
         let reader = ("one", "a", None, 300);
         let split = of(&[shared("a", &[reader]), shared("a", &[reader]), node("w", None, 300), node("w", None, 300), free()]);
         assert!(split.holders.is_empty() && split.passing);
@@ -339,7 +339,7 @@ mod tests {
     }
 
     #[test]
-    fn what_was_published_is_never_above_what_is_shown() {
+    fn the_shown_fence_is_never_below_a_published_one() {
         assert_eq!(last_fence(vec![9, 5, 5, 5, 1], 0, 3), Some(Fence(5)));
         assert_eq!(last_fence(vec![2, 5, 1], 2, 3), Some(Fence(5)));
         assert_eq!(last_fence(vec![], 1, 2), None);

@@ -174,7 +174,7 @@ mod tests {
     }
 
     #[test]
-    fn all_who_wait_stand_in_one_line() {
+    fn all_waiters_are_in_one_queue() {
         let reader = r#"{"h":"bb","m":"s","b":1000,"l":1500}"#;
         let fair = r#"{"h":"dd","m":"x","f":true,"b":1000,"l":1000}"#;
         let line = Line {

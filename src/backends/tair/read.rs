@@ -297,7 +297,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_policy_that_can_t_be_read_is_an_error() {
+    fn an_unreadable_policy_is_an_error() {
         assert!(read_policy("{}").unwrap() == RunRecord::default());
         assert_eq!(read_policy("7").unwrap_err().kind, Kind::Data);
     }

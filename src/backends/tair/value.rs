@@ -282,7 +282,7 @@ mod tests {
     }
 
     #[test]
-    fn holders_come_back_and_no_value_is_written_twice() {
+    fn holders_survive_a_round_trip_and_no_value_repeats() {
         let value = format!(r#"{{"dlock":"1.7","nonce":"n","document":{HOLDERS},"new":1}}"#);
         let Some(What::Held(document, _)) = read(&value).unwrap() else { panic!("{value}") };
         assert_eq!((document.ends(), document.fences().map(|fence| fence.0).collect::<Vec<_>>()), (Some(9), vec![7]));
@@ -292,7 +292,7 @@ mod tests {
     }
 
     #[test]
-    fn what_others_store_is_not_ours_and_a_newer_layout_is_refused() {
+    fn foreign_values_are_ignored_and_newer_layouts_are_refused() {
         for value in ["", "mK3xV9", "7", "{}", r#"{"owner":"o"}"#, r#"{"dlock":"1.0"}"#, r#"{"dlock":7}"#, r#"["document"]"#] {
             assert!(read(value).unwrap().is_none(), "{value}");
         }

@@ -69,7 +69,7 @@ impl Clients {
 impl Deployment {
     fn make(lab: &Lab) -> (Self, Clients) {
         // One session for each waiter. With mode=row a few have a second one to count fences; and the test has one to inspect.
-        let most = support::crowd() + 50;
+        let most = support::many_waiters() + 50;
         if lab.kind.is_mariadb() {
             let settings = vec![format!("--max-connections={most}")];
             let server = mariadb::MariaDb::with(mariadb::Options { settings, ..Default::default() });
@@ -186,7 +186,7 @@ async fn run_waiters(lab: &Lab, deployment: &Deployment, clients: &Clients) {
     let holder = Holder::start(clients, Proxy::to(deployment.port()));
     let (began, memory) = (Instant::now(), procfs::rss_kib(std::process::id()));
     let grants = Rc::new(Grants::default());
-    let (count, mut waiting) = (u32::try_from(support::crowd()).expect("few"), Vec::new());
+    let (count, mut waiting) = (u32::try_from(support::many_waiters()).expect("few"), Vec::new());
     for n in 0..count {
         waiting.push(spawn_local(wait_and_release(clients.at(deployment.port()), Rc::clone(&grants))));
         // Connections are made one at a time: no waiter may time out while it connects.

@@ -581,7 +581,7 @@ async fn many_waiters_survive_a_holder_that_died(lab: &Lab) {
     holder.take(&request(&job, SHORT * 4)).await;
     let began = Instant::now();
     let mut waiters = std::collections::VecDeque::new();
-    let count = crate::support::crowd();
+    let count = crate::support::many_waiters();
     for _ in 0..count {
         let (mut client, wanted) = (lab.client().await, waiting(&job, LONG));
         client.refused(&wanted).await;

@@ -352,7 +352,7 @@ mod tests {
     }
 
     #[test]
-    fn versions_policies_and_roles_are_told_apart() {
+    fn versions_policies_and_roles_are_distinguished() {
         assert_eq!(server("redis_version:7.0.15").version().severity, Severity::Ok);
         assert_eq!(server("redis_version:6.0.9").version().severity, Severity::Unsafe);
         assert_eq!(server("redis_version:7.2.4 valkey_version:8.1.0").version().text, "Valkey 8.1.0");
@@ -373,7 +373,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_not_told_is_not_invented() {
+    fn missing_information_is_reported_as_unchecked() {
         let empty = server("");
         for findings in [nothing().findings(&options(None), Part::Store), empty.findings(&options(None), Part::Store)] {
             assert_eq!(findings.len(), SERVER.len());
@@ -383,7 +383,7 @@ mod tests {
     }
 
     #[test]
-    fn of_several_servers_the_worst_is_shown() {
+    fn the_worst_of_several_servers_is_shown() {
         let (fine, bad) = (Finding::ok("a", "fine"), Finding::warn("a", "bad", "r"));
         let at = |name: &str, finding: &Finding| (name.to_owned(), vec![finding.clone()]);
         assert_eq!(merge(vec![at("", &bad)]), std::slice::from_ref(&bad));
