@@ -1,12 +1,12 @@
-//! Nodes that forget: every order of what two owners, three nodes and a clock can do while a node restarts without its data.
+//! Nodes that forget: every interleaving of two owners, three nodes and a clock while a node restarts without its data.
 //!
-//! **What it shows.** Where such a node stays out for the longest lease, no two holds last at the same time, and fences rise over the loss
-//! of a counter. Where it comes back at once, two can: a hold that a bare majority has is lost with one node. A hold that all
-//! nodes confirmed last outlives one that forgets.
+//! **Results.** If such a node stays out for the longest lease, no two holds overlap, and fences rise over the loss of a counter. If it
+//! comes back at once, two holds can overlap: a hold with a bare majority is lost with one node. A hold that all nodes confirmed
+//! last outlives one node that forgets.
 //!
 //! **The model.** Time is whole ticks, which all nodes and owners see at the same moment. Requests reach nodes in any order, at any time or
-//! never. Each owner asks once, and counts on what it has until its lease is over, from before it asked; nothing is released. Nodes are alike:
-//! they are kept sorted. A script is one step. `ordering` has what clocks that jump do to fences.
+//! never. Each owner asks once, and relies on its hold until its lease ends, counted from before the request. Nothing is released. Nodes
+//! are interchangeable, so they are kept sorted. A script is one step. `ordering` covers fences under jumping clocks.
 
 use stateright::{Checker, HasDiscoveries, Model, Property};
 
@@ -18,19 +18,19 @@ const OWNERS: usize = 2;
 const LEASE: u64 = 2;
 /// The last tick.
 const END: u64 = 4;
-/// The floor of a counter by tick: more than is counted within one.
+/// The counter's floor per tick: more than one tick can count.
 const FLOOR: u64 = 8;
 
-/// Where an owner stands with a node.
+/// The state of an owner's requests to a node.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 enum View {
     #[default]
     Ahead,
-    /// Phase 1 took it.
+    /// Phase 1 took the node.
     Counted(u64),
     /// Phase 2 was confirmed.
     Committed,
-    /// Nothing of it counts.
+    /// The owner's attempt no longer counts on this node.
     HistoryEntry,
 }
 
@@ -46,7 +46,7 @@ struct Entry {
 struct Node {
     entry: Option<Entry>,
     counter: u64,
-    /// It answers from then on.
+    /// The tick from which the node answers.
     back_at: u64,
     views: [View; OWNERS],
 }
@@ -61,7 +61,7 @@ enum Owner {
         since: u64,
         fence: u64,
     },
-    /// So many nodes confirmed it last.
+    /// `on` is the number of nodes that confirmed it last.
     Holding {
         until: u64,
         extending: Option<u64>,
@@ -94,12 +94,12 @@ enum Action {
     Forget(usize),
 }
 
-/// The nodes, and what is left out.
+/// The model's rules.
 #[derive(Clone, Copy)]
 struct Redlock {
-    /// How many forget.
+    /// The number of times that a node forgets.
     forgetful: usize,
-    /// One that forgot stays out for the longest lease.
+    /// A node that forgot stays out for the longest lease.
     stays_out: bool,
     /// A counter is never below the time.
     floor: bool,
@@ -118,7 +118,7 @@ impl State {
         self.nodes.iter().enumerate().filter_map(count).collect()
     }
 
-    /// By how many nodes the holds were granted that owners count on now.
+    /// Returns, for each current hold, the number of nodes that confirmed it.
     fn holding(&self) -> Vec<usize> {
         let on = |owner: &Owner| if let Owner::Holding { on, .. } = owner { Some(*on) } else { None };
         self.owners.iter().filter_map(on).collect()
@@ -197,7 +197,7 @@ impl Model for Redlock {
             actions.extend([Action::Begin, Action::Decide, Action::Conclude, Action::Renew].map(|of| of(owner)));
         }
         for n in 0..NODES {
-            // Of nodes alike one is enough.
+            // One of several identical nodes is enough.
             if state.nodes[..n].contains(&state.nodes[n]) {
                 continue;
             }
@@ -218,7 +218,7 @@ impl Model for Redlock {
                 next.tick();
                 true
             }
-            // Owners are alike: they begin one after the other.
+            // Owners are interchangeable, so they begin in order.
             Action::Begin(i) => {
                 let may = last.owners[i] == Owner::Idle && last.owners[..i].iter().all(|owner| *owner != Owner::Idle);
                 next.owners[i] = Owner::Counting { since: now };
@@ -271,7 +271,7 @@ impl Model for Redlock {
             }
         };
         for node in &mut next.nodes {
-            // That it was out is no difference any more.
+            // A node that is back equals one that was never out.
             if node.back_at <= next.now {
                 node.back_at = 0;
             }
@@ -301,7 +301,7 @@ impl Model for Redlock {
 const RULE: Redlock = Redlock { forgetful: 2, stays_out: true, floor: true };
 
 impl Redlock {
-    /// Shows that this one does not have the property.
+    /// Asserts that the model violates the property.
     #[track_caller]
     fn fails(self, property: &'static str) {
         self.checker().finish_when(HasDiscoveries::AllOf([property].into())).spawn_bfs().join().assert_any_discovery(property);

@@ -1,15 +1,15 @@
-//! Every interleaving of a few attempts on a few nodes, to see that fences rise; and that they don't without what makes them.
+//! Every interleaving of a few attempts on a few nodes: fences rise, and they don't if a part of the algorithm is left out.
 //!
-//! **The model.** An attempt is one client's: ids are never sent twice, so a client that tries again is another attempt. Its requests
-//! reach nodes in any order, at any time or never; so a node that crashes and comes back with its data is one that some requests
-//! don't reach. Of the answers to phase 1, any majority or more is heard. With clocks that do what they like, a node may forget a
-//! holder at any moment; with honest ones, only once that holder counts on nothing any more. Some clients may be readers: those share a
-//! node, whose committed fences it knows until the last of them is gone. What is *not* in it: counters that are lost.
+//! **The model.** A client is one attempt: ids are never sent twice, so a client that tries again is another attempt. Its requests reach
+//! nodes in any order, at any time or never. So a node that crashes and restarts with its data is one that some requests don't reach. The
+//! client gets the answers of any majority or more to phase 1. With arbitrary clocks, a node may forget a holder at any moment; with
+//! honest clocks, only after that holder has stopped relying on its hold. Readers share a node, which keeps their committed fences until
+//! the last reader is gone. Lost counters are *not* modelled.
 //!
-//! **What keeps it small.** Nodes are alike and so are clients: states that differ by a permutation are one. A holder that is forgotten
-//! matters only to the node's next taker and to a commit that finds another there, so forgetting is part of the taking. A refused
-//! commit, and one that didn't arrive, are one. Which commits are heard of is not told apart: those that count were applied, and
-//! publishing waits for as long as it likes.
+//! **Reductions.** Nodes are interchangeable, and so are clients: states that differ by a permutation are one. A forgotten holder matters
+//! only to the node's next taker and to a commit that finds another owner, so forgetting is part of taking. A refused commit and a
+//! lost one are one. Lost replies to commits are not modelled: a commit that counts was applied, and publishing
+//! may wait for any time.
 
 use std::collections::HashSet;
 
@@ -17,7 +17,7 @@ use super::super::{acquire::fence_of, nodes::majority};
 
 const CLIENTS: usize = 3;
 
-/// What is left out of the algorithm.
+/// The parts of the algorithm to leave out.
 #[derive(Clone, Copy, Default)]
 #[allow(clippy::struct_excessive_bools)] // independent omissions
 struct Without {
@@ -29,32 +29,32 @@ struct Without {
 
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Clocks {
-    /// A lease may end at any moment, as nodes' clocks jump and clients sleep.
+    /// A lease may end at any moment, since nodes' clocks jump and clients sleep.
     Any,
-    /// A node's lease outlasts what its holder counts on.
+    /// A node's lease outlasts the time that its holder relies on.
     Honest,
 }
 
-/// Where a client's requests to a node are.
+/// The state of a client's requests to a node.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 enum View {
     /// Phase 1 has not arrived.
     #[default]
     Ahead,
-    /// It took the node, and counted so much.
+    /// Phase 1 took the node with this count.
     Taken(u8),
     /// The commit is on its way.
     Due,
-    /// It was applied.
+    /// The commit was applied.
     Committed,
-    /// Nothing more will come.
+    /// No further request will arrive.
     HistoryEntry,
 }
 
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 struct Node {
     owner: Option<u8>,
-    /// Instead: the readers, as bits, and what was committed since they have it, likewise.
+    /// Instead of an owner: the readers as bits, and the fences committed since they have the node, also as bits.
     readers: u8,
     fences: u32,
     counter: u8,
@@ -66,9 +66,9 @@ enum Client {
     /// Not begun.
     #[default]
     Idle,
-    /// In phase 1; the highest fence that was published before it began.
+    /// In phase 1, with the highest fence published before it began.
     Counting(u8),
-    /// In phase 2, with its fence.
+    /// In phase 2: its fence, and the highest fence published before it began.
     Committing(u8, u8),
     Published(u8),
     Over,
@@ -79,12 +79,12 @@ struct State {
     nodes: Vec<Node>,
     clients: [Client; CLIENTS],
     reads: [bool; CLIENTS],
-    /// Fences, and whether readers have them.
+    /// Each published fence, and whether it is a reader's.
     published: Vec<(u8, bool)>,
 }
 
 impl State {
-    /// The one of all states alike that stands for them.
+    /// Returns the representative of all equivalent states.
     fn canonical(&self) -> Self {
         const ORDERS: [[usize; CLIENTS]; 6] = [[0, 1, 2], [0, 2, 1], [1, 0, 2], [1, 2, 0], [2, 0, 1], [2, 1, 0]];
         let renamed = ORDERS.into_iter().map(|order| {
@@ -123,13 +123,13 @@ impl State {
         self.published.iter().map(|(fence, _)| *fence).max().unwrap_or(0)
     }
 
-    /// A fence is published: what is wrong with that, if anything.
+    /// Publishes a fence, or returns an error if it breaks the order.
     fn publish(&mut self, i: usize, fence: u8, before: u8, clocks: Clocks) -> Result<(), String> {
-        // Readers that overlap have no order.
+        // Overlapping readers have no order.
         let excluded = self.published.iter().filter(|(_, reads)| !(*reads && self.reads[i])).map(|(fence, _)| *fence);
         let last = excluded.max().unwrap_or(0);
-        // Where leases end at any moment, a holder can publish after its successor; but never what is its successor's, and what
-        // was published before it began is below.
+        // If leases may end at any moment, a holder can publish after its successor. But its fence always differs from all others, and is
+        // above each fence published before it began.
         if self.published.iter().any(|(known, _)| *known == fence) || fence <= before || (clocks == Clocks::Honest && fence <= last) {
             return Err(format!("{fence} is published after {:?}, {before} before it began", self.published));
         }
@@ -149,7 +149,7 @@ impl State {
             self.decide(i, clocks, without, found)?;
             self.conclude(i, clocks, found)?;
             for n in 0..self.nodes.len() {
-                // Of nodes alike one is enough.
+                // One of several identical nodes is enough.
                 if !self.nodes[..n].contains(&self.nodes[n]) {
                     self.arrive(i, n, clocks, without, found);
                 }
@@ -158,7 +158,7 @@ impl State {
         Ok(())
     }
 
-    /// The client has heard of any majority, or more, of the nodes that it took.
+    /// The client gets the answers of any majority, or more, of the nodes that it took.
     fn decide(&self, i: usize, clocks: Clocks, without: Without, found: &mut Vec<Self>) -> Result<(), String> {
         let Client::Counting(before) = self.clients[i] else { return Ok(()) };
         for heard in 0..1_u32 << self.nodes.len() {
@@ -222,7 +222,7 @@ impl State {
                     node.counter += 1;
                     node.views[i] = match client {
                         Client::Idle | Client::Counting(_) => View::Taken(node.counter),
-                        // An answer after the decision counts for nothing.
+                        // An answer after the decision is ignored.
                         _ if without.counted_only => View::Due,
                         _ => View::HistoryEntry,
                     };
@@ -256,7 +256,7 @@ fn start(nodes: usize, readers: usize) -> State {
     State { nodes: vec![Node::default(); nodes], clients: Default::default(), reads, published: Vec::new() }
 }
 
-/// How many states there are, or what goes wrong in one of them.
+/// Returns the number of reachable states, or the failure in one of them.
 fn explore(nodes: usize, clients: usize, readers: usize, clocks: Clocks, without: Without) -> Result<usize, String> {
     let mut first = start(nodes, readers);
     first.clients[clients..].fill(Client::Over);
@@ -275,7 +275,7 @@ fn explore(nodes: usize, clients: usize, readers: usize, clocks: Clocks, without
     Ok(known.len())
 }
 
-/// One way through, by chance; how many fences it published.
+/// Follows one random path. Returns the number of fences published.
 fn wander(nodes: usize, readers: usize, clocks: Clocks, without: Without) -> Result<usize, String> {
     let mut state = start(nodes, readers);
     let mut found = Vec::new();
@@ -304,7 +304,7 @@ fn fences_rise_on_five_nodes_with_honest_clocks() {
     assert!(states > 5_000, "{states}");
 }
 
-/// All that two attempts can do on five nodes, and some of what three can.
+/// Explores all interleavings of two attempts on five nodes, and some of three.
 #[test]
 fn fences_rise_on_five_nodes_whatever_the_clocks_do() {
     let states = explore(5, 2, 0, Clocks::Any, WHOLE).unwrap();
@@ -326,7 +326,7 @@ fn without_any_of_its_parts_the_algorithm_repeats_a_fence() {
     assert!(explore(3, CLIENTS, 0, Clocks::Any, owner_check).is_err());
 }
 
-/// All that three clients can do of which one or two read, with honest clocks; and that two can, and some of what three can, with any.
+/// Honest clocks: all interleavings of three clients with one or two readers. Any clocks: all of two clients, and some of three.
 #[test]
 fn fences_rise_over_readers_and_writers() {
     for (readers, least) in [(1, 2_000), (2, 20_000)] {
