@@ -301,7 +301,7 @@ mod tests {
         assert!(between.passing && between.holders[0].fence.is_none());
     }
 
-    /// A node that readers have: which ones, by which attempt, with which fence, and for how long.
+    /// A node held by readers: (owner, attempt, fence, ms left) of each.
     #[allow(clippy::unnecessary_wraps)] // as the nodes have it
     fn shared(first: &str, readers: &[(&str, &str, Option<&str>, i64)]) -> Option<Seen> {
         let share = |(owner, attempt, fence, left): &(&str, &str, Option<&str>, i64)| {
