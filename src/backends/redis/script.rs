@@ -15,7 +15,7 @@ macro_rules! script {
 }
 
 pub(super) static ACQUIRE: Script = script!("lua/acquire.lua", "6d77e51a1d141692877144bc541f40794b2ea6cc");
-pub(super) static SHARE: Script = script!("lua/share.lua", "83889dc923e0017f5699b9a7aba5b12c6cf9b723");
+pub(super) static SHARE: Script = script!("lua/share.lua", "6986a58af964f8c37fda0f51f4622dc4e895f389");
 pub(super) static RENEW: Script = script!("lua/renew.lua", "eecc244a4e5448766a1f62c52c5182bf203f33b2");
 pub(super) static RELEASE: Script = script!("lua/release.lua", "2e14218473962743804e702692dcdce88cca4341");
 pub(super) static BREAK: Script = script!("lua/break.lua", "f139205b9f003c034184efa18ab9b2bab08dc051");

@@ -173,7 +173,7 @@ impl Redlock {
         Err(self.nodes.too_few(committed, failures).effect(Effect::Unknown))
     }
 
-    /// Releases every node, even one that did not answer. Returns whether each release was confirmed or certainly not needed.
+    /// Releases every node, even one that did not answer. Returns false if a release has an unknown outcome.
     async fn undo(&mut self, request: &Request, bound: Duration) -> bool {
         let Ok(names) = self.names(&request.key) else { return true };
         // No command ran under it, so there is no history entry.

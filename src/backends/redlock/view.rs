@@ -34,7 +34,7 @@ pub(super) struct Seen {
     pub shared_as: String,
     /// The shares of those readers, or some of them.
     pub shares: Vec<Share>,
-    /// How long an earlier writer keeps out a new reader, whoever holds the lock.
+    /// How long an earlier writer keeps out a new reader, with any holder.
     pub kept: Duration,
 }
 

@@ -1,8 +1,8 @@
 //! The queue for shared requests, permits and fair order.
 //!
 //! Unfair exclusive waiters are in the list of `queue.rs`. All others are in the hash `…:turns`: by hold, the arrival in µs and the
-//! [`QueueEntry`]. The field `c:<hold>` has the time since which the lock is offered to a waiter of either kind. Each client writes only its
-//! own waiter, its own offers, and the removal of dead waiters, without comparing. Only comparing grants the lock.
+//! [`QueueEntry`]. The field `c:<hold>` has the time since which the lock is offered to a waiter of either kind. Each client writes only
+//! its own waiter, its own offers, and the removal of dead waiters, without comparing. Only comparing grants the lock.
 //!
 //! No waiter is woken: each polls, faster than an offer ends. A waiter that blocks others finds out that an earlier one is dead. Waiting
 //! never keeps users of other libraries out.

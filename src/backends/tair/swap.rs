@@ -106,7 +106,7 @@ impl TairStore {
             }
         }
         for (fence, past) in changed(before, after) {
-            // A grant next to other holds may fail its comparison, and its entry must not look like a hold. So it is written after the grant.
+            // A grant next to other holds may fail its comparison. Its entry would look like a hold, so it is written after the grant.
             if Some(fence) != change.granted || was.base == Base::Claim {
                 history::note_begun(commands, names, fence, &past)?;
             }

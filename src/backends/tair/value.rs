@@ -206,7 +206,7 @@ pub(super) enum What {
 }
 
 impl What {
-    /// Reads a value that dlock wrote; `None` for others. A value of a dlock before 0.1.0 counts as foreign: it keeps the lock until it ends.
+    /// Reads a value that dlock wrote; `None` for others. A value of a dlock before 0.1.0 counts as foreign: it keeps the lock to its end.
     pub(super) fn ours(stored: &Stored) -> Result<Option<Self>> {
         let Ok(fields) = serde_json::from_str::<serde_json::Map<String, serde_json::Value>>(&stored.value) else { return Ok(None) };
         let Some(version) = fields.get("dlock").and_then(serde_json::Value::as_str) else { return Ok(None) };

@@ -1,4 +1,4 @@
-//! One lock as one document: its holders with their nested holds, its queue, the run policy, the warnings given, and an outbox of ended
+//! One lock as one document: its holders with their nested holds, its queue, the run record, the warnings given, and an outbox of ended
 //! holds. All rules of a lock are decided here.
 //!
 //! The module does no I/O and reads no clock. A store reads the document, expires old holds by the store's time in ms, asks one question,
@@ -45,7 +45,7 @@ pub const OFFER: Duration = Duration::from_millis(queue::OFFER);
 /// How many waiters are woken at the same time: one of them may be frozen.
 const WOKEN: usize = 2;
 
-/// All that dlock knows of one lock. The short names are part of the stored layout.
+/// All of dlock's data on one lock. The short names are part of the stored layout.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Document {
     #[serde(rename = "v")]
@@ -57,7 +57,7 @@ pub struct Document {
     notified: u64,
     #[serde(rename = "q", default, skip_serializing_if = "Queue::is_empty")]
     queue: Queue,
-    /// The run policy: what earlier runs require of later ones.
+    /// The run record: earlier starts, by which later runs are judged.
     #[serde(rename = "p", default, skip_serializing_if = "is_default")]
     run_record: RunRecord,
     /// The fence of the last hold that was warned about, and the highest level of a warning.

@@ -3,7 +3,7 @@ use crate::lock::{Busy, Entry, Grant, Intent, Key, Renewal, Request};
 
 const SECOND: u64 = 1000;
 
-/// A document with a clock and a counter, which is written down and read again before each step.
+/// A document with a clock and a counter. It is written and read again before each step.
 struct World {
     document: Document,
     now: u64,

@@ -5,7 +5,7 @@
 --       6 "1": this hold may be in `line`  7 "1": detached  8 metadata as JSON, or ""
 --       9 the number of permits, or "" for a reader  10 prefix of the wake-up lists of `line`
 --       11 "1": in fair order  12 the common wake-up list of `line`  13 that of the queue
--- Reply as acquire.lua, but {"granted", fence, holds, number of the permit or -1}, and "busy" ends with the ms until a place may be free:
+-- Reply as acquire.lua, but {"granted", fence, holds, number of the permit or -1}, and "busy" ends with the ms until there may be room:
 --       kept for an earlier waiter, until the last share of a lost lock ends, or until the first permit ends; or 0.
 --       {"otherwise", kind}: the owner holds the lock in another mode, "exclusive", "shared" or "permits".
 --

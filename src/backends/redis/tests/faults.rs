@@ -83,7 +83,7 @@ async fn missing_rights_take_nothing_and_are_named() {
 async fn what_a_failed_script_wrote_is_undone() {
     use crate::lease::{self, BootClock, Limits, WaitPolicy};
     let server = TestServer::start();
-    // The lock can be written, and given no end.
+    // The user may write the lock, but not set its TTL.
     let rights = ["~dlock:{dlock:job}:*", "+pexpireat", "(~* &* +@all -pexpireat)"];
     server.raw(&[&["ACL", "SETUSER", "app", "on", ">pw"], &rights[..]].concat());
     let user = || Redis::new(Options { user: Some("app".into()), password: Some(Secret::new("pw")), ..server.options() });
@@ -225,7 +225,7 @@ async fn a_request_without_an_answer_may_have_happened() {
     });
     let error = error.unwrap_err();
     assert_eq!((error.kind, error.effect), (Kind::Unavailable, Effect::Unknown));
-    // And an answer that is none.
+    // An answer that is no Redis reply.
     let (error, ()) = tokio::join!(a.try_acquire(&asked), async {
         let (mut client, _) = listener.accept().await.unwrap();
         tokio::io::AsyncWriteExt::write_all(&mut client, b"HTTP/1.1 400 Bad Request\r\n\r\n").await.unwrap();
@@ -361,12 +361,12 @@ async fn over_tls_the_certificate_is_verified() {
     // A Redis without TLS takes the handshake for the start of a command and says nothing: the caller's time limit ends it.
     let mut mistaken = with("localhost", server.port, known());
     assert!(tokio::time::timeout(Duration::from_millis(100), mistaken.try_acquire(&held)).await.is_err());
-    // In clear to a port that wants TLS.
+    // A connection without TLS to a TLS port.
     let error = Redis::new(Options::new(Server::Tcp { host: "localhost".into(), port: tls_port })).try_acquire(&held).await.unwrap_err();
     assert!(error.hint.unwrap_or_default().contains("rediss://"));
 }
 
-/// What has not arrived when an acquire is given up must not arrive later; of a release it may.
+/// Data of an abandoned acquire must not arrive later; that of a release may.
 #[tokio::test]
 async fn an_acquire_that_is_given_up_is_called_back_and_a_release_is_not() {
     use std::{io::Read as _, net::TcpListener};

@@ -1,4 +1,4 @@
-//! Other libraries on the same name: they exclude us, we exclude them.
+//! Other libraries and dlock exclude each other under the same name.
 
 use std::time::Duration;
 
@@ -33,7 +33,7 @@ async fn a_dlock_hold_stops_what_redisson_and_set_nx_do() {
     let server = TestServer::start();
     let mut a = server.backend();
     granted(&mut a, &request("job")).await;
-    // The tests that their scripts make before they write.
+    // The checks that Redisson's scripts make before they write.
     assert_eq!(server.number(&["EXISTS", "dlock:job"]), 1, "plain: must be absent");
     assert_eq!(server.number(&["HEXISTS", "dlock:job", REDISSON]), 0, "plain: or theirs");
     assert_eq!(server.raw(&["HGET", "dlock:job", "mode"]), "$5\r\nwrite", "readers: must be absent or in mode read");
@@ -67,7 +67,7 @@ async fn other_types_are_errors_and_stay_as_they_are() {
     for name in ["a", "b", "c"] {
         assert_eq!(a.try_acquire(&request(name)).await.unwrap_err().kind, Kind::Data, "{name}");
     }
-    // Beside the lock, too: nothing is granted, and nothing is left without an expiry.
+    // Foreign values at the keys next to the lock: no grant, and no key is left without a TTL.
     server.raw(&["SET", "redisson_lock_token:{dlock:d}", "many"]);
     server.raw(&["RPUSH", "dlock:{dlock:e}:record", "x"]);
     assert_eq!(a.try_acquire(&request("d")).await.unwrap_err().kind, Kind::Data);
@@ -94,7 +94,7 @@ async fn who_deletes_the_lock_has_freed_it_and_our_hold_knows() {
     assert_eq!(a.renew(&held.key, &held.token, None.into()).await.unwrap(), Renewal::NotHeld);
     assert_eq!(a.release(&held.key, &held.token, &Scope::Tree.into()).await.unwrap(), Release::NotHeld);
     assert!(matches!(b.renew(&next.key, &next.token, None.into()).await.unwrap(), Renewal::Renewed { .. }));
-    // Taken by Redisson after it was deleted: a left-over record of ours says nothing about it.
+    // Redisson took the lock after its deletion: dlock's left-over record counts for nothing.
     server.raw(&["DEL", "dlock:job"]);
     server.raw(&["HSET", "dlock:job", REDISSON, "1"]);
     assert!(busy(&mut a, &request("job")).await.holders[0].foreign);

@@ -1,4 +1,4 @@
-//! Taking, extending, entering and giving back.
+//! Acquiring, renewing, reentering and releasing.
 
 use std::{collections::HashSet, time::Duration};
 
@@ -35,7 +35,7 @@ async fn the_layout_is_redissons_write_lock_and_every_name_expires_but_the_fence
     assert_eq!(server.raw(&["HGET", "dlock:job", &field]), "$1\r\n1");
     let left = server.number(&["PTTL", "dlock:job"]);
     assert!((9_000..=10_001).contains(&left), "{left}");
-    // It is kept for the history.
+    // The record is kept for the history.
     let kept = server.number(&["PEXPIRETIME", "dlock:{dlock:job}:record"]) - server.number(&["PEXPIRETIME", "dlock:job"]);
     assert_eq!(kept, 100 * 24 * 3600 * 1000);
     assert_eq!(server.number(&["PTTL", "redisson_lock_token:{dlock:job}"]), -1);
@@ -83,7 +83,7 @@ async fn renewing_extends_and_never_shortens() {
     pause(1_000).await;
     let renewed = a.renew(&asked.key, &asked.token, None.into()).await.unwrap();
     assert_eq!(renewed, Renewal::Renewed { ttl: ttl(5_000), fence });
-    // Unless renewed, it has 4 s at most; a busy machine takes its time to look.
+    // Without the renewal, at most 4 s would be left; a busy machine may check late.
     assert!(server.number(&["PTTL", "dlock:job"]) > 4_000);
     assert_eq!(a.renew(&asked.key, &asked.token, Some(ttl(60_000)).into()).await.unwrap(), Renewal::Renewed { ttl: ttl(60_000), fence });
     match a.renew(&asked.key, &asked.token, Some(ttl(2_000)).into()).await.unwrap() {
@@ -95,7 +95,7 @@ async fn renewing_extends_and_never_shortens() {
     }
 }
 
-/// Each look at what is left may be a millisecond late: many renewals must not add that up.
+/// Each PTTL may be a millisecond late: many renewals must not add up these errors.
 #[tokio::test]
 async fn renewals_never_cut_a_longer_nested_hold() {
     let server = TestServer::start();
@@ -154,7 +154,7 @@ async fn an_outer_release_takes_its_tree_along_or_leaves_it() {
 
 #[tokio::test]
 async fn the_tree_of_an_inner_hold_is_not_the_outer_one() {
-    // A nested run that ends with nothing alive gives back its tree; the outer command goes on under the lock.
+    // A nested run that ends with no process left releases its tree; the outer command goes on under the lock.
     let server = TestServer::start();
     let mut a = server.backend();
     let outer = request("job");
@@ -263,7 +263,7 @@ async fn an_unknown_token_holds_nothing() {
     assert_eq!(request("x").entry, Entry::Fresh);
 }
 
-/// As Redis 6.0 is, which could grant a lock and answer no other client while it is held.
+/// Like Redis 6.0, which could grant a lock but serve no other client while the lock is held.
 #[tokio::test]
 async fn a_server_that_lacks_a_command_for_busy_locks_grants_none() {
     let server = TestServer::with(&["--rename-command", "HRANDFIELD", ""]);

@@ -1,4 +1,4 @@
-//! Readers beside those of Redisson, and permits, which it doesn't know.
+//! Readers next to Redisson's, and permits, which Redisson doesn't know.
 
 use std::time::Duration;
 
@@ -11,12 +11,12 @@ fn reader(name: &str) -> Request {
     Request { mode: Mode::Shared, ..request(name) }
 }
 
-/// Where Redisson looks for how long a reader lasts.
+/// Returns the key where Redisson looks for a reader's lease.
 fn timeout_of(who: &str) -> String {
     format!("{{dlock:job}}:{who}:rwlock_timeout:1")
 }
 
-/// Redisson's read lock, as its script leaves it.
+/// Stores a read lock as Redisson's script does.
 fn redisson_reads(server: &TestServer, ms: u32) {
     server.raw(&["HSET", "dlock:job", "mode", "read", REDISSON, "1"]);
     server.raw(&["SET", &timeout_of(REDISSON), "1", "PX", &ms.to_string()]);
@@ -59,7 +59,7 @@ async fn our_readers_and_redissons_go_together_and_each_ends_for_itself() {
     let left = server.number(&["PTTL", "dlock:job"]);
     assert!((19_000..=20_000).contains(&left), "theirs is left, and lasts as long as theirs: {left}");
     assert!(busy(&mut b, &request("job")).await.holders[0].foreign);
-    // A crashed reader keeps no other out beyond its own time.
+    // A crashed reader keeps others out only until its own lease ends.
     server.raw(&["DEL", &timeout_of(REDISSON)]);
     let again = reader("job");
     granted(&mut a, &again).await;
@@ -114,7 +114,7 @@ async fn nothing_is_left_of_a_share_but_what_is_remembered() {
     }
 }
 
-/// Redisson's watchdog sets the time of the whole lock for its reader, and its forced unlock deletes it.
+/// Redisson's watchdog sets the whole lock's TTL for its reader, and its forced unlock deletes the lock.
 #[tokio::test]
 async fn readers_keep_a_lock_that_redisson_ended_to_their_own_ends() {
     let server = TestServer::start();
@@ -131,7 +131,7 @@ async fn readers_keep_a_lock_that_redisson_ended_to_their_own_ends() {
         assert!(busy.holders.len() == 1 && busy.holders[0].mode == Mode::Shared && !busy.holders[0].foreign, "{busy:?}");
     }
     assert_eq!(b.inspect(&key("job")).await.unwrap().holders.len(), 1);
-    // Another reader makes it anew, to the end of the last of all.
+    // Another reader recreates the lock, to the end of the last share.
     let short = Request { ttl: ttl(1000), ..reader("job") };
     granted(&mut b, &short).await;
     assert!(server.number(&["PTTL", "dlock:job"]) > 8_000);
@@ -146,7 +146,7 @@ async fn readers_keep_a_lock_that_redisson_ended_to_their_own_ends() {
 async fn a_reader_of_redisson_is_told_from_ours_by_its_name() {
     let server = TestServer::start();
     let mut a = server.backend();
-    // More than are taken out at a time, of a host that died.
+    // More shares of a dead host than one sweep removes.
     for _ in 0..1100 {
         let dead = Request { ttl: ttl(1000), ..reader("job") };
         granted(&mut a, &dead).await;

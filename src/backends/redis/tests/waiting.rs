@@ -1,4 +1,4 @@
-//! Waking waiters: every lost wake-up is soon made up for, and nothing grows with the number of waiters.
+//! Waking waiters: every lost wake-up is soon replaced, and no cost grows with the number of waiters.
 
 use std::{cell::Cell, rc::Rc, time::Duration};
 
@@ -56,7 +56,7 @@ async fn waiting_ends_at_its_time_and_a_new_connection_asks_before_it_blocks() {
     assert_eq!(waiter.wait(&asked, Duration::ZERO).await.unwrap(), Wake::TimedOut);
     assert_eq!(waiter.wait(&asked, Duration::from_micros(300)).await.unwrap(), Wake::TimedOut);
     assert_eq!(waiter.wait(&asked, Duration::from_millis(30)).await.unwrap(), Wake::TimedOut);
-    // Dropped half-way: the connection is gone, and with it perhaps a wake-up.
+    // Dropped half-way: the connection is gone, and perhaps a wake-up with it.
     assert!(tokio::time::timeout(Duration::from_millis(30), waiter.wait(&asked, LONG)).await.is_err());
     assert_eq!(waiter.wait(&asked, LONG).await.unwrap(), Wake::Changed);
     busy(&mut waiter, &asked).await;
@@ -79,7 +79,7 @@ async fn who_leaves_after_being_woken_wakes_the_next() {
         },
         async {
             let woken = first.wait(&leaves, LONG).await.unwrap();
-            // It blocked first, is woken alone, and gives up instead of taking the lock.
+            // This waiter blocked first, is woken alone, and gives up instead of taking the lock.
             first.leave_queue(&leaves).await.unwrap();
             woken
         },
@@ -103,7 +103,7 @@ async fn a_wake_up_that_went_to_a_dropped_wait_is_passed_on() {
     busy(&mut first, &leaves).await;
     busy(&mut second, &stays).await;
     {
-        // Polled until it blocks in the server, and no more: what is pushed is popped for a future that is dropped unread.
+        // Polled only until it blocks in the server: the wake-up is then popped for a future that is dropped unread.
         let blocked = first.wait(&leaves, LONG);
         tokio::pin!(blocked);
         assert!(tokio::time::timeout(Duration::from_millis(50), &mut blocked).await.is_err());
@@ -162,7 +162,7 @@ async fn releases_without_waiters_pile_up_nothing() {
     }
     assert_eq!(server.number(&["DBSIZE"]), 2, "only the fence and the history");
     assert_eq!(server.number(&["LLEN", "dlock:{dlock:job}:runs"]), 100);
-    // With a waiter in the queue that doesn't pop, one wake-up lies there and no more, and not for ever.
+    // If a waiter in the queue doesn't pop, the list has one wake-up at most, and the list expires.
     let (mut waiter, asked) = (server.backend(), waiting("job"));
     let held = request("job");
     granted(&mut a, &held).await;
@@ -177,7 +177,7 @@ async fn releases_without_waiters_pile_up_nothing() {
     assert!(server.number(&["PTTL", "dlock:{dlock:job}:wake"]) >= 10_000);
 }
 
-/// Asks and waits until it is granted, as the lease core does; then gives it back at once.
+/// Asks and waits until the lock is granted, as the lease core does; then releases it at once.
 async fn take_turn(mut backend: Redis, asked: Request, waits: Rc<Cell<u64>>) {
     loop {
         match backend.try_acquire(&asked).await.unwrap() {
@@ -193,11 +193,11 @@ async fn take_turn(mut backend: Redis, asked: Request, waits: Rc<Cell<u64>>) {
     release(&mut backend, &asked).await;
 }
 
-/// What it takes to hand the lock through `count` waiters, each of which gives it back at once.
+/// The cost of handing the lock through `count` waiters, each of which releases it at once.
 struct Drain {
-    /// Commands in all, those that scripts run included, for each hand-over.
+    /// All commands per hand-over, including those of scripts.
     commands: u64,
-    /// Commands that clients sent, for each.
+    /// Commands that clients sent, per hand-over.
     sent: u64,
     elapsed: Duration,
 }
@@ -208,11 +208,11 @@ async fn drain(count: u64) -> Drain {
     drain
 }
 
-/// The same for waiters of any kind, and how often they waited.
+/// Returns the cost for waiters of any kind, and how often they waited.
 async fn drain_of(count: u64, ask: impl Fn() -> Request) -> (Drain, u64) {
     let server = TestServer::start();
     let mut holder = server.backend();
-    // Every script is known to the server from here on, as on any server in use.
+    // From here on the server knows every script, as any server in use does.
     for asked in [waiting("job"), waiting("other"), ask()] {
         granted(&mut holder, &asked).await;
         release(&mut holder, &asked).await;
@@ -239,7 +239,7 @@ async fn drain_of(count: u64, ask: impl Fn() -> Request) -> (Drain, u64) {
         .await;
     let of = |names: &[&str]| counts.iter().filter(|(name, _)| names.contains(&&**name)).map(|(_, calls)| calls).sum::<u64>();
     assert_eq!(of(&["eval"]), 0);
-    // The release that starts it is one more than there are hand-overs. Blocking was counted before.
+    // The first release makes one hand-over more. Blocking commands were counted before.
     let all: u64 = counts.iter().map(|(_, calls)| calls).sum();
     (Drain { commands: all / (count + 1), sent: of(&["evalsha"]).div_ceil(count + 1) + 1, elapsed }, waits.get())
 }
@@ -261,7 +261,7 @@ async fn nor_do_they_with_those_who_wait_in_a_line() {
     let kinds: [(&str, &dyn Fn() -> Request); 3] = [("fair", &fair), ("readers", &reader), ("permits", &permit)];
     for (kind, ask) in kinds {
         for count in [20, 100] {
-            // Two are woken at a time, one of which may have to wait on.
+            // Two waiters are woken at a time, and one of them may have to wait again.
             let (Drain { commands, sent, elapsed }, waits) = drain_of(count, ask).await;
             let told = format!("{count} {kind}: {commands} commands, {sent} of them sent, {waits} waits, {elapsed:?}");
             assert!(commands <= 70 && sent <= 4 && waits <= 2 * count, "{told}");
@@ -282,7 +282,7 @@ async fn a_waiter_of_one_lock_hears_nothing_of_another() {
         release(&mut holder, &other).await;
     });
     assert_eq!(woken.unwrap(), Wake::TimedOut);
-    // Known busy is only the lock that was asked for over this connection.
+    // Only the lock that was asked for over this connection is known to be busy.
     let stranger: Key = key("other");
     let elsewhere = Request { key: stranger, token: Token::random(), ..asked.clone() };
     assert_eq!(waiter.wait(&elsewhere, LONG).await.unwrap(), Wake::Changed);
