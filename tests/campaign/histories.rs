@@ -60,6 +60,8 @@ fn may_be_told(facts: &Facts, run: &Run, told: &str) -> bool {
         137 | 143 => {
             told.starts_with("signal ") || told == own || told == "ok" || told.starts_with("exit ") || !given_back && told == "expired"
         }
+        // A hold whose release did not arrive ended with its lease, or by the break that struck it.
+        _ if !given_back && told == "broken" => was_struck(facts, run, &[Blow::Break]),
         _ => told == own || !given_back && told == "expired" && (was_shaken(facts, run) || was_struck(facts, run, &Blow::PROCESSES)),
     }
 }

@@ -185,7 +185,8 @@ fn statuses(facts: &Facts, faults: &mut Vec<Fault>) {
                 code == run.step.code || run.step.nested && (shaken || hit(&LOSSES))
             }
             75 => section.is_none() && is_kept_out(facts, run),
-            76 => section.is_some() && (shaken || hit(&LOSSES)),
+            // A command that was killed at its start wrote nothing.
+            76 => (section.is_some() || run.verdict["ran_ms"].as_u64().is_some_and(|ms| ms < 100)) && (shaken || hit(&LOSSES)),
             69 => section.is_none() && (shaken || hit(&[Blow::StopDlock, Blow::KillGuardian, Blow::StopGuardian])),
             137 => section.is_some() && hit(&[Blow::KillCommand, Blow::TermDlock]),
             143 => hit(&[Blow::TermDlock]),

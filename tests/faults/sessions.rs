@@ -2,6 +2,8 @@
 
 use std::time::{Duration, Instant};
 
+use rustix::process::Signal;
+
 use crate::{
     breaking::{
         a_broken_holder_is_dead_before_the_next_one_starts, a_holder_that_changed_is_left_alone, a_holder_that_is_stopped_has_its_lease,
@@ -44,6 +46,7 @@ on_sessions!(
     killed,
     restarted,
     ended_by_an_administrator,
+    ended_while_dlock_is_stopped,
     a_broken_holder_is_dead_before_the_next_one_starts,
     a_holder_that_changed_is_left_alone,
     a_holder_that_is_stopped_has_its_lease,
@@ -64,6 +67,24 @@ fn restarted(server: &mut dyn Server) {
         began.elapsed()
     );
     world.second();
+    world.assert_gone();
+    world.assert_free();
+}
+
+/// dlock can't see that its session is over: the guardian does, before the next holder starts its command.
+fn ended_while_dlock_is_stopped(server: &mut dyn Server) {
+    let world = World::new(server.url());
+    let first = world.first_on(&server.url(), &["--ttl", "10s"]);
+    let second = world.start_second();
+    must("the second one waits", LIMIT, || world.inspect().stdout.contains("waiting_for"));
+    first.signal(Signal::STOP);
+    server.take_away(&world.key);
+    let second = second.wait(LIMIT);
+    assert_eq!(second.code(), 0, "{}", second.stderr);
+    world.assert_no_overlap();
+    first.signal(Signal::CONT);
+    let first = first.wait(LIMIT);
+    assert_eq!(first.code(), 76, "{}", first.stderr);
     world.assert_gone();
     world.assert_free();
 }

@@ -46,6 +46,7 @@ impl Redlock {
         CAPABILITIES.check(request)?;
         // The id is never sent twice: a count is valid only for a node that this very attempt took.
         let mut attempt = format!("{:016x}", random());
+        let mut attempts = attempt.clone();
         let bound = self.options.bound(Some(request.ttl.get()), 4);
         let mut votes = self.first_phase(request, &attempt, bound, false).await?;
         let needed = self.nodes.majority();
@@ -53,6 +54,7 @@ impl Redlock {
         if votes.refused > 0 && denial.is_none() && votes.counted.len() < needed {
             // The denying nodes have run records that no majority confirms: the second try ignores them.
             attempt = format!("{:016x}", random());
+            attempts = format!("{attempts} {attempt}");
             votes = self.first_phase(request, &attempt, bound, true).await?;
         }
         if let Some(((_, fence), count)) = most(votes.entered.iter().map(|(attempt, fence, _)| (attempt, *fence)))
@@ -75,7 +77,11 @@ impl Redlock {
             && votes.counted.len() >= needed
             && let Some(fence) = fence_of(&votes.counted)
         {
-            return self.second_phase(request, &attempt, bound, votes, fence).await;
+            let answer = self.second_phase(request, &attempt, bound, votes, fence).await;
+            if !matches!(answer, Ok(Attempt::Granted(_))) {
+                self.undo(request, attempts, bound).await;
+            }
+            return answer;
         }
         if !votes.entered.is_empty() && votes.entered.len() + votes.failures.len() >= needed {
             // The owner may hold the lock already, through a lost reply: nothing to undo yet.
@@ -85,7 +91,7 @@ impl Redlock {
         let undone = if votes.counted.is_empty() && votes.entered.is_empty() && !votes.failures.iter().any(may_have) {
             true
         } else {
-            self.undo(request, bound).await
+            self.undo(request, attempts, bound).await
         };
         if let Some(denial) = denial {
             // A node that did not answer may have taken this attempt. It was never committed, and expires.
@@ -164,7 +170,6 @@ impl Redlock {
             self.leave_behind(request, committed);
             return Ok(granted(request, fence, 1));
         }
-        self.undo(request, bound).await;
         if failures.is_empty() {
             // Other owners have taken the nodes that were lost between the phases, or will in a moment.
             self.passing = true;
@@ -173,8 +178,10 @@ impl Redlock {
         Err(self.nodes.too_few(committed, failures).effect(Effect::Unknown))
     }
 
-    /// Releases every node, even one that did not answer. Returns false if a release has an unknown outcome.
-    async fn undo(&mut self, request: &Request, bound: Duration) -> bool {
+    /// Releases the nodes that `attempts` took, also on nodes that did not answer. Returns false if a release has an unknown outcome.
+    ///
+    /// A later attempt of the same hold must survive a request that a slow connection delivers late.
+    async fn undo(&mut self, request: &Request, attempts: String, bound: Duration) -> bool {
         let Ok(names) = self.names(&request.key) else { return true };
         // No command ran under it, so there is no history entry.
         let arguments = vec![
@@ -186,6 +193,7 @@ impl Redlock {
             RunState::Cancelled.as_str().into(),
             // A waiter keeps its position, and so keeps readers out.
             flag(false),
+            attempts,
         ];
         let keys = release_keys(names);
         let answers = self.ask(bound, &script::RELEASE, keys, |_| Some(arguments.clone())).await;

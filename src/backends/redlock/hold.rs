@@ -93,7 +93,7 @@ impl Redlock {
         let became = info.run_state.map_or_else(String::new, |stage| stage.as_str().to_owned());
         let arguments = vec![token.owner.to_string(), token.hold_text(), flag(scope == Scope::Tree), how, bad, became];
         let is_this = |one: &(Key, Token)| (&one.0, &one.1) == (key, token);
-        let arguments = [arguments, vec![flag(self.left_behind.iter().any(is_this))]].concat();
+        let arguments = [arguments, vec![flag(self.left_behind.iter().any(is_this)), String::new()]].concat();
         let bound = self.options.bound(None, 1);
         let mut done = match self.releasing.take() {
             Some((k, t, s, done)) if (&k, &t, s) == (key, token, scope) => done,

@@ -4,7 +4,11 @@
 -- ARGV  1 owner  2 hold  3 "1": also the holds nested in this one
 --       4 the outcome, as the end of a history entry, or "" to record nothing  5 "1": it failed
 --       6 the outcome for the run record, or ""  7 "1": it may still be in the queue of a node that did not grant it
+--       8 the attempts to undo, or "" to release the hold with any attempt
 -- Reply {"released"} | {"still-held", count} | {"not-held"} | {"layout", version}
+--
+-- Worst case: an attempt is undone over a slow connection, and the request arrives after a later attempt of the same hold was
+-- granted over another connection. ARGV[8] protects the later attempt.
 
 local lock, record_key, shares, ends_key = KEYS[1], KEYS[2], KEYS[6], KEYS[7]
 local owner, hold = ARGV[1], ARGV[2]
@@ -22,7 +26,8 @@ if is_newer(record) then
   return { 'layout', record.v }
 end
 local now = clock()
-if not (share or is_ours(record, value, owner)) or not live_hold(record, hold, now) then
+local undoes_another = ARGV[8] ~= '' and not string.find(ARGV[8], record.attempt or '-', 1, true)
+if not (share or is_ours(record, value, owner)) or not live_hold(record, hold, now) or undoes_another then
   return { 'not-held' }
 end
 -- The nesting of holds is not recorded. Only the first hold is known to enclose all others.

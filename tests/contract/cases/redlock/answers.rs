@@ -30,6 +30,7 @@ pub fn all() -> Vec<Case> {
         a_node_that_is_heard_of_again_counts_again,
         a_late_node_is_released_behind_its_attempt,
         a_late_attempt_proves_nothing_in_a_renewal,
+        a_late_undo_leaves_a_later_attempt,
         answers_lost_on_a_minority_change_nothing,
         answers_lost_on_a_majority_are_asked_for_again,
         a_commit_that_comes_after_the_lease_is_refused,
@@ -106,6 +107,34 @@ async fn a_late_attempt_proves_nothing_in_a_renewal(lab: &Lab) {
     lab.redlock().node(0).command(&["DEL", "dlock:job"]);
     // Two of its three are left, and two that nobody vouches for.
     assert_eq!(a.renew(&held, None).await, Renewal::NotHeld);
+}
+
+/// The request that undoes a failed attempt is delivered after the same hold was granted over new connections.
+async fn a_late_undo_leaves_a_later_attempt(lab: &Lab) {
+    let fronts = Fronts::of(lab);
+    let mut a = fronts.client(HASTY).await;
+    for n in [0, 1, 2] {
+        lab.redlock().node(n).command(&["SET", "dlock:job", "another library's", "PX", "60000"]);
+    }
+    let late = HASTY * 10;
+    fronts.0.iter().for_each(|proxy| proxy.trap_nth("", 1, 1, Fault::Late(late)));
+    let wanted = request(&key("job"), LONG);
+    let began = Instant::now();
+    a.refused(&wanted).await;
+    assert!(fronts.0.iter().all(|proxy| proxy.sprung() == 1));
+    // The silent connections are given up.
+    while began.elapsed() < late / 2 {
+        let _ = a.0.inspect(&key("job")).await;
+    }
+    for n in [0, 1, 2] {
+        lab.redlock().node(n).command(&["DEL", "dlock:job"]);
+    }
+    let Outcome::Granted(lease) = core_acquire(&mut a, wanted.clone()).await.expect("granted") else { panic!("busy") };
+    assert!(began.elapsed() < late, "granted too late for this case: {:?}", began.elapsed());
+    lab.pass(late + SLACK).await;
+    assert_eq!(held_on(lab), NODES);
+    lab.client().await.refused(&request(&key("job"), LONG)).await;
+    assert_eq!(a.renewed(&wanted, None).await, lease.fence);
 }
 
 async fn answers_lost_on_a_minority_change_nothing(lab: &Lab) {
