@@ -31,7 +31,7 @@ pub trait Backend: Admin {
     /// A repeated or nested request is neither judged nor recorded.
     ///
     /// Idempotent for one token: a request whose answer was lost can be repeated, and counts once. The repeated request
-    /// sets the expiry anew.
+    /// sets a new expiry.
     async fn try_acquire(&mut self, request: &Request) -> Result<Attempt>;
 
     /// Waits until the lock may be free, at most for `at_most`. Only called after `try_acquire` said busy.

@@ -1,5 +1,5 @@
-//! The run policy: what a run requires of earlier runs (when they began, and where), and the run records that a store keeps
-//! for that.
+//! The run policy: a run's conditions on earlier runs (when they began, and where), and the run records that a store
+//! keeps for that.
 //!
 //! A store judges and records in the granting step, by its own clock, and next to the lock: the records outlive the
 //! hold, and a crashed runner. [`RunRecord`] is the reference for stores that judge by themselves. It judges for those stores

@@ -9,8 +9,8 @@ use super::{Error, Kind, Result};
 
 /// The secret that a hold is renewed and released with.
 ///
-/// A token names an owner and one hold of that owner. A nested `dlock run` of the same key has the outer run's owner
-/// and its own hold, so that each hold is counted once however often its request is repeated.
+/// A token names an owner and one hold of that owner. A nested `dlock run` of the same key has the outer run's owner and
+/// its own hold. So each hold is counted once, however often its request is repeated.
 /// The text form is `<uuid>.<16 hex digits>`, and `.<48 hex digits>` more for a hold whose session was handed over.
 #[derive(Clone, Copy, PartialEq, Eq, Hash)]
 pub struct Token {

@@ -14,7 +14,7 @@ macro_rules! script {
     };
 }
 
-pub(super) static ACQUIRE: Script = script!("lua/acquire.lua", "6d77e51a1d141692877144bc541f40794b2ea6cc");
+pub(super) static ACQUIRE: Script = script!("lua/acquire.lua", "1a63f81e38865f41f09224f8700e5fc8c4dd0dc7");
 pub(super) static SHARE: Script = script!("lua/share.lua", "6986a58af964f8c37fda0f51f4622dc4e895f389");
 pub(super) static RENEW: Script = script!("lua/renew.lua", "eecc244a4e5448766a1f62c52c5182bf203f33b2");
 pub(super) static RELEASE: Script = script!("lua/release.lua", "2e14218473962743804e702692dcdce88cca4341");

@@ -1,7 +1,7 @@
 //! N independent Redis servers; a majority decides.
 //!
-//! On each node a lock is a string as any Redlock library sets it (`SET name value NX PX ttl`), so those libraries and dlock exclude
-//! each other. A node's own atomic steps are scripts. All nodes are asked at the same time.
+//! On each node a lock is a string, as in any Redlock library (`SET name value NX PX ttl`): those libraries and dlock exclude each
+//! other. A node's own atomic steps are scripts. All nodes are asked at the same time.
 //!
 //! # The two phases
 //! 1. Every node that is free sets the string `<owner>:<attempt>` and raises its counter to c = max(counter + 1, its time in µs).

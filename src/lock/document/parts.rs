@@ -25,7 +25,7 @@ impl Document {
             v: u16,
             s: &'a [HolderEntry],
         }
-        // Texts and numbers can always be written.
+        // The holders have only texts and numbers, so serializing can't fail.
         if self.has_holders() { serde_json::to_string(&Holders { v: self.layout, s: &self.holders }).ok() } else { None }
     }
 

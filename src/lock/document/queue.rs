@@ -206,8 +206,8 @@ impl Queue {
         self.0.iter_mut().for_each(|queued| queued.offered = None);
     }
 
-    /// Returns the waiters that can be granted the lock now, or once the offers of those in front of them are over. Returns at most `most`
-    /// waiters, and only one unfair exclusive waiter: any of these can replace it.
+    /// Returns the waiters that can be granted the lock now, or once the offers to earlier waiters are over. Returns at most `most`
+    /// waiters, and only one unfair exclusive waiter: any other of this kind can replace it.
     pub fn may_go(&self, room: impl Fn(Mode) -> usize, most: usize) -> Vec<WakeUp> {
         let blocked = |at: usize, mode| self.0[..at].iter().any(|other| other.goes_before(mode) && room(other.mode) == 0);
         let mut woken: Vec<WakeUp> = Vec::new();

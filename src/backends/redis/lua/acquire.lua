@@ -74,7 +74,7 @@ if kind == 'hash' then
     end
     return { 'granted', record.fence, others + 1 }
   end
-  -- A lock of ours whose record was deleted from outside is granted anew below, with a new fence.
+  -- The owner's lock without its record, which was deleted from outside, is granted again below, with a new fence.
   if not ours then
     if reenter then
       local share = share_of(lock, KEYS[9], owner)

@@ -259,7 +259,7 @@ async fn a_dropped_call_leaves_the_backend_usable_and_replies_to_nothing_else() 
     let release = a.release(&unanswered.key, &unanswered.token, &info);
     assert!(tokio::time::timeout(Duration::from_millis(5), release).await.is_err());
     server.thaw();
-    // The dropped release may have been served before it is asked again.
+    // The dropped release may have been served before it is repeated.
     a.release(&unanswered.key, &unanswered.token, &Scope::Hold.into()).await.unwrap();
     assert!(matches!(a.try_acquire(&request("late")).await.unwrap(), Attempt::Granted(_)), "no ghost of the dropped requests");
 }
@@ -355,7 +355,7 @@ async fn over_tls_the_certificate_is_verified() {
         let error = backend.try_acquire(&held).await.unwrap_err();
         assert_eq!((error.kind, error.effect), (kind, Effect::NotApplied), "{why}: {error:?}");
     }
-    // With TLS 1.3 a missing client certificate is told only after the handshake.
+    // With TLS 1.3 a missing client certificate is reported only after the handshake.
     let error = with("localhost", tls_port, no_client).try_acquire(&held).await.unwrap_err();
     assert!(matches!(error.kind, Kind::Denied | Kind::Unavailable), "{error:?}");
     // A Redis without TLS takes the handshake for the start of a command and says nothing: the caller's time limit ends it.
