@@ -32,7 +32,7 @@ impl Parent {
         Ok(Self(mount.ok_or_else(|| none("no cgroup2 file system shows this process's cgroup"))?))
     }
 
-    /// Whether this cgroup is delegated to dlock: marked so by systemd, or writable without being root.
+    /// Whether this cgroup is delegated to dlock: writable, and marked so by systemd unless dlock runs without being root.
     pub fn is_delegated(&self) -> bool {
         let marked = ["user.delegate", "trusted.delegate"].into_iter().any(|name| {
             let mut value = [0; 8];
