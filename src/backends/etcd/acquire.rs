@@ -22,7 +22,7 @@ use super::{
     hold::TRIES,
     messages::{Compare, RequestOp},
     ops, permits,
-    place::{retire, still_queued},
+    position::{retire, still_queued},
     queue::{Keys, Look},
     runs::{Leases, Runs, records},
     session::{Hold, Session, Standing, seconds, ttl},

@@ -16,9 +16,8 @@ use super::{
     failure::{self, Trouble},
     history::{self, Outcome},
     look::{self, Left},
-    lookout,
     messages::Compare,
-    ops, permits, queue,
+    monitor, ops, permits, queue,
     record::StoredRecord,
     session::{Hold, Nested, Session, Standing, ttl},
     waiting,
@@ -334,9 +333,9 @@ pub(super) async fn leave(client: &mut Client, session: &mut Session, mode: Mode
     };
     client.run(keys.iter().map(|key| ops::delete(key)).collect()).await?;
     client.revoke(lease).await?;
-    let lookout = session.lookout();
+    let monitor = session.monitor_lease();
     if let Standing::Queued(queued) = &mut session.stage {
-        lookout::retire(client, queued, lookout).await;
+        monitor::retire(client, queued, monitor).await;
     }
     session.watches = None;
     Ok(())

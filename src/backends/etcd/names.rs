@@ -20,7 +20,7 @@
 //! | `%nested/<key>/<lease>/…` | the holds nested in a hold, and the mark that the outer one was given back |
 //! | `%last/<key>` | the last fence |
 //! | `%last/<key>/least`, `…/guard`, `…/once` | the run records, each as long as its lease ([`super::runs`]) |
-//! | `%last/<key>/lookout` | the waiter that is the queue monitor, on a short lease of its own ([`super::lookout`]) |
+//! | `%last/<key>/lookout` | the waiter that is the queue monitor, on a short lease of its own ([`super::monitor`]) |
 //! | `%last/<key>/call/<lease>` | a probe of the waiter with this lease, on that lease |
 //! | `%last/<key>/permit/<number>` | a held permit, on the lease of its holder ([`super::permits`]) |
 //! | `%fine/<key>/<fence>`, `%bad/<key>/<fence>` | a history entry of an ended hold ([`super::history`]) |
@@ -150,19 +150,19 @@ impl Names {
         self.beside() + name
     }
 
-    /// Returns the key of the queue monitor: see [`super::lookout`].
-    pub(super) fn lookout(&self) -> String {
+    /// Returns the key of the queue monitor: see [`super::monitor`].
+    pub(super) fn monitor(&self) -> String {
         self.beside() + "lookout"
     }
 
     /// Returns the folder of the probes.
-    pub(super) fn calls(&self) -> String {
+    pub(super) fn probes(&self) -> String {
         self.beside() + "call/"
     }
 
     /// Returns the probe of the waiter with this lease.
-    pub(super) fn call(&self, lease: i64) -> String {
-        format!("{}{lease:x}", self.calls())
+    pub(super) fn probe(&self, lease: i64) -> String {
+        format!("{}{lease:x}", self.probes())
     }
 }
 

@@ -3,8 +3,8 @@
 use std::collections::{BTreeMap, HashMap, HashSet};
 
 use super::{
-    lookout::{self, Ahead, Call},
     messages::KeyValue,
+    monitor::{self, Probe, StoredWaiter},
     names::{self, Names},
     record::StoredRecord,
     runs::Runs,
@@ -94,9 +94,9 @@ pub(super) struct Look {
     pub numbers: Vec<Permit>,
     pub runs: Runs,
     /// Whether a waiter is the queue monitor.
-    pub looked_after: bool,
+    pub has_monitor: bool,
     /// The leases of the probed waiters, and the state of each probe.
-    pub calls: Vec<(i64, Call)>,
+    pub probes: Vec<(i64, Probe)>,
 }
 
 /// A held permit.
@@ -174,8 +174,8 @@ impl Look {
             records,
             nested: keys.nested.into_iter().filter_map(inner).collect(),
             numbers,
-            looked_after: keys.beside.iter().any(|kv| kv.key == names.lookout().as_bytes()),
-            calls: lookout::calls(names, &keys.beside),
+            has_monitor: keys.beside.iter().any(|kv| kv.key == names.monitor().as_bytes()),
+            probes: monitor::probes(names, &keys.beside),
             runs: Runs::read(names, keys.beside)?,
         })
     }
@@ -253,27 +253,27 @@ impl Look {
     }
 
     /// Returns the contender at this position if its record says that it waits, as a record of dlock's does.
-    pub(super) fn waiting(&self, at: usize) -> Option<Ahead> {
+    pub(super) fn waiting(&self, at: usize) -> Option<StoredWaiter> {
         let one = &self.contenders[at];
         let record = self.record_of(one).filter(|_| self.queue.waits(at) && one.lease != 0)?;
-        Some(Ahead {
+        Some(StoredWaiter {
             key: one.name.clone(),
             created: one.created,
             lease: one.lease,
             record: record.name.clone(),
             revision: record.revision,
             answers: matches!(one.said(), Ok(Some(_))),
-            called: self.call_of(one.lease),
+            probed: self.probe_of(one.lease),
         })
     }
 
     /// Returns the state of the probe of the waiter with this lease.
-    pub(super) fn call_of(&self, lease: i64) -> Option<Call> {
-        self.calls.iter().find(|(called, _)| *called == lease).map(|(_, call)| *call)
+    pub(super) fn probe_of(&self, lease: i64) -> Option<Probe> {
+        self.probes.iter().find(|(probed, _)| *probed == lease).map(|(_, probe)| *probe)
     }
 
     /// Returns the first waiter with another lease.
-    pub(super) fn first_waiting(&self, lease: i64) -> Option<Ahead> {
+    pub(super) fn first_waiting(&self, lease: i64) -> Option<StoredWaiter> {
         self.queue.waiters().filter(|at| self.contenders[*at].lease != lease).find_map(|at| self.waiting(at))
     }
 }

@@ -9,7 +9,7 @@ use tokio::time::Instant;
 
 use super::{
     failure,
-    lookout::Lookout,
+    monitor::QueueMonitor,
     names::Names,
     ops::MOST_OPS,
     questions::Watches,
@@ -76,10 +76,10 @@ pub(super) struct Queued {
     /// When the lease must be extended next, by the runtime's clock.
     pub alive_until: Instant,
     /// Whether the waiter was probed, and so must prove often that it lives.
-    pub called: bool,
+    pub probed: bool,
     /// Whether the probe is still unanswered.
     pub unanswered: bool,
-    pub lookout: Lookout,
+    pub monitor: QueueMonitor,
 }
 
 impl Queued {
@@ -142,7 +142,7 @@ impl Session {
     }
 
     /// Returns the lease for this waiter's queue monitor key.
-    pub(super) fn lookout(&self) -> i64 {
+    pub(super) fn monitor_lease(&self) -> i64 {
         number(&[self.names.folder.as_bytes(), self.token.owner.as_bytes(), b"lookout"])
     }
 

@@ -3,7 +3,7 @@
 //! A waiter watches four keys (five for permits), whatever the length of the queue: one departure wakes one waiter. The watches begin at
 //! the revision of the last look, so that no event is missed. If that revision was compacted away, the look is repeated. Otherwise a waiter
 //! only extends its lease, once per third of its length. A waiter that was killed, or left while its member was frozen, is removed long
-//! before its lease ends: see [`super::lookout`].
+//! before its lease ends: see [`super::monitor`].
 #![allow(clippy::disallowed_methods, reason = "to wait is this module's work: it keeps the queue's lease alive meanwhile")]
 
 use std::time::Duration;
@@ -12,8 +12,8 @@ use tokio::time::{Instant, sleep_until, timeout};
 
 use super::{
     client::{Answer, Client},
-    lookout::{self, BEAT, Call, HERE, Lookout},
     messages::{NO_PUT, WatchCreateRequest, WatchRequest},
+    monitor::{self, BEAT, HERE, Probe, QueueMonitor},
     names::{self, Names},
     questions::Watches,
     queue::Before,
@@ -34,8 +34,8 @@ pub(super) fn is_past(moment: Instant) -> bool {
 }
 
 /// Until when a waiter's lease that was extended now need not be extended again; at once if it was not.
-pub(super) fn fresh_until(extended: Option<Ttl>, called: bool) -> Instant {
-    let most = if called { BEAT } else { Duration::MAX };
+pub(super) fn fresh_until(extended: Option<Ttl>, probed: bool) -> Instant {
+    let most = if probed { BEAT } else { Duration::MAX };
     after(extended.map_or(Duration::ZERO, |ttl| most.min(ttl.get() / 3)))
 }
 
@@ -93,8 +93,8 @@ fn changes(before: &Before, since: i64) -> Vec<WatchRequest> {
 pub(super) async fn wait(client: &mut Client, session: &mut Session, at_most: Duration) -> Answer<Wake> {
     let until = after(at_most);
     let answer = if client.others() > 0 { ANSWER } else { ONLY_ANSWER };
-    let (lookout, names) = (session.lookout(), &session.names);
-    let [post, call] = [names.lookout(), names.call(session.lease)];
+    let (monitor, names) = (session.monitor_lease(), &session.names);
+    let [monitor_key, probe] = [names.monitor(), names.probe(session.lease)];
     let Standing::Queued(queued) = &mut session.stage else {
         tokio::time::sleep(at_most.min(PASSING)).await;
         return Ok(Wake::Changed);
@@ -111,8 +111,8 @@ pub(super) async fn wait(client: &mut Client, session: &mut Session, at_most: Du
             }
             continue;
         }
-        if queued.lookout.due().is_some_and(is_past) {
-            match timeout(answer, lookout::serve(client, &session.names, queued, (lookout, session.lease))).await {
+        if queued.monitor.due().is_some_and(is_past) {
+            match timeout(answer, monitor::serve(client, &session.names, queued, (monitor, session.lease))).await {
                 Ok(served) => served?,
                 Err(_) => session.watches = None,
             }
@@ -123,7 +123,7 @@ pub(super) async fn wait(client: &mut Client, session: &mut Session, at_most: Du
             none => {
                 let mut wanted = changes(&queued.before, queued.seen);
                 wanted.push(deletions(&queued.own, queued.seen));
-                wanted.extend([&post, &call].map(|key| watching(key, Vec::new(), Vec::new(), queued.seen)));
+                wanted.extend([&monitor_key, &probe].map(|key| watching(key, Vec::new(), Vec::new(), queued.seen)));
                 let Ok(opened) = timeout(until.saturating_duration_since(Instant::now()), client.watch(wanted)).await else {
                     return Ok(Wake::TimedOut);
                 };
@@ -139,7 +139,7 @@ pub(super) async fn wait(client: &mut Client, session: &mut Session, at_most: Du
         }
         tokio::select! {
             heard = watches.next() => {
-                if !queued.notes(&heard, &post, &call) {
+                if !queued.note(&heard, &monitor_key, &probe) {
                     if matches!(heard, Heard::Over) {
                         session.watches = None;
                     }
@@ -149,7 +149,7 @@ pub(super) async fn wait(client: &mut Client, session: &mut Session, at_most: Du
             }
             () = sleep_until(until) => return Ok(Wake::TimedOut),
             () = sleep_until(queued.alive_until) => {}
-            () = sleep_until(queued.lookout.due().unwrap_or(until)) => {}
+            () = sleep_until(queued.monitor.due().unwrap_or(until)) => {}
         }
     }
 }
@@ -169,10 +169,10 @@ async fn stay_alive(
     };
     let Some(length) = kept? else { return Ok(false) };
     queued.ttl = super::session::ttl(length)?;
-    queued.alive_until = fresh_until(Some(queued.ttl), queued.called);
+    queued.alive_until = fresh_until(Some(queued.ttl), queued.probed);
     if queued.unanswered {
         // A late answer is refused with the lease, or is still true. An answer that fails is repeated with the next extension.
-        match timeout(answer, lookout::answer(client, names, lease)).await {
+        match timeout(answer, monitor::answer(client, names, lease)).await {
             Ok(()) => queued.unanswered = false,
             Err(_) => *watches = None,
         }
@@ -182,31 +182,31 @@ async fn stay_alive(
 
 impl Queued {
     /// Notes a change of the queue monitor's key or of the own probe. Returns false for any other change.
-    fn notes(&mut self, heard: &Heard, post: &str, call: &str) -> bool {
+    fn note(&mut self, heard: &Heard, monitor_key: &str, probe: &str) -> bool {
         match heard {
-            Heard::Changed { key, is_gone, .. } if key == post.as_bytes() => {
-                self.lookout = self.lookout.heard(*is_gone, self.busy.position);
+            Heard::Changed { key, is_gone, .. } if key == monitor_key.as_bytes() => {
+                self.monitor = self.monitor.key_changed(*is_gone, self.busy.position);
             }
             // The watch reports the waiter's own answer too.
-            Heard::Changed { key, value, .. } if key == call.as_bytes() && value == HERE.as_bytes() => {}
-            Heard::Changed { key, .. } if key == call.as_bytes() => self.is_called(),
+            Heard::Changed { key, value, .. } if key == probe.as_bytes() && value == HERE.as_bytes() => {}
+            Heard::Changed { key, .. } if key == probe.as_bytes() => self.mark_probed(),
             _ => return false,
         }
         true
     }
 
     /// Notes a probe. The waiter extends its lease at once and answers.
-    fn is_called(&mut self) {
-        (self.called, self.unanswered, self.alive_until) = (true, true, after(Duration::ZERO));
+    fn mark_probed(&mut self) {
+        (self.probed, self.unanswered, self.alive_until) = (true, true, after(Duration::ZERO));
     }
 
     /// Notes events that came before the watches began: watches begin after the last look.
-    pub(super) fn catch_up(&mut self, is_looked_after: bool, call: Option<Call>) {
-        if !is_looked_after && matches!(self.lookout, Lookout::Another) {
-            self.lookout = self.lookout.heard(true, self.busy.position);
+    pub(super) fn catch_up(&mut self, has_monitor: bool, probe: Option<Probe>) {
+        if !has_monitor && matches!(self.monitor, QueueMonitor::Another) {
+            self.monitor = self.monitor.key_changed(true, self.busy.position);
         }
-        if let Some(Call::Open(_)) = call {
-            self.is_called();
+        if let Some(Probe::Open(_)) = probe {
+            self.mark_probed();
         }
     }
 }

@@ -6,7 +6,7 @@
 //!
 //! **The model.** The store keeps the entries in order of arrival, and does each step of a contender at once. A contender looks. Then it
 //! either asks for the lock by that look, or watches the entry from [`Contenders::awaited`]. The entry of a dead contender stays until its
-//! lease ends, at any time, or until the lookout removes it if it waits. The graph of states has no cycle, so
+//! lease ends, at any time, or until the queue monitor removes it if it waits. The graph of states has no cycle, so
 //! "eventually" is checked in each state without a next one; the checker's own `eventually` does not follow paths that join.
 
 use stateright::{Checker, HasDiscoveries, Model, Property};
@@ -31,7 +31,7 @@ struct Queue {
     watching: Watching,
     /// A waiter whose watch may be lost looks again by itself.
     looks_again: bool,
-    /// The lookout removes a waiter only if its record has not changed since it was judged.
+    /// The queue monitor removes a waiter only if its record has not changed since it was judged.
     compares_record: bool,
     /// A grant of a permit compares that no other permit was granted since the look.
     compares_permits: bool,
@@ -102,7 +102,7 @@ struct State {
     arrived: u8,
     taken: u8,
     returned: u8,
-    /// A waiter that the lookout takes for gone.
+    /// A waiter that the queue monitor takes for gone.
     judged: Option<u8>,
     deaths: u8,
     losses: u8,
@@ -122,7 +122,7 @@ enum Action {
     Leave(usize),
     Die(usize),
     Expire(usize),
-    /// The lookout takes a waiter for gone: a dead one, or a slow one.
+    /// The queue monitor takes a waiter for gone: a dead one, or a slow one.
     Judge(usize),
     Remove,
 }
@@ -410,7 +410,7 @@ fn model_of_lost_watches_that_nobody_misses() {
 }
 
 #[test]
-fn model_of_a_lookout_that_compares_nothing() {
+fn model_of_a_queue_monitor_that_compares_nothing() {
     Queue { compares_record: false, ..RULE }.fails("holds go together");
 }
 

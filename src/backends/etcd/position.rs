@@ -4,7 +4,7 @@ use super::{
     acquire::Taking,
     client::{Answer, Client},
     failure, hold, look,
-    lookout::{self, Lookout},
+    monitor::{self, QueueMonitor},
     names::Names,
     ops,
     queue::{Before, Look},
@@ -40,14 +40,14 @@ impl Taking<'_> {
         // Only the first waiter behind sees what a reader or writer in front of a permit's waiter does.
         let checks = if permits.is_some() && blocker.is_some() { u32::MAX } else { 0 };
         let before = look.before(&self.session.names, mode, at);
-        let lookout = Lookout::seen(look.looked_after);
-        let mut queued = Queued { permits, checks, before, lookout, busy: busy.clone(), ..self.queued(look, at, self.granted) };
+        let monitor = QueueMonitor::new(look.has_monitor);
+        let mut queued = Queued { permits, checks, before, monitor, busy: busy.clone(), ..self.queued(look, at, self.granted) };
         if let (Standing::Queued(old), None) = (&self.session.stage, self.granted) {
             // The position is the same as at the last look.
-            (queued.alive_until, queued.called, queued.unanswered, queued.lookout) =
-                (old.alive_until, old.called, old.unanswered, old.lookout);
+            (queued.alive_until, queued.probed, queued.unanswered, queued.monitor) =
+                (old.alive_until, old.probed, old.unanswered, old.monitor);
         }
-        queued.catch_up(look.looked_after, look.call_of(self.session.lease));
+        queued.catch_up(look.has_monitor, look.probe_of(self.session.lease));
         self.session.stage = Standing::Queued(queued);
         Ok(Attempt::Busy(busy))
     }
@@ -64,9 +64,9 @@ impl Taking<'_> {
             checks: u32::MAX,
             ttl: extended.unwrap_or(self.request.ttl),
             alive_until: waiting::fresh_until(extended, false),
-            called: false,
+            probed: false,
             unanswered: false,
-            lookout: Lookout::Another,
+            monitor: QueueMonitor::Another,
         }
     }
 
@@ -112,7 +112,7 @@ impl Taking<'_> {
         let told = self.told(look, true).await;
         let ahead = look.first_waiting(self.session.lease).filter(|_| told.is_ok() && look.queue.only_waiters_block(mode));
         let removed = match &ahead {
-            Some(ahead) => lookout::remove_if_gone(self.client, &self.session.names, ahead).await?,
+            Some(ahead) => monitor::remove_if_gone(self.client, &self.session.names, ahead).await?,
             None => false,
         };
         let free = removed || look.queue.may_hold(mode, end);
@@ -151,9 +151,9 @@ impl Taking<'_> {
 /// Stops a granted waiter from being the queue monitor. Its command need not wait for that.
 pub(super) fn retire(client: &Client, session: &Session) {
     if let Standing::Queued(queued) = &session.stage
-        && queued.lookout.is_own()
+        && queued.monitor.is_own()
     {
-        client.revoke_meanwhile(session.lookout());
+        client.revoke_meanwhile(session.monitor_lease());
     }
 }
 
@@ -177,15 +177,15 @@ pub(super) async fn still_queued(
     let Before { key, record, .. } = &queued.before;
     let keys: Vec<_> = [&queued.own].into_iter().chain(key).chain(record).collect();
     let mut ops: Vec<_> = keys.iter().map(|key| ops::peek(key)).collect();
-    ops.extend([ops::peek(&names.lookout()), ops::get(&names.call(lease)), ops::count(&names.numbers())]);
+    ops.extend([ops::peek(&names.monitor()), ops::get(&names.probe(lease)), ops::count(&names.numbers())]);
     let mut answers = client.run(ops).await?;
     let mut unchanged = true;
     for _ in keys {
         // None of these keys was put since the last look, and neither was the record.
         unchanged &= answers.one()?.is_some_and(|kv| kv.mod_revision <= queued.seen);
     }
-    let (post, call) = (answers.one()?, answers.keys()?);
-    queued.catch_up(post.is_some(), lookout::calls(names, &call).first().map(|(_, call)| *call));
+    let (monitor_key, probe) = (answers.one()?, answers.keys()?);
+    queued.catch_up(monitor_key.is_some(), monitor::probes(names, &probe).first().map(|(_, probe)| *probe));
     let permits = answers.last_count();
     unchanged &= queued.permits.is_none_or(|before| before == permits);
     if unchanged {
