@@ -12,7 +12,6 @@ mod file;
 mod format;
 mod help;
 mod layers;
-mod looks;
 mod policy;
 mod resolve;
 mod run;
@@ -25,6 +24,7 @@ mod suggest;
 mod url;
 mod usage;
 mod version;
+mod views;
 
 use std::ffi::OsString;
 

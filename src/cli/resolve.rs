@@ -17,10 +17,10 @@ use super::{
     file::File,
     format,
     layers::{Layers, from_env, from_flag},
-    looks::{break_host_settings, break_settings, doctor_settings, history_settings, is_offline, list_settings},
     run,
     secret_file::plain,
     setting::{Origin, Setting},
+    views::{break_host_settings, break_settings, doctor_settings, history_settings, is_offline, list_settings},
 };
 use crate::{
     commands::{

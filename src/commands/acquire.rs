@@ -1,10 +1,10 @@
 //! `dlock acquire`: take a lock that outlives this process, and print the token that holds it.
 
-mod kept;
+mod while_pid;
 
 use super::{
     Context, WantedArgs, interrupted,
-    take::{Hold, Taken, Wanted, give_back, take},
+    take::{Hold, Taken, Wanted, release, take},
 };
 use crate::{
     exit,
@@ -35,9 +35,9 @@ pub struct Args {
 /// The validated settings of `dlock acquire`.
 #[derive(Clone, Debug)]
 pub struct AcquireSettings {
-    /// The locks to take; without a TTL if a keeper renews them.
+    /// The locks to take; without a TTL if a renewer renews them.
     pub wanted: Wanted,
-    /// The process during whose life a keeper renews the lock; `None` without a keeper.
+    /// The process during whose life a renewer renews the lock; `None` without a renewer.
     pub while_pid: Option<i32>,
 }
 
@@ -47,12 +47,12 @@ pub struct AcquireSettings {
 /// The store's error; nothing is left behind as far as it can be reached.
 pub fn run(settings: &AcquireSettings, context: &Context) -> Result<u8> {
     match settings.while_pid {
-        Some(pid) => kept::run(settings, pid, context),
+        Some(pid) => while_pid::run(settings, pid, context),
         None => super::block_on(unkept(settings, context)),
     }
 }
 
-/// Acquires the lock for one TTL, without a keeper.
+/// Acquires the lock for one TTL, without a renewer.
 async fn unkept(settings: &AcquireSettings, context: &Context) -> Result<u8> {
     context.out.check_token_has_a_reader()?;
     let mut signals = Signals::new().map_err(|error| Error::new(Kind::Unavailable, "signals can't be watched").source(error))?;
@@ -82,7 +82,7 @@ async fn print(holds: &mut [Hold], context: &Context) -> Option<u8> {
 /// Releases unused locks. Returns whether that succeeded, for a message.
 async fn undo(holds: &mut [Hold], limits: Limits<'_>) -> &'static str {
     let info = ReleaseInfo { scope: Scope::Tree, ..ReleaseInfo::UNDO };
-    let free = give_back(holds, &info, limits).await.iter().all(|released| matches!(released, Released::Free));
+    let free = release(holds, &info, limits).await.iter().all(|released| matches!(released, Released::Free));
     if free { "the lock was given back" } else { "the lock stays until its lease ends" }
 }
 

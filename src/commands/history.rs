@@ -76,9 +76,9 @@ pub async fn run(settings: HistorySettings, context: &Context) -> Result<u8> {
         let shown = &runs[..runs.len().min(last.unwrap_or(usize::MAX))];
         out.json(&json::Remembered::new(key, &backend.identity().url, shown, &record, &past.skips))
     } else if settings.timeline {
-        out.data(&timeline::view(&runs, last.unwrap_or(usize::MAX), &past.skips, &now, out.look()))
+        out.data(&timeline::view(&runs, last.unwrap_or(usize::MAX), &past.skips, &now, out.table_style()))
     } else {
-        out.data(&history::view(&runs, last.unwrap_or(USUAL), &record, &past.skips, &now, out.look()))
+        out.data(&history::view(&runs, last.unwrap_or(USUAL), &record, &past.skips, &now, out.table_style()))
     };
     Ok(out.finish(written, exit::OK))
 }
@@ -97,7 +97,7 @@ async fn all(choice: &Choice, last: Option<usize>, backend: &mut dyn Backend, co
         runs.truncate(last.unwrap_or(usize::MAX));
         out.json(&json::AllRuns::new(&runs, &backend.identity().url))
     } else {
-        out.data(&output::overview::runs(&runs, last.unwrap_or(USUAL), &now, out.look()))
+        out.data(&output::overview::runs(&runs, last.unwrap_or(USUAL), &now, out.table_style()))
     };
     Ok(out.finish(written, exit::OK))
 }

@@ -16,7 +16,7 @@ use super::{
     Context, WantedArgs,
     acquire::acquired,
     interrupted,
-    take::{Hold, Taken, Wanted, give_back, keep, take},
+    take::{Hold, Taken, Wanted, keep, release, take},
 };
 use crate::{
     exit,
@@ -132,7 +132,7 @@ async fn keep_on(
         biased;
         loss = keep(holds, context.limits(), Intent::Extend(None), &|_, _, _| ()) => Err(loss?),
         Ok(Err(error)) = &mut printing => {
-            let free = give_back(holds, &info(Duration::ZERO), context.limits()).await.iter().all(|one| matches!(one, Released::Free));
+            let free = release(holds, &info(Duration::ZERO), context.limits()).await.iter().all(|one| matches!(one, Released::Free));
             return Ok(out.unwritten(&error, if free { "the lock was given back" } else { "the lock stays until its lease ends" }));
         }
         over = until.ended_or(interrupted(&mut signals)) => Ok(over),
@@ -148,7 +148,7 @@ async fn keep_on(
             return Ok(exit::LOST);
         }
     };
-    let released = give_back(holds, &info(BootClock.now().since(began)), context.limits()).await;
+    let released = release(holds, &info(BootClock.now().since(began)), context.limits()).await;
     for (Hold { lease, .. }, released) in holds.iter().zip(released) {
         match released {
             Released::Free | Released::StillHeld(_) => {}

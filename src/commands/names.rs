@@ -37,7 +37,7 @@ pub fn run(settings: &NamesSettings, context: &Context) -> Result<u8> {
     let written = if out.is_json() {
         out.json(&json::Named::new(key, &url, &sharing))
     } else {
-        out.data(&names::view(key, context.target.name.as_deref(), &url, &sharing, out.look()))
+        out.data(&names::view(key, context.target.name.as_deref(), &url, &sharing, out.table_style()))
     };
     Ok(out.finish(written, exit::OK))
 }

@@ -143,9 +143,8 @@ impl Hold {
 }
 
 /// Releases all locks.
-pub async fn give_back(holds: &mut [Hold], info: &ReleaseInfo, limits: Limits<'_>) -> Vec<Released> {
-    let each = holds
-        .iter_mut()
-        .map(|Hold { backend, lease }| lease::give_back(&mut **backend, &BootClock, &lease.key, &lease.token, info, limits));
+pub async fn release(holds: &mut [Hold], info: &ReleaseInfo, limits: Limits<'_>) -> Vec<Released> {
+    let each =
+        holds.iter_mut().map(|Hold { backend, lease }| lease::release(&mut **backend, &BootClock, &lease.key, &lease.token, info, limits));
     join_all(each).await
 }

@@ -134,7 +134,7 @@ struct AcquireLoop<'a> {
     /// The queue may have an entry of this waiter.
     waited: bool,
     /// Until when dlock asks again for a lock that is busy in passing.
-    passing_until: Option<BootTime>,
+    transient_until: Option<BootTime>,
     /// The drain delay of the grant is over.
     settled: bool,
     /// How many attempts in a row have had no answer so far.
@@ -158,7 +158,7 @@ impl<'a> AcquireLoop<'a> {
             in_flight: false,
             unsure: false,
             waited: false,
-            passing_until: None,
+            transient_until: None,
             settled: false,
             silences: 0,
         }
@@ -300,8 +300,8 @@ impl<'a> AcquireLoop<'a> {
             // A store that announces no release sets the pace of its waiters itself.
             return Some(self.longest_wait(now, found.expires_in, found.notifies || !capabilities.notification));
         }
-        let until = *self.passing_until.get_or_insert(now.plus(PASSING));
-        if !found.passing || now >= until {
+        let until = *self.transient_until.get_or_insert(now.plus(PASSING));
+        if !found.transient || now >= until {
             return None;
         }
         self.waited = true;

@@ -193,7 +193,7 @@ const ELSEWHERE: Duration = Duration::from_secs(1);
 ///
 /// "Not held" counts as an answer only if no earlier attempt may have done the work. Without an answer, dlock cuts the hold's
 /// tether ([`Tether::cut`](crate::lock::Tether::cut)).
-pub async fn give_back(
+pub async fn release(
     backend: &mut dyn Backend,
     clock: &dyn Clock,
     key: &Key,

@@ -15,7 +15,7 @@ use futures_util::future::{join_all, select_all};
 use super::{
     Budget, Clock, Lease, Limits, Loss, Outcome, WaitPolicy,
     acquire::{UNDO, acquire},
-    give_back, keep,
+    keep, release,
 };
 use crate::lock::{Backend, BootTime, Busy, Denial, Entry, Error, Intent, Key, Kind, ReleaseInfo, Request, Result, Token};
 
@@ -142,7 +142,7 @@ async fn undo(backend: &mut dyn Backend, clock: &dyn Clock, lease: &Lease, limit
     // The run around a nested hold does not depend on the outcome.
     let info = ReleaseInfo { run_state: ReleaseInfo::UNDO.run_state.filter(|_| lease.holds == 1), ..ReleaseInfo::UNDO };
     // The result does not matter: without a release the lease ends by itself.
-    let _ = give_back(backend, clock, &lease.key, &lease.token, &info, limits).await;
+    let _ = release(backend, clock, &lease.key, &lease.token, &info, limits).await;
 }
 
 /// Why dlock does not have all locks.

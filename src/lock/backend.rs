@@ -223,7 +223,7 @@ pub struct Busy {
     pub notifies: bool,
     /// The lock is free, or is held only for a moment: another client's step prevents the grant just now. A repeated
     /// request makes sense at once, even for a client that doesn't wait.
-    pub passing: bool,
+    pub transient: bool,
     /// The requester's position in the queue, from 1; `None` if unknown.
     pub position: Option<u32>,
 }

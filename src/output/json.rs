@@ -16,7 +16,7 @@
 //! | `ok` of list --all | 0 | `backend keys`: `key last last_ok runs skips usually_every_ms late`, `last` a run |
 //! | `ok` of history | 0 | `key backend runs cooldown once skips`; without a key `backend runs` |
 //! | `ok` of explain | 0 | `key backend stored_as would reason holders refused settings`; `would` is `run`, `wait` or `skip` |
-//! | `ok` of break | 0 | `key backend fence how waited_ms`; `how` is `given_back` (released, or its lease ended) or `evicted` |
+//! | `ok` of break | 0 | `key backend fence how waited_ms`; `how` is `release_result` (released, or its lease ended) or `evicted` |
 //! | `ok` of forget | 0 | `key backend cooldown once`: the removed run records, `null` if there were none |
 //! | `ok`, `error`, `interrupted` of break --host | 0; as `error`; 128+N | `host backend holds`: `key fence how error`; `how` may be `changed`: nothing was done |
 //! | `ok` of init | 0 | `backend done`: `not_needed`, `up_to_date` or `created` |
@@ -66,7 +66,7 @@ pub use self::{
     keys::{AllRuns, HostBroken, KnownKeys},
     names::Named,
 };
-use super::{Cause, Lock, Now, Skip, history::RunOf, time::millis};
+use super::{Cause, LockView, Now, Skip, history::RunOf, time::millis};
 use crate::{
     exit,
     lease::Lease,
@@ -362,7 +362,7 @@ pub struct Inspected<'a> {
 
 impl<'a> Inspected<'a> {
     /// Reports one lock.
-    pub fn new(lock: &'a Lock, backend: &'a str, now: &Now) -> Self {
+    pub fn new(lock: &'a LockView, backend: &'a str, now: &Now) -> Self {
         Self { head: head("ok", exit::OK), backend, lock: LockReport::new(lock, now) }
     }
 }
@@ -378,7 +378,7 @@ pub struct Listed<'a> {
 
 impl<'a> Listed<'a> {
     /// Reports several locks.
-    pub fn new(locks: &'a [Lock], backend: &'a str, now: &Now) -> Self {
+    pub fn new(locks: &'a [LockView], backend: &'a str, now: &Now) -> Self {
         Self { head: head("ok", exit::OK), backend, locks: locks.iter().map(|lock| LockReport::new(lock, now)).collect() }
     }
 }

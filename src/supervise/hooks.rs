@@ -25,7 +25,7 @@ use rustix::{
 use serde::{Deserialize, Serialize};
 
 use super::{
-    keeper::close_others,
+    detached_renewer::close_others,
     message::{Received, decode, encode, receive, transmit},
     sys::{self, Fork, SignalSet},
     tree,

@@ -22,10 +22,10 @@
 mod capture;
 mod cgroup;
 mod command;
+mod detached_renewer;
 mod guardian;
 mod hooks;
 mod hunt;
-mod keeper;
 mod message;
 mod monitor;
 mod signals;
@@ -41,8 +41,8 @@ use serde::{Deserialize, Serialize};
 
 pub use capture::Printed;
 pub use command::{check_command, may_kill_all};
+pub use detached_renewer::{Detach, RenewerFork, fork_renewer};
 pub use hooks::{HookEvent, Hooks, fork_hooks};
-pub use keeper::{Detach, Keeper, fork_keeper};
 pub use monitor::{Monitor, fork_monitor};
 pub use signals::{Signal, Signals, reraise, stop_self, unblock as unblock_signals, with_usual as with_usual_signals};
 pub use supervisor::{Guardian, Supervisor, fork_guardian};

@@ -48,7 +48,7 @@ fn complete(facts: &Facts, end: &KeyEnd, entries: &[Value], say: &mut impl FnMut
 
 /// Whether a run that ended so may be remembered so.
 fn may_be_told(facts: &Facts, run: &Run, told: &str) -> bool {
-    let given_back = run.verdict["released"] == "yes" && !(facts.can.forgets && was_shaken(facts, run));
+    let release_result = run.verdict["released"] == "yes" && !(facts.can.forgets && was_shaken(facts, run));
     let own = match run.code {
         0 => "ok".to_owned(),
         code => format!("exit {code}"),
@@ -58,9 +58,9 @@ fn may_be_told(facts: &Facts, run: &Run, told: &str) -> bool {
         137 if run.signalled => true,
         76 => ["lost", "expired", "broken", "released"].contains(&told),
         137 | 143 => {
-            told.starts_with("signal ") || told == own || told == "ok" || told.starts_with("exit ") || !given_back && told == "expired"
+            told.starts_with("signal ") || told == own || told == "ok" || told.starts_with("exit ") || !release_result && told == "expired"
         }
-        _ => told == own || !given_back && told == "expired" && (was_shaken(facts, run) || was_struck(facts, run, &Blow::PROCESSES)),
+        _ => told == own || !release_result && told == "expired" && (was_shaken(facts, run) || was_struck(facts, run, &Blow::PROCESSES)),
     }
 }
 

@@ -132,15 +132,15 @@ impl World {
 
     /// Ends the run whose end has come.
     async fn settle(&mut self, now: u64) {
-        let Some((ends, stage)) = self.running.as_ref().and_then(|running| running.ends).filter(|(ends, _)| *ends <= now) else {
+        let Some((ends, state)) = self.running.as_ref().and_then(|running| running.ends).filter(|(ends, _)| *ends <= now) else {
             // The lease of one that died.
             self.running.take_if(|running| running.ends.is_none() && running.over <= now);
             return;
         };
         self.pass_to(ends).await;
         if let Some(running) = self.running.take() {
-            let end = if stage == RunState::Ok { End::Exited(0) } else { End::Exited(1) };
-            let info = ReleaseInfo { end: Some(end), run_state: Some(stage), ..Scope::Tree.into() };
+            let end = if state == RunState::Ok { End::Exited(0) } else { End::Exited(1) };
+            let info = ReleaseInfo { end: Some(end), run_state: Some(state), ..Scope::Tree.into() };
             self.backend.release(&self.key, &running.token, &info).await.expect("a release");
         }
     }
@@ -203,8 +203,8 @@ async fn simulate(schedule: Schedule, policy: Policy, ticks: &[u64], seed: u64) 
             match world.backend.try_acquire(&request).await.expect("an answer") {
                 Attempt::Granted(grant) => {
                     runs += 1;
-                    let stage = if dice.one_in(20) { RunState::Failed } else { RunState::Ok };
-                    let ends = (!dies).then_some((now + length, stage));
+                    let state = if dice.one_in(20) { RunState::Failed } else { RunState::Ok };
+                    let ends = (!dies).then_some((now + length, state));
                     world.running = Some(Running { token: request.token, fence: grant.fence, ends, over: now + ttl });
                     if dies {
                         nodes[*at].away_until = n + 1 + usize::try_from(dice.below(20)).unwrap_or(1);

@@ -31,7 +31,7 @@ use super::{
 use crate::{
     backends::queue::{
         DRAIN_DELAY,
-        record::{HoldRecord, Said},
+        record::{ContenderInfo, HoldRecord},
     },
     lock::{Attempt, Denial, Grant, Mode, Request, Ttl},
 };
@@ -58,7 +58,7 @@ enum Begun {
 
 /// Takes the lock for a token that is not nested.
 pub(super) async fn take(client: &mut Client, session: &mut Session, request: &Request) -> Answer<Attempt> {
-    if let Standing::Queued(queued) = &mut session.stage
+    if let Standing::Queued(queued) = &mut session.state
         && let Some(busy) = still_queued(client, (&session.names, session.lease), queued, session.watches.is_some()).await?
     {
         return Ok(Attempt::Busy(busy));
@@ -83,7 +83,7 @@ pub(super) async fn take(client: &mut Client, session: &mut Session, request: &R
 impl Taking<'_> {
     /// Puts the own key into the queue, if it belongs there. Returns the lock after that.
     async fn stand(&mut self) -> Answer<Look> {
-        match self.session.stage {
+        match self.session.state {
             Standing::Queued(_) | Standing::Held(_) => {
                 let look = self.turn().await?;
                 // A key that is already there needs no space in a full store.
@@ -96,7 +96,7 @@ impl Taking<'_> {
         }
         match self.put().await {
             Err(Trouble::NoLease) => {
-                self.session.stage = Standing::Asked { leased: false };
+                self.session.state = Standing::Asked { leased: false };
                 self.grant().await?;
                 self.put().await
             }
@@ -115,7 +115,7 @@ impl Taking<'_> {
             Some(Err(trouble)) => return Err(trouble),
             None => return Err(failure::unreadable().into()),
         };
-        self.session.stage = Standing::Asked { leased: true };
+        self.session.state = Standing::Asked { leased: true };
         Leases::granted(answers)?;
         self.leases = Some(of_runs);
         Ok(())
@@ -132,7 +132,7 @@ impl Taking<'_> {
     /// Extends the lock's lease, and returns the lease's length.
     async fn confirm(&mut self) -> Answer<Ttl> {
         let Some(length) = self.client.keep_alive(self.session.lease).await? else {
-            self.session.stage = Standing::Asked { leased: false };
+            self.session.state = Standing::Asked { leased: false };
             return Err(failure::lease_gone().into());
         };
         Ok(ttl(length)?)
@@ -144,7 +144,7 @@ impl Taking<'_> {
         let leases = self.leases().await?;
         let (names, request, own, lease) = (&self.session.names, self.request, &*self.own, self.session.lease);
         let run_policy = request.run_policy.as_ref();
-        let value = Said { hold: Some(request.token.hold_text()), ..Said::of(request) }.write();
+        let value = ContenderInfo { hold: Some(request.token.hold_text()), ..ContenderInfo::of(request) }.write();
         let record = |says: HoldRecord| ops::put(&names.open_of(lease), says.write(), 0);
         let held = |look: &Look| {
             let mut ops = vec![record(HoldRecord::of(request, None))];
@@ -192,11 +192,11 @@ impl Taking<'_> {
     async fn turn(&mut self) -> Answer<Look> {
         let names = &self.session.names;
         let (mut since, mut compare, mut puts) = (None, Vec::new(), Vec::new());
-        if let Standing::Queued(queued) = &self.session.stage {
+        if let Standing::Queued(queued) = &self.session.state {
             since = Some((self.session.lease, queued.created)).filter(|_| self.request.mode == Mode::Exclusive);
         }
         // The number of the permit is known only after the look.
-        if let Standing::Queued(queued) = &self.session.stage
+        if let Standing::Queued(queued) = &self.session.state
             && !records(self.request)
             && !matches!(self.request.mode, Mode::Permits(_))
         {
@@ -250,7 +250,7 @@ impl Taking<'_> {
             permit: number.as_ref().map(|number| number.number),
         };
         history::bury_old(self.client, &self.session.names, look).await;
-        self.session.stage = Standing::Held(Hold {
+        self.session.state = Standing::Held(Hold {
             own: self.own,
             created: one.created,
             seen: look.revision,

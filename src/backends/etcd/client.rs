@@ -90,7 +90,7 @@ impl Client {
                     self.move_on();
                     self.connection = Some(self.connect().await?);
                 }
-                Err(Unanswered::Said(status)) => return Err(not_yet(self.explain(failure::of(status)).await)),
+                Err(Unanswered::Failed(status)) => return Err(not_yet(self.explain(failure::of(status)).await)),
             }
         };
         self.login = Some(answer.token.parse().map_err(|_| failure::unreadable())?);
@@ -162,7 +162,7 @@ impl Client {
         };
         tokio::select! {
             biased;
-            answer = asked => answer.map_err(Unanswered::Said),
+            answer = asked => answer.map_err(Unanswered::Failed),
             () = silent, if or_leave => Err(Unanswered::Silent),
         }
     }
@@ -211,7 +211,7 @@ impl Client {
                     self.greet();
                     return Ok(answer);
                 }
-                Err(Unanswered::Said(status)) => status,
+                Err(Unanswered::Failed(status)) => status,
                 Err(Unanswered::Silent) => {
                     others -= 1;
                     self.under_way = false;
@@ -303,14 +303,14 @@ impl Client {
 
 /// The reason for a missing answer.
 enum Unanswered {
-    Said(Status),
+    Failed(Status),
     /// The member has sent nothing since the connection began: it may be frozen or cut off.
     Silent,
 }
 
 impl From<Status> for Unanswered {
     fn from(status: Status) -> Self {
-        Self::Said(status)
+        Self::Failed(status)
     }
 }
 

@@ -23,7 +23,7 @@ pub(super) async fn enter(client: &mut Client, session: &mut Session, request: &
         Ok(Grant { fence: found.hold.fence(), ttl: ttl(length)?, holds: found.holds, drain_delay: Duration::ZERO, session: None, permit })
     };
     if found.is_root {
-        session.stage = Standing::Held(found.hold.clone());
+        session.state = Standing::Held(found.hold.clone());
         return Ok(Attempt::Granted(granted(outer)?));
     }
     let Inner { name, lease } = session.inner();
@@ -45,6 +45,6 @@ pub(super) async fn enter(client: &mut Client, session: &mut Session, request: &
     let (marks, holds): (Vec<_>, Vec<_>) = answers.keys()?.into_iter().partition(|kv| kv.key == left.as_bytes());
     let holds = u32::try_from(holds.len() + usize::from(marks.is_empty())).unwrap_or(u32::MAX);
     let hold = Hold { seen: answers.revision, nested: Some(Nested { name, lease, created }), ..found.hold.clone() };
-    session.stage = Standing::Held(hold);
+    session.state = Standing::Held(hold);
     Ok(Attempt::Granted(Grant { holds, ..granted(length.min(outer))? }))
 }

@@ -149,7 +149,7 @@ fn version(text: &str) -> Finding {
     // etcd#16822, and its backports.
     if number < (3, 4, 31) || ((3, 5, 0)..(3, 5, 13)).contains(&number) {
         let risk = "a member that was slow to see that it leads no more may end leases that are kept, so that a job is stopped or two run";
-        return Finding::warn(ID, said, risk).mend("3.4.31, 3.5.13, 3.6 or later");
+        return Finding::warn(ID, said, risk).fix("3.4.31, 3.5.13, 3.6 or later");
     }
     Finding::ok(ID, said)
 }
@@ -160,16 +160,16 @@ fn raised(alarms: &[Alarm]) -> Finding {
     match (of(1), of(2)) {
         (_, corrupt @ 1..) => {
             Finding::not_safe(ID, format!("CORRUPT on {corrupt} members"), "members don't store the same: two may be granted one lock")
-                .mend("replace the member that is wrong; etcdctl alarm list")
+                .fix("replace the member that is wrong; etcdctl alarm list")
         }
         (full @ 1.., _) => {
             let text = format!("NOSPACE on {full} members");
-            Finding::not_safe(ID, text, "no lock can be taken").mend("etcdctl compact, defrag, alarm disarm; or a larger quota")
+            Finding::not_safe(ID, text, "no lock can be taken").fix("etcdctl compact, defrag, alarm disarm; or a larger quota")
         }
         (0, 0) if alarms.is_empty() => Finding::ok(ID, "no alarm is raised"),
         (0, 0) => {
             Finding::warn(ID, format!("{} alarms of a kind that dlock doesn't know", alarms.len()), "the members know what could happen")
-                .mend("etcdctl alarm list")
+                .fix("etcdctl alarm list")
         }
     }
 }
@@ -182,7 +182,7 @@ fn quota(status: &StatusResponse) -> Finding {
     let of = if told > 0 { "quota-backend-bytes" } else { "the usual quota, its own is not told" };
     let text = format!("{} MB stored of {} MB ({of})", megabytes(used), megabytes(limit));
     if used > limit / 10 * 8 {
-        return Finding::warn(ID, text, "once it is full, no lock can be taken").mend("etcdctl compact and defrag, or a larger quota");
+        return Finding::warn(ID, text, "once it is full, no lock can be taken").fix("etcdctl compact and defrag, or a larger quota");
     }
     Finding::ok(ID, text)
 }
@@ -202,7 +202,7 @@ fn compaction(status: &StatusResponse, all_kept: bool) -> Finding {
         return Finding::ok(ID, text);
     }
     Finding::warn(ID, text, "each run adds 1 to 2 KB; once the quota is full, no lock can be taken")
-        .mend("--auto-compaction-retention=1h on every member, and etcdctl compact now")
+        .fix("--auto-compaction-retention=1h on every member, and etcdctl compact now")
 }
 
 fn members_of(members: &[Member], leader: u64) -> Finding {
@@ -211,12 +211,12 @@ fn members_of(members: &[Member], leader: u64) -> Finding {
     let may_fail = voters.saturating_sub(1) / 2;
     let text = if voters == 1 { "1 member".to_owned() } else { format!("{voters} members, {may_fail} may fail") };
     if leader == 0 {
-        return Finding::not_safe(ID, format!("{text}; none leads"), "locks can't be taken").mend("etcdctl endpoint status --cluster");
+        return Finding::not_safe(ID, format!("{text}; none leads"), "locks can't be taken").fix("etcdctl endpoint status --cluster");
     }
     if may_fail == 0 {
         let which = if voters == 1 { "it" } else { "one" };
         return Finding::warn(ID, text, format!("when {which} is down, locks can't be taken and jobs are stopped"))
-            .mend("three members, or five");
+            .fix("three members, or five");
     }
     Finding::ok(ID, text)
 }

@@ -23,7 +23,7 @@ use super::{
     waiting,
 };
 use crate::{
-    backends::queue::record::Said,
+    backends::queue::record::ContenderInfo,
     lock::{Intent, Mode, Release, ReleaseInfo, Renewal, Scope},
 };
 
@@ -69,7 +69,7 @@ pub(super) async fn find(client: &mut Client, session: &Session) -> Answer<Optio
     }
     let Some((own, kv)) = found else { return Ok(None) };
     let Some(at) = look.find(own).filter(|at| look.queue.holds(*at)) else { return Ok(None) };
-    let Some(said) = Said::read(&kv.value)? else { return Ok(None) };
+    let Some(said) = ContenderInfo::read(&kv.value)? else { return Ok(None) };
     let (mode, record) = (look.queue.all()[at].mode, look.record_of(&look.contenders[at]).cloned());
     let name = names.nested_hold(session.lease, &session.token.hold_text());
     let (mut nested, mut others, mut marked) = (None, Vec::new(), false);
@@ -84,7 +84,7 @@ pub(super) async fn find(client: &mut Client, session: &Session) -> Answer<Optio
     }
     // An earlier attempt of this process, whose answer was lost, gave vanished holders no time to stop. If the hold is a permit, other
     // holders may have vanished just now.
-    let unsure = session.taking && matches!(session.stage, Standing::Asked { .. }) || matches!(mode, Mode::Permits(_));
+    let unsure = session.taking && matches!(session.state, Standing::Asked { .. }) || matches!(mode, Mode::Permits(_));
     let dying = if unsure { Vec::new() } else { look.dying(mode) };
     let is_root = said.hold.is_some_and(|hold| hold == session.token.hold_text());
     let hold = Hold {
@@ -104,7 +104,7 @@ pub(super) async fn find(client: &mut Client, session: &Session) -> Answer<Optio
 
 /// Extends the leases of a hold that is still there. A hold with a break mark is extended only so that it can stop.
 pub(super) async fn renew(client: &mut Client, session: &mut Session, intent: Intent) -> Answer<Renewal> {
-    let Standing::Held(hold) = &session.stage else {
+    let Standing::Held(hold) = &session.state else {
         // Finding the hold reads it too.
         return match find(client, session).await?.filter(Found::holds_token) {
             Some(found) => extend(client, session, found.hold, found.record, intent).await,
@@ -139,8 +139,8 @@ pub(super) async fn renew(client: &mut Client, session: &mut Session, intent: In
         // Without this permit's key, other contenders count one permit too few.
         ours &= answers.one()?.is_some_and(|kv| kv.create_revision == number.created);
     }
-    let given_back = hold.nested.is_none() && left.is_some();
-    if !ours || token.is_none() || given_back {
+    let release_result = hold.nested.is_none() && left.is_some();
+    if !ours || token.is_none() || release_result {
         return Ok(Renewal::NotHeld);
     }
     hold.seen = answers.revision;
@@ -168,7 +168,7 @@ async fn extend(client: &mut Client, session: &mut Session, hold: Hold, record: 
         breaking::note_seen(client, &record).await;
     }
     let fence = hold.fence();
-    session.stage = Standing::Held(hold);
+    session.state = Standing::Held(hold);
     Ok(Renewal::Renewed { ttl: ttl(length)?, fence })
 }
 
@@ -189,12 +189,12 @@ pub(super) async fn verify(client: &mut Client, session: &Session) -> Answer<Ren
 /// Gives a hold back.
 pub(super) async fn release(client: &mut Client, session: &mut Session, info: &ReleaseInfo) -> Answer<Release> {
     let scope = info.scope;
-    if matches!(session.stage, Standing::GivenBack) {
+    if matches!(session.state, Standing::Released) {
         // Only the lease is left to be revoked, and it also expires by itself.
         let _ = client.revoke(session.lease).await;
         return Ok(Release::Released);
     }
-    let own = match &session.stage {
+    let own = match &session.state {
         Standing::Held(hold) if hold.nested.is_none() => Some(hold.clone()),
         _ => None,
     };
@@ -224,7 +224,7 @@ pub(super) async fn release(client: &mut Client, session: &mut Session, info: &R
 /// Handles a token that holds nothing, while an earlier request of this process may still be served.
 async fn not_held(client: &mut Client, session: &mut Session) -> Answer<Release> {
     remember_expired(client, session).await?;
-    if session.taking && !matches!(session.stage, Standing::Queued(_)) {
+    if session.taking && !matches!(session.state, Standing::Queued(_)) {
         // Every mode is tried: the mode of the earlier request is not known any more.
         for mode in MODES {
             leave(client, session, mode).await?;
@@ -235,7 +235,7 @@ async fn not_held(client: &mut Client, session: &mut Session) -> Answer<Release>
 
 /// Moves an expired hold's data from its record to the history, before the record is removed.
 async fn remember_expired(client: &mut Client, session: &Session) -> Answer<()> {
-    if !matches!(&session.stage, Standing::Held(hold) if hold.nested.is_none()) {
+    if !matches!(&session.state, Standing::Held(hold) if hold.nested.is_none()) {
         return Ok(());
     }
     let record = client.run(vec![ops::get(&session.names.open_of(session.lease))]).await?.one()?.and_then(StoredRecord::read);
@@ -279,7 +279,7 @@ async fn release_nested(
     if !client.run_if(compare, vec![ops::delete(&nested.name)]).await?.succeeded {
         return Ok(None);
     }
-    session.stage = Standing::Asked { leased: false };
+    session.state = Standing::Asked { leased: false };
     // The hold is given back. A lease without keys expires by itself.
     let _ = client.revoke(nested.lease).await;
     Ok(Some(Release::StillHeld(found.holds.saturating_sub(1))))
@@ -314,7 +314,7 @@ async fn free(
     let runs = hold.runs.end(names, hold.fence(), info.run_state.filter(|_| hold.nested.is_none()));
     let past = history::past(hold, info);
     let Some(freed) = history::end(client, names, compare, gone, Outcome { runs, history }, past.as_ref()).await? else { return Ok(None) };
-    session.stage = Standing::GivenBack;
+    session.state = Standing::Released;
     session.watches = None;
     // The lock is free already, and no later failure may hide that. Leases without keys expire by themselves.
     let _ = client.revoke(session.lease).await;
@@ -334,7 +334,7 @@ pub(super) async fn leave(client: &mut Client, session: &mut Session, mode: Mode
     client.run(keys.iter().map(|key| ops::delete(key)).collect()).await?;
     client.revoke(lease).await?;
     let monitor = session.monitor_lease();
-    if let Standing::Queued(queued) = &mut session.stage {
+    if let Standing::Queued(queued) = &mut session.state {
         monitor::retire(client, queued, monitor).await;
     }
     session.watches = None;

@@ -10,7 +10,7 @@ use super::{
     queue::{Look, mode_of},
 };
 use crate::{
-    backends::queue::record::Said,
+    backends::queue::record::ContenderInfo,
     lock::{Fence, Holder, Key, LockState, Result, Waiter, Which},
 };
 
@@ -96,7 +96,7 @@ pub(super) async fn tell(client: &mut Client, look: &Look, holders: impl Iterato
             renewed_ago: lease.map(|(_, ago)| ago),
             expires_in: lease.map(|(left, _)| left),
             holds: look.holds_of(one.lease),
-            ..Said::holder(said.as_ref(), record, look.queue.all()[at].mode)
+            ..ContenderInfo::holder(said.as_ref(), record, look.queue.all()[at].mode)
         });
     }
     Ok(told)

@@ -152,7 +152,7 @@ impl Backend for Etcd {
     async fn leave_queue(&mut self, request: &Request) -> Result<()> {
         let Some(at) = self.at(&request.key, &request.token) else { return Ok(()) };
         let session = &mut self.sessions[at];
-        if session.taking && matches!(session.stage, Standing::Asked { .. } | Standing::Queued(_)) {
+        if session.taking && matches!(session.state, Standing::Asked { .. } | Standing::Queued(_)) {
             hold::leave(&mut self.client, session, request.mode).await?;
             self.sessions.swap_remove(at);
         }
@@ -180,7 +180,7 @@ impl Backend for Etcd {
         let session = &mut self.sessions[at];
         let release = hold::release(&mut self.client, session, info).await?;
         // A waiter stays in the queue, and leaves the queue by a request of its own.
-        if !matches!(session.stage, Standing::Queued(_)) {
+        if !matches!(session.state, Standing::Queued(_)) {
             self.sessions.swap_remove(at);
         }
         Ok(release)

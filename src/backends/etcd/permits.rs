@@ -63,7 +63,7 @@ impl Taking<'_> {
             if look.number_of(at).is_some() {
                 return Ok((look, Some((at, true))));
             }
-            let first = look.queue.place(at) == 1;
+            let first = look.queue.position(at) == 1;
             if !look.queue.may_hold(request.mode, at) || conflicts > 0 && !first || conflicts == TRIES {
                 return Ok((look, Some((at, false))));
             }

@@ -34,7 +34,7 @@ impl Taking<'_> {
             return self.declined(look).await;
         }
         self.drop_leases().await;
-        let place = look.queue.place(at);
+        let place = look.queue.position(at);
         let busy = Busy { position: Some(place), ..self.told(look, place <= NEAR).await? };
         let permits = matches!(mode, Mode::Permits(_)).then_some(look.queue.permits());
         // Only the first waiter behind sees what a reader or writer in front of a permit's waiter does.
@@ -42,13 +42,13 @@ impl Taking<'_> {
         let before = look.before(&self.session.names, mode, at);
         let monitor = QueueMonitor::new(look.has_monitor);
         let mut queued = Queued { permits, checks, before, monitor, busy: busy.clone(), ..self.queued(look, at, self.granted) };
-        if let (Standing::Queued(old), None) = (&self.session.stage, self.granted) {
+        if let (Standing::Queued(old), None) = (&self.session.state, self.granted) {
             // The position is the same as at the last look.
             (queued.alive_until, queued.probed, queued.unanswered, queued.monitor) =
                 (old.alive_until, old.probed, old.unanswered, old.monitor);
         }
         queued.catch_up(look.has_monitor, look.probe_of(self.session.lease));
-        self.session.stage = Standing::Queued(queued);
+        self.session.state = Standing::Queued(queued);
         Ok(Attempt::Busy(busy))
     }
 
@@ -73,7 +73,7 @@ impl Taking<'_> {
     /// Handles a first contender that the run policy denies the lock. A waiter stays first, and extends its lease by asking again.
     pub(super) async fn stay_first(self, look: &Look, at: usize, ttl: Ttl, denial: (Denial, i64)) -> Answer<Attempt> {
         let before = Before { key: Some(self.own.clone()), ..Before::default() };
-        self.session.stage = Standing::Queued(Queued { before, ..self.queued(look, at, Some(ttl)) });
+        self.session.state = Standing::Queued(Queued { before, ..self.queued(look, at, Some(ttl)) });
         self.refused(look, denial).await
     }
 
@@ -93,7 +93,7 @@ impl Taking<'_> {
 
     async fn refused(mut self, look: &Look, denial: (Denial, i64)) -> Answer<Attempt> {
         self.drop_leases().await;
-        let waits = match &self.session.stage {
+        let waits = match &self.session.state {
             Standing::Queued(queued) if self.request.waiting => Some(queued.ttl.get()),
             _ => None,
         };
@@ -119,7 +119,7 @@ impl Taking<'_> {
         self.go(look).await?;
         match endless {
             Some(error) => Err(error.into()),
-            None => told.map(|told| Attempt::Busy(Busy { passing: told.passing || free, ..told })),
+            None => told.map(|told| Attempt::Busy(Busy { transient: told.transient || free, ..told })),
         }
     }
 
@@ -150,7 +150,7 @@ impl Taking<'_> {
 
 /// Stops a granted waiter from being the queue monitor. Its command need not wait for that.
 pub(super) fn retire(client: &Client, session: &Session) {
-    if let Standing::Queued(queued) = &session.stage
+    if let Standing::Queued(queued) = &session.state
         && queued.monitor.is_own()
     {
         client.revoke_meanwhile(session.monitor_lease());

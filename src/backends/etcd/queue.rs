@@ -12,7 +12,7 @@ use super::{
 use crate::{
     backends::queue::{
         Contender, Contenders, State, history,
-        record::{HoldRecord, Said},
+        record::{ContenderInfo, HoldRecord},
     },
     lock::{Fence, Mode, Result},
 };
@@ -60,8 +60,8 @@ impl ContenderKey {
     }
 
     /// Returns the data that dlock wrote with the key; `None` for other libraries, or if the value was not read.
-    pub(super) fn said(&self) -> Result<Option<Said>> {
-        self.value.as_deref().map_or(Ok(None), Said::read)
+    pub(super) fn said(&self) -> Result<Option<ContenderInfo>> {
+        self.value.as_deref().map_or(Ok(None), ContenderInfo::read)
     }
 }
 

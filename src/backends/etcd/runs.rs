@@ -253,13 +253,13 @@ impl Runs {
     }
 
     /// Returns the operations that record the outcome of the run of the hold with this fence.
-    pub(super) fn end(&self, names: &Names, fence: Fence, stage: Option<RunState>) -> Vec<RequestOp> {
-        let Some(stage) = stage else { return Vec::new() };
+    pub(super) fn end(&self, names: &Names, fence: Fence, state: Option<RunState>) -> Vec<RequestOp> {
+        let Some(state) = state else { return Vec::new() };
         let changed = self.keys().filter_map(|(policy, key)| {
             let mut record = key.record.clone();
             let name = policy.key(names);
             // If the key exists, so does its lease.
-            let change = record.end(fence, stage).then(|| {
+            let change = record.end(fence, state).then(|| {
                 if record == RunRecord::default() { ops::delete(&name) } else { ops::put(&name, write_runs(&record), key.lease) }
             })?;
             Some(ops::when(vec![ops::unchanged(&name, key.revision)], vec![change], Vec::new()))

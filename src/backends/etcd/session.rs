@@ -26,7 +26,7 @@ pub(super) struct Session {
     pub names: Names,
     /// The owner's lease; each key with this lease is the owner's.
     pub lease: i64,
-    pub stage: Standing,
+    pub state: Standing,
     /// The nested hold that the token is for. This session must not end the owner's key and lease then.
     pub inner: Option<Inner>,
     /// Whether this process asked for the hold, so that a late request may still reach the store.
@@ -53,7 +53,7 @@ pub(super) enum Standing {
     /// The lock is held.
     Held(Hold),
     /// The hold was given back; its lease may still exist.
-    GivenBack,
+    Released,
 }
 
 /// A position in the queue.
@@ -137,8 +137,8 @@ impl Session {
     pub(super) fn new(namespace: &Namespace, key: &Key, token: &Token) -> Self {
         let names = Names::new(namespace, key);
         let lease = lease_of(&names, token);
-        let stage = Standing::Asked { leased: false };
-        Self { key: key.clone(), token: *token, names, lease, stage, inner: None, taking: false, watches: None }
+        let state = Standing::Asked { leased: false };
+        Self { key: key.clone(), token: *token, names, lease, state, inner: None, taking: false, watches: None }
     }
 
     /// Returns the lease for this waiter's queue monitor key.

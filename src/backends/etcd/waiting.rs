@@ -95,7 +95,7 @@ pub(super) async fn wait(client: &mut Client, session: &mut Session, at_most: Du
     let answer = if client.others() > 0 { ANSWER } else { ONLY_ANSWER };
     let (monitor, names) = (session.monitor_lease(), &session.names);
     let [monitor_key, probe] = [names.monitor(), names.probe(session.lease)];
-    let Standing::Queued(queued) = &mut session.stage else {
+    let Standing::Queued(queued) = &mut session.state else {
         tokio::time::sleep(at_most.min(PASSING)).await;
         return Ok(Wake::Changed);
     };
@@ -213,7 +213,7 @@ impl Queued {
 
 /// Returns when the own key is gone, or may be.
 pub(super) async fn listen(client: &mut Client, session: &mut Session) {
-    let Standing::Held(hold) = &session.stage else { return std::future::pending().await };
+    let Standing::Held(hold) = &session.state else { return std::future::pending().await };
     let number = hold.number.as_ref().map(|number| session.names.number(number.number));
     let names: Vec<&str> = [Some(&hold.own), hold.nested.as_ref().map(|nested| &nested.name), number.as_ref()]
         .into_iter()

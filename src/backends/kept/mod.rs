@@ -57,8 +57,8 @@ pub trait Store: Admin {
     /// With [`Effect::Unknown`](crate::lock::Effect::Unknown) if the document may be written.
     async fn swap(&mut self, key: &Key, was: Snapshot<Self::Version>, change: Change<'_>) -> Result<bool>;
 
-    /// See [`Backend::wait`]; `passing` says that the lock was last found busy only in passing.
-    async fn wait(&mut self, request: &Request, at_most: Duration, passing: bool) -> Result<Wake>;
+    /// See [`Backend::wait`]; `transient` says that the lock was last found busy only in passing.
+    async fn wait(&mut self, request: &Request, at_most: Duration, transient: bool) -> Result<Wake>;
 
     /// Returns the outlook of a busy request: whether a release ends its wait, and whether it should look when the lease ends.
     fn advise(&mut self, _request: &Request, busy: &mut Busy) {
@@ -152,7 +152,7 @@ pub struct Outside {
     /// The ms until it ends; `None` if it doesn't end by itself.
     pub left: Option<u64>,
     /// Whether it is a claim, which is decided in a moment.
-    pub passing: bool,
+    pub transient: bool,
 }
 
 /// A write.
@@ -200,13 +200,13 @@ pub struct Kept<S> {
     /// A grant with an unknown answer, which may still be written.
     unsure: Option<(Key, Token)>,
     /// Whether the lock was last found busy only in passing.
-    passing: bool,
+    transient: bool,
 }
 
 impl<S: Store> Kept<S> {
     /// Returns the backend of `store`.
     pub(super) fn of(store: S) -> Self {
-        Self { store, queued: Vec::new(), unsure: None, passing: false }
+        Self { store, queued: Vec::new(), unsure: None, transient: false }
     }
 }
 
@@ -231,7 +231,7 @@ impl<S: Store> Backend for Kept<S> {
     }
 
     async fn wait(&mut self, request: &Request, at_most: Duration) -> Result<Wake> {
-        self.store.wait(request, at_most, self.passing).await
+        self.store.wait(request, at_most, self.transient).await
     }
 
     async fn leave_queue(&mut self, request: &Request) -> Result<()> {

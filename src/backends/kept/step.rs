@@ -36,7 +36,7 @@ impl<S: Store> Kept<S> {
             }
             claims = fresh;
         }
-        Ok(self.answered(request, passing()).await)
+        Ok(self.answered(request, transient()).await)
     }
 
     /// Returns `None` if the lock must be read anew.
@@ -80,7 +80,7 @@ impl<S: Store> Kept<S> {
         }
         if !written {
             // A claim is lost only if its time is over: then another client holds the lock, or soon will.
-            return Ok((granted && base == Base::Claim).then(passing));
+            return Ok((granted && base == Base::Claim).then(transient));
         }
         if let Attempt::Busy(busy) = &mut answer {
             if apart && request.waiting {
@@ -88,7 +88,7 @@ impl<S: Store> Kept<S> {
             }
             if let Some(outside) = outside {
                 busy.expires_in = outside.left.map(Duration::from_millis);
-                (busy.holders, busy.passing) = (vec![outside.holder], outside.passing);
+                (busy.holders, busy.transient) = (vec![outside.holder], outside.transient);
             }
             self.store.advise(request, busy);
         }
@@ -97,7 +97,7 @@ impl<S: Store> Kept<S> {
 
     /// Records the consequence of an answer for waiting.
     async fn answered(&mut self, request: &Request, attempt: Attempt) -> Attempt {
-        self.passing = matches!(&attempt, Attempt::Busy(Busy { passing: true, .. }));
+        self.transient = matches!(&attempt, Attempt::Busy(Busy { transient: true, .. }));
         if matches!(attempt, Attempt::Granted(_)) {
             // If this fails, the entry ends by itself.
             let _ = self.leave_list(request).await;
@@ -223,8 +223,8 @@ impl<S: Store> Kept<S> {
     }
 }
 
-fn passing() -> Attempt {
-    Attempt::Busy(Busy { passing: true, ..Busy::default() })
+fn transient() -> Attempt {
+    Attempt::Busy(Busy { transient: true, ..Busy::default() })
 }
 
 fn beyond() -> Error {

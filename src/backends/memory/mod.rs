@@ -181,7 +181,7 @@ impl kept::Store for Client {
 
     async fn known(&mut self, start: &str, which: Which) -> Result<Vec<Key>> {
         let (now, found) = (self.now_us() / 1000, self.scan(start).await?);
-        let wanted = |document: &Document| which == Which::All || document.run_record().keeps(now).is_some();
+        let wanted = |document: &Document| which == Which::All || document.run_record().current_denial(now).is_some();
         let mut keys: Vec<Key> = found.into_iter().filter(|(_, found)| wanted(&found.document)).map(|(key, _)| key).collect();
         keys.sort();
         Ok(keys)

@@ -145,7 +145,7 @@ impl Contenders {
     }
 
     /// Returns its position among the waiters, from 1.
-    pub fn place(&self, at: usize) -> u32 {
+    pub fn position(&self, at: usize) -> u32 {
         u32::try_from(self.waiters().take_while(|waiter| *waiter < at).count() + 1).unwrap_or(u32::MAX)
     }
 
@@ -179,5 +179,5 @@ pub fn busy(mode: Mode, holders: Vec<Holder>, position: Option<u32>, next: bool)
     let ends: Option<Vec<Duration>> = holders.iter().map(|holder| holder.expires_in).collect();
     // The first permit to be released is enough.
     let end = |ends: Vec<Duration>| if is_permit(mode) { ends.into_iter().min() } else { ends.into_iter().max() };
-    Busy { expires_in: ends.and_then(end).filter(|_| next), notifies: true, passing: holders.is_empty(), position, holders }
+    Busy { expires_in: ends.and_then(end).filter(|_| next), notifies: true, transient: holders.is_empty(), position, holders }
 }

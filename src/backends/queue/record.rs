@@ -12,7 +12,7 @@ const MAJOR: u32 = 2;
 
 /// What a contender says of itself. Written once, with its entry: etcd's revision of a key is its position in the order.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Said {
+pub struct ContenderInfo {
     /// The layout.
     pub dlock: String,
     /// The first hold, which took the lock, as [`Token::hold_text`](crate::lock::Token::hold_text); in stores that need it.
@@ -25,7 +25,7 @@ pub struct Said {
     pub metadata: Option<Metadata>,
 }
 
-impl Said {
+impl ContenderInfo {
     pub fn of(request: &Request) -> Self {
         Self { dlock: LAYOUT.into(), hold: None, detached: request.detached, metadata: request.metadata.clone() }
     }

@@ -28,7 +28,7 @@ fn writers_wait_for_all_in_front_and_readers_for_writers() {
     assert_eq!(holders(&queue), [0, 1]);
     let blockers: Vec<_> = (0..queue.len()).map(|at| queue.blocker(queue.all()[at].mode, at)).collect();
     assert_eq!(blockers, [None, None, Some(1), Some(2), Some(3), Some(4)]);
-    assert_eq!((queue.place(2), queue.place(5), queue.place(6)), (1, 4, 5));
+    assert_eq!((queue.position(2), queue.position(5), queue.position(6)), (1, 4, 5));
     assert!(!queue.is_held_alone() && !queue.only_waiters_block(EXCLUSIVE));
 }
 
@@ -137,13 +137,13 @@ fn random_contenders_get_what_the_document_gives_them() {
 #[test]
 fn what_others_wrote_is_theirs_and_other_layouts_are_refused() {
     for foreign in ["", "192.168.0.7", "{}", "[1]", r#"{"dlock":7}"#, "\u{0}", r#"{"dlock":"2.0","detached":7}"#] {
-        assert_eq!(Said::read(foreign.as_bytes()).unwrap(), None, "{foreign}");
+        assert_eq!(ContenderInfo::read(foreign.as_bytes()).unwrap(), None, "{foreign}");
     }
     for other in ["1.0", "3.0", "10", "?"] {
-        let error = Said::read(format!(r#"{{"dlock":"{other}"}}"#).as_bytes()).unwrap_err();
+        let error = ContenderInfo::read(format!(r#"{{"dlock":"{other}"}}"#).as_bytes()).unwrap_err();
         assert_eq!((error.kind, error.hint.is_some()), (Kind::Layout, true), "{other}");
     }
-    let minor = Said::read(br#"{"dlock":"2.7","hold":"00","detached":true,"new":{"a":1}}"#).unwrap().unwrap();
+    let minor = ContenderInfo::read(br#"{"dlock":"2.7","hold":"00","detached":true,"new":{"a":1}}"#).unwrap().unwrap();
     assert_eq!((minor.hold.as_deref(), minor.detached, minor.metadata), (Some("00"), true, None));
 }
 
@@ -210,7 +210,7 @@ fn damaged_records_are_refused_or_read() {
     let json = |data: Vec<u8>| serde_json::from_slice::<serde_json::Value>(&data).unwrap();
     let mark = Break { by: "ana@ops1".into(), why: None, seen: true };
     let hold = json(HoldRecord::of(&run, Some(Fence(7))).marked(&mark).write());
-    let said = json(Said { hold: Some("00000000000000aa".into()), ..Said::of(&run) }.write());
+    let said = json(ContenderInfo { hold: Some("00000000000000aa".into()), ..ContenderInfo::of(&run) }.write());
     let mut record = RunRecord::default();
     let once = crate::lock::Once { window: std::time::Duration::from_secs(60), retry_failed: 1, retry_crashed: false };
     let run_policy = crate::lock::RunPolicy {
@@ -225,9 +225,9 @@ fn damaged_records_are_refused_or_read() {
     let mut read = 0;
     crate::damage::each(|dice| {
         let mut of = |json: &serde_json::Value| crate::damage::json(json, dice).to_string().into_bytes();
-        let (hold, said, runs) = (HoldRecord::read(&of(&hold)), Said::read(&of(&said)), read_runs(&of(&runs)));
+        let (hold, said, runs) = (HoldRecord::read(&of(&hold)), ContenderInfo::read(&of(&said)), read_runs(&of(&runs)));
         read += u64::from(hold.is_some() && runs.is_ok());
-        let _ = Said::holder(said.ok().flatten().as_ref(), hold.as_ref(), EXCLUSIVE);
+        let _ = ContenderInfo::holder(said.ok().flatten().as_ref(), hold.as_ref(), EXCLUSIVE);
         let _ = hold.map(|hold| (hold.past(Fence(9)), hold.clone().marked(&mark).seen(), hold.warned(1)));
         let _ = runs.map(|runs| (runs.judge(Some(&run_policy), &run.token, 1_800_000_000_500), runs.relevant(u64::MAX)));
     });

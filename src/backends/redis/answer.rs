@@ -52,7 +52,7 @@ pub(super) fn read_attempt(reply: &Value, request: &Request) -> Result<Attempt> 
             let expires_in = left.or_else(|| snapshot.expires_in());
             let notifies = expires_in.is_some() && holders.iter().all(|holder| !holder.foreign);
             let position = reply::int(place).and_then(|place| u32::try_from(place).ok()).filter(|place| *place > 0);
-            Ok(Attempt::Busy(Busy { passing: holders.is_empty(), holders, expires_in, notifies, position }))
+            Ok(Attempt::Busy(Busy { transient: holders.is_empty(), holders, expires_in, notifies, position }))
         }
         // A string is a lock of `SET NX`, with or without an end.
         ("alien", [kind, pttl]) => match reply::text(kind).as_deref() {

@@ -135,7 +135,7 @@ impl Redis {
             let now = readable(time)?.and_then(read_time).and_then(|now| u64::try_from(now).ok()).unwrap_or_default();
             let kept = |record: &Value| {
                 let record = starts::read_record(&reply::pairs(readable(record).ok()??)?);
-                Some(record.keeps(now).is_some())
+                Some(record.current_denial(now).is_some())
             };
             // What can't be read here, since a cluster moved it, is read when the key itself is asked for.
             known.extend(batch.iter().zip(records).filter(|(_, record)| kept(record) != Some(false)).map(|(key, _)| key.clone()));

@@ -167,8 +167,8 @@ impl Redlock {
         self.undo(request, bound).await;
         if failures.is_empty() {
             // Others have what was lost between the phases, or will have it in a moment.
-            self.passing = true;
-            return Ok(Attempt::Busy(Busy { passing: true, ..Busy::default() }));
+            self.transient = true;
+            return Ok(Attempt::Busy(Busy { transient: true, ..Busy::default() }));
         }
         Err(self.nodes.too_few(committed, failures).effect(Effect::Unknown))
     }
@@ -210,7 +210,7 @@ impl Redlock {
             return Err(failure::no_lock(&format!("a {}", seen.kind)));
         }
         let picture = Picture::of(&votes.seen, needed);
-        self.passing = picture.passing;
+        self.transient = picture.transient;
         let mut places = votes.places;
         places.sort_unstable();
         let position = places.get(places.len() / 2).and_then(|place| u32::try_from(*place).ok());
@@ -218,7 +218,7 @@ impl Redlock {
             holders: picture.holders,
             expires_in: picture.free_in,
             notifies: false,
-            passing: picture.passing,
+            transient: picture.transient,
             position,
         }))
     }
@@ -342,7 +342,7 @@ pub(super) fn what_counts(known: &[(RunRecord, u64)], nodes: usize) -> (Option<T
             .max_by_key(|(one, now)| (one.fence, Reverse(now.saturating_sub(one.at_ms)))),
         starts()
             .filter(|(one, _)| counts(starts().map(|(other, _)| other.fence).collect(), one.fence))
-            .max_by_key(|(one, now)| (one.fence, one.stage != RunState::Started, one.tries, Reverse(now.saturating_sub(one.at_ms)))),
+            .max_by_key(|(one, now)| (one.fence, one.state != RunState::Started, one.tries, Reverse(now.saturating_sub(one.at_ms)))),
     )
 }
 

@@ -51,10 +51,10 @@ impl Redlock {
         let text = format!("{} of {all} nodes answer, {needed} are needed", all - silent.len());
         if !silent.is_empty() {
             let risk = "a lock is held by fewer nodes than it could be, and each that fails or forgets counts";
-            return Finding::warn(ID, format!("{text}; not {}", silent.join(", ")), risk).mend("bring it back");
+            return Finding::warn(ID, format!("{text}; not {}", silent.join(", ")), risk).fix("bring it back");
         }
         if all < 3 {
-            return Finding::warn(ID, text, "none may fail").mend("three nodes, better five");
+            return Finding::warn(ID, text, "none may fail").fix("three nodes, better five");
         }
         Finding::ok(ID, text)
     }
@@ -63,7 +63,7 @@ impl Redlock {
         const ID: &str = "independence";
         if told.iter().any(|(_, server)| server.field("run_id").is_none()) {
             let why = "the user may not ask for INFO on every node";
-            return vec![Finding::unchecked(ID, "whether the nodes are independent", why).mend("ACL SETUSER USER +info")];
+            return vec![Finding::unchecked(ID, "whether the nodes are independent", why).fix("ACL SETUSER USER +info")];
         }
         let facts = told.iter().map(|(n, server)| Told { n: *n, field: Box::new(|name| server.field(name).map(str::to_owned)) });
         let kin = self.kin(facts.collect());
@@ -83,7 +83,7 @@ impl Redlock {
         let (nodes, different) = (self.nodes.len(), hosts.len());
         if different < nodes {
             let text = format!("{nodes} nodes on {different} {}", if different == 1 { "host" } else { "hosts" });
-            return vec![Finding::warn(ID, text, "a host that fails takes several votes with it").mend("a host for each node")];
+            return vec![Finding::warn(ID, text, "a host that fails takes several votes with it").fix("a host for each node")];
         }
         vec![Finding::ok(ID, format!("{nodes} servers on {different} hosts, none a replica"))]
     }

@@ -113,7 +113,7 @@ pub struct Redlock {
     /// The release that is asked again until enough nodes have confirmed it, and which have.
     releasing: Option<(Key, Token, Scope, Vec<bool>)>,
     /// The lock that was last found busy was so in passing.
-    passing: bool,
+    transient: bool,
     notices: Vec<Notice>,
 }
 
@@ -131,7 +131,7 @@ impl Redlock {
             left_behind: Vec::new(),
             leases: Vec::new(),
             releasing: None,
-            passing: false,
+            transient: false,
             notices: Vec::new(),
         }
     }
@@ -180,7 +180,7 @@ impl Backend for Redlock {
     }
 
     async fn wait(&mut self, _: &Request, at_most: Duration) -> Result<Wake> {
-        Ok(pause(self.options.retry_delay, self.passing, at_most).await)
+        Ok(pause(self.options.retry_delay, self.transient, at_most).await)
     }
 
     async fn leave_queue(&mut self, request: &Request) -> Result<()> {

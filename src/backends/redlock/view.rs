@@ -135,7 +135,7 @@ pub(super) struct Picture {
     /// When a majority of the nodes will be free without a further step.
     pub free_in: Option<Duration>,
     /// The lock has no certain holder: an attempt is between its phases, or several share the nodes.
-    pub passing: bool,
+    pub transient: bool,
 }
 
 impl Picture {
@@ -171,10 +171,10 @@ impl Picture {
         held_on.dedup();
         let mut holders: Vec<Holder> = groups.iter().map(|parts| holder(parts, mode, majority)).collect();
         holders.sort_by_key(|holder| holder.fence);
-        let passing = holders.iter().all(|holder| !holder.foreign && holder.fence.is_none());
+        let transient = holders.iter().all(|holder| !holder.foreign && holder.fence.is_none());
         let mut ends: Vec<_> = seen.iter().flatten().filter_map(|seen| Some(seen.left()?.max(seen.kept))).collect();
         ends.sort_unstable();
-        Self { holders, held_on, free_in: ends.get(majority - 1).copied(), passing }
+        Self { holders, held_on, free_in: ends.get(majority - 1).copied(), transient }
     }
 }
 
@@ -280,9 +280,9 @@ mod tests {
         let held = of(&[node("a", Some("7"), 300), node("a", Some("7"), 100), node("a", Some("7"), 200), free(), free()]);
         let holder = &held.holders[0];
         assert_eq!((holder.fence, holder.expires_in), (Some(Fence(7)), Some(Duration::from_millis(100))));
-        assert_eq!((held.held_on, held.free_in, held.passing), (vec![0, 1, 2], Some(Duration::from_millis(100)), false));
+        assert_eq!((held.held_on, held.free_in, held.transient), (vec![0, 1, 2], Some(Duration::from_millis(100)), false));
         let left_over = of(&[node("a", Some("7"), 300), node("a", Some("7"), 100), free(), free(), free()]);
-        assert!(left_over.holders.is_empty() && left_over.passing);
+        assert!(left_over.holders.is_empty() && left_over.transient);
         assert_eq!(left_over.free_in, Some(Duration::ZERO));
     }
 
@@ -296,9 +296,9 @@ mod tests {
     #[test]
     fn attempts_that_share_the_nodes_pass() {
         let split = of(&[node("a", None, 300), node("a", None, 300), node("b", None, 300), node("b", None, 300), node("c", None, 300)]);
-        assert!(split.holders.is_empty() && split.passing);
+        assert!(split.holders.is_empty() && split.transient);
         let between = of(&[node("a", None, 300), node("a", None, 300), node("a", None, 300)]);
-        assert!(between.passing && between.holders[0].fence.is_none());
+        assert!(between.transient && between.holders[0].fence.is_none());
     }
 
     /// A node that readers have: which ones, by which attempt, with which fence, and for how long.
@@ -333,7 +333,7 @@ mod tests {
     fn a_writer_and_readers_that_share_the_nodes_pass() {
         let reader = ("one", "a", None, 300);
         let split = of(&[shared("a", &[reader]), shared("a", &[reader]), node("w", None, 300), node("w", None, 300), free()]);
-        assert!(split.holders.is_empty() && split.passing);
+        assert!(split.holders.is_empty() && split.transient);
         let written = of(&[shared("a", &[reader]), node("w", Some("9"), 300), node("w", Some("9"), 300), None, None]);
         assert_eq!(written.holders.iter().map(|holder| holder.mode).collect::<Vec<_>>(), [Mode::Exclusive]);
     }

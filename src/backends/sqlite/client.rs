@@ -286,9 +286,9 @@ impl Client {
             let passed = !plain && !document.has_holders() && slot.passed != Some(*token) && document.position(token).is_none();
             snapshot.apart |= passed;
             slot.passed = passed.then_some(*token);
-            let (passing, known) = (!document.has_holders(), document.holders(now).pop());
+            let (transient, known) = (!document.has_holders(), document.holders(now).pop());
             let left = passed.then_some(PASSING_MS);
-            snapshot.outside = Some(Outside { holder: known.unwrap_or_else(unknown_holder), left, passing });
+            snapshot.outside = Some(Outside { holder: known.unwrap_or_else(unknown_holder), left, transient });
         }
         slot.granted = None;
         (slot.seen, slot.seen_at) = (document, now);
@@ -299,8 +299,8 @@ impl Client {
     fn outside(&self, key: &Key, snapshot: &Snapshot<Version>, file: Option<&LockFile>) -> Result<Option<Outside>> {
         let mut document = snapshot.document.clone();
         document.expire(snapshot.now());
-        let passing = !document.has_holders() && self.witness(key, file).is_locked_alone()?;
-        Ok(passing.then(|| Outside { holder: unknown_holder(), left: None, passing: true }))
+        let transient = !document.has_holders() && self.witness(key, file).is_locked_alone()?;
+        Ok(transient.then(|| Outside { holder: unknown_holder(), left: None, transient: true }))
     }
 
     /// Lists a waiter for people. Each new waiter removes more dead ones than it can become itself.

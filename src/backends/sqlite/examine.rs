@@ -35,7 +35,7 @@ impl Client {
             Ok(()) => Finding::ok(ID, format!("{} is on a local file system", directory.display())),
             Err(Error { message, hint, .. }) => {
                 let found = Finding::not_safe(ID, message, "two hosts can have one lock");
-                hint.into_iter().fold(found, Finding::mend)
+                hint.into_iter().fold(found, Finding::fix)
             }
         }
     }
@@ -68,7 +68,7 @@ impl Client {
             return Finding::ok(ID, text);
         }
         Finding::warn(ID, text, "all users of this host can remove the files, and the locks with them")
-            .mend(format!("chmod o-w {}", open.join(" ")))
+            .fix(format!("chmod o-w {}", open.join(" ")))
     }
 
     fn look_at_disk(&self) -> Finding {
@@ -80,7 +80,7 @@ impl Client {
         let free = room.f_bavail.saturating_mul(room.f_frsize);
         let text = format!("{} MB are free on the disk of {}", free >> 20, directory.display());
         if free < LITTLE {
-            return Finding::warn(ID, text, "a lock may not be granted: no room to write").mend("make room there");
+            return Finding::warn(ID, text, "a lock may not be granted: no room to write").fix("make room there");
         }
         Finding::ok(ID, text)
     }
@@ -95,7 +95,7 @@ impl Client {
             Ok(Some(_)) => Finding::ok(ID, "the database is of this version's layout"),
             Err(Error { message, hint, .. }) => {
                 let found = Finding::not_safe(ID, message, "no lock can be taken");
-                hint.into_iter().fold(found, Finding::mend)
+                hint.into_iter().fold(found, Finding::fix)
             }
         }
     }

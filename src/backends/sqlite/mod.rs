@@ -202,7 +202,7 @@ impl Backend for Sqlite {
         let mut answer = self.0.try_acquire(request).await;
         if by_bytes && !in_order(request) && answer.as_ref().is_err_and(Error::is_transient) {
             // The lock is busy, whether or not the database can say by which holder.
-            answer = Ok(Attempt::Busy(Busy { holders: vec![unknown_holder()], notifies: true, passing: true, ..Busy::default() }));
+            answer = Ok(Attempt::Busy(Busy { holders: vec![unknown_holder()], notifies: true, transient: true, ..Busy::default() }));
         }
         self.settle(request, secured, &answer);
         self.client().ring();

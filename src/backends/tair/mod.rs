@@ -161,9 +161,9 @@ impl Store for TairStore {
         self.write(key, was, change).await
     }
 
-    async fn wait(&mut self, _: &Request, at_most: Duration, passing: bool) -> Result<Wake> {
+    async fn wait(&mut self, _: &Request, at_most: Duration, transient: bool) -> Result<Wake> {
         let delay = if self.in_line { self.options.retry_delay.min(line::LOOK) } else { self.options.retry_delay };
-        Ok(pause(delay, passing, at_most).await)
+        Ok(pause(delay, transient, at_most).await)
     }
 
     async fn note_waiter(&mut self, request: &Request, now_us: u64) -> Result<Option<u32>> {

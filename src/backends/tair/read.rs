@@ -255,9 +255,9 @@ fn snapshot(mode: TairMode, replies: &[Value], parts: Parts, (made, own): (Optio
         (None, What::Claimed(claim, value)) if Some(&claim.hold) == own.as_ref() => (base, stored) = (Base::Claim, Some(value)),
         (None, What::Claimed(claim, _)) => {
             let holder = Holder { foreign: false, metadata: claim.metadata, ..foreign(Mode::Exclusive, expires_in) };
-            outside = Some(Outside { holder, left, passing: true });
+            outside = Some(Outside { holder, left, transient: true });
         }
-        (None, What::Foreign) => outside = Some(Outside { holder: foreign(Mode::Exclusive, expires_in), left, passing: false }),
+        (None, What::Foreign) => outside = Some(Outside { holder: foreign(Mode::Exclusive, expires_in), left, transient: false }),
         (None, What::Nothing) => {}
         (None, What::NoLock(kind)) => return Err(failure::no_lock(&format!("a {kind}"))),
     }

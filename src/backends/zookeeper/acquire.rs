@@ -16,7 +16,7 @@ use super::{
     wire::{Ask, Code, Node, Reply},
 };
 use crate::{
-    backends::queue::{DRAIN_DELAY, record::Said},
+    backends::queue::{DRAIN_DELAY, record::ContenderInfo},
     lock::{Attempt, Denial, Entry, Error, Grant, Kind, Mode, Request, Result, Ttl},
 };
 
@@ -327,7 +327,7 @@ impl Hold {
         let number = matches!(request.mode, Mode::Permits(_)).then(|| seen.queue.free_number());
         let numbered = number.map(|number| names.permit(number));
         let grant = Granted::of(request, Some(place.fence), number);
-        let (says, data) = (grant.write(), Said::of(request).write());
+        let (says, data) = (grant.write(), ContenderInfo::of(request).write());
         let run = seen.basis.as_ref().and_then(|basis| basis.begin(&names, request, place.fence));
         let mut steps = vec![
             Ask::Check(&place.path),

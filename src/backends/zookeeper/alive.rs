@@ -26,7 +26,7 @@ use super::{
     wire::{Answer, Ask, Code, Node, Reply},
 };
 use crate::{
-    backends::queue::record::Said,
+    backends::queue::record::ContenderInfo,
     lock::{Attempt, Busy, Mode, Request, Result, Wake},
 };
 
@@ -219,5 +219,5 @@ fn is_gone(node: Option<Answer>, proof: Option<&Answer>, now: i64) -> bool {
         Some(Err(Code::NoNode)) => stat.ctime,
         _ => return false,
     };
-    matches!(Said::read(&data), Ok(Some(_))) && now - last > GONE_MS
+    matches!(ContenderInfo::read(&data), Ok(Some(_))) && now - last > GONE_MS
 }

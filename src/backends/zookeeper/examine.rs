@@ -127,7 +127,7 @@ fn version(said: &str) -> Finding {
     let number: (u32, u32) = (parts.next().unwrap_or(0), parts.next().unwrap_or(0));
     let text = format!("ZooKeeper {version}");
     if number < (3, 5) {
-        return Finding::not_safe(ID, text, "it has no containers, which locks lie in").mend(failure::OLDEST);
+        return Finding::not_safe(ID, text, "it has no containers, which locks lie in").fix(failure::OLDEST);
     }
     Finding::ok(ID, text)
 }
@@ -138,7 +138,7 @@ fn timeouts(shortest: Duration, longest: Duration) -> Finding {
     let text = format!("sessions, and so leases, last {} to {}", show(shortest), show(longest));
     if longest < SHORT {
         let risk = "a renewal that is a little late stops the job";
-        return Finding::warn(ID, text, risk).mend("maxSessionTimeout=60000 on every server; its default is 20 ticks");
+        return Finding::warn(ID, text, risk).fix("maxSessionTimeout=60000 on every server; its default is 20 ticks");
     }
     Finding::ok(ID, text)
 }
@@ -152,7 +152,7 @@ fn ensemble(config: &str) -> Finding {
     if may_fail == 0 {
         let which = if servers == 1 { "it" } else { "one" };
         return Finding::warn(ID, text, format!("when {which} is down, locks can't be taken and jobs are stopped"))
-            .mend("three servers, or five");
+            .fix("three servers, or five");
     }
     Finding::ok(ID, text)
 }

@@ -11,7 +11,7 @@ use super::{
     wire::{Answer, Ask, Code, Node, Reply, Stat},
 };
 use crate::{
-    backends::queue::record::Said,
+    backends::queue::record::ContenderInfo,
     lock::{Mode, Request},
 };
 
@@ -88,7 +88,7 @@ impl Hold {
             mark: names.mark(&own),
             beat: self.beat(),
             numbered: names.permit(number),
-            data: Said::of(request).write(),
+            data: ContenderInfo::of(request).write(),
             says: grant.write(),
             last: write_last(None),
             ttl: self.ttl(),

@@ -17,7 +17,7 @@ use super::{
 use crate::{
     backends::queue::{
         self,
-        record::{HoldRecord, Said},
+        record::{ContenderInfo, HoldRecord},
     },
     lock::{Attempt, Busy, Fence, Holder, Request, Result, Waiter},
 };
@@ -38,7 +38,7 @@ pub(super) struct Look {
 /// A contender, and its node's content.
 struct Entry<'a> {
     contender: &'a ContenderNode,
-    said: Option<Said>,
+    said: Option<ContenderInfo>,
     stat: Stat,
 }
 
@@ -60,7 +60,7 @@ pub(super) async fn look(session: &mut Session, names: &Names, seen: &Seen, whol
         let Some((data, stat)) = data(answers.next()) else { continue };
         let holds = seen.queue.holds(at);
         // A waiter may run any version.
-        let said = if holds { Said::read(&data)? } else { Said::read(&data).unwrap_or_default() };
+        let said = if holds { ContenderInfo::read(&data)? } else { ContenderInfo::read(&data).unwrap_or_default() };
         newest = newest.max(stat.mtime);
         if holds { &mut granted } else { &mut waiting }.push(Entry { contender: &seen.line[at], said, stat });
     }
@@ -89,7 +89,7 @@ impl Hold {
         // A waiter learns the time from the other contenders' nodes: that saves a write for each look.
         let Look { holders, .. } = look(session, &self.names, seen, false, self.place.is_none()).await?;
         let at = self.place.as_ref().filter(|_| request.waiting).and_then(|place| seen.find(&place.contender.name));
-        let position = at.map(|at| seen.queue.place(at));
+        let position = at.map(|at| seen.queue.position(at));
         let next = position.is_none_or(|position| position == 1);
         let soonest = if request.waiting { SOONEST } else { Duration::ZERO };
         // Without a holder, the server notifies a waiter that becomes first.
@@ -101,7 +101,7 @@ impl Hold {
 
 async fn holder(session: &mut Session, names: &Names, entry: &Entry<'_>, beside: &[String], newest: &mut i64) -> Asked<Holder> {
     let mode = entry.contender.mode;
-    let Some(said) = &entry.said else { return Ok(Said::holder(None, None, mode)) };
+    let Some(said) = &entry.said else { return Ok(ContenderInfo::holder(None, None, mode)) };
     let guid = entry.contender.guid().unwrap_or_default();
     let (mark, start) = (names.mark(guid), holds_of(guid));
     let holds: Vec<String> = beside.iter().filter(|name| name.starts_with(&start)).map(|name| format!("{}/{name}", names.meta)).collect();
@@ -131,7 +131,7 @@ async fn holder(session: &mut Session, names: &Names, entry: &Entry<'_>, beside:
         // Without a hold's node, the session has ended: servers remove its nodes in no order, and this one last.
         expires_in: Some(handed_down.as_ref().or(holds.iter().max_by_key(|hold| left(hold))).map_or(Duration::ZERO, left)),
         holds: u32::try_from(holds.len()).unwrap_or(u32::MAX).max(1),
-        ..Said::holder(Some(said), record.as_ref(), mode)
+        ..ContenderInfo::holder(Some(said), record.as_ref(), mode)
     })
 }
 

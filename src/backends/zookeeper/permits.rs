@@ -53,7 +53,7 @@ impl Hold {
             }
             return Ok(self.take(request, place, &seen, true).await?.then_some(Standing::First));
         }
-        if may_hold && (turn.conflicts == 0 || seen.queue.place(at) == 1) {
+        if may_hold && (turn.conflicts == 0 || seen.queue.position(at) == 1) {
             let Some(basis) = &mut seen.basis else { return Ok(None) };
             if let Some(denial) = self.judge(request.run_policy.as_ref(), basis).await? {
                 if !request.waiting {

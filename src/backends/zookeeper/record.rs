@@ -1,5 +1,5 @@
 //! The data that dlock writes into the nodes next to a lock: JSON, whose short names are part of the layout. A contender's own node
-//! contains [`Said`](crate::backends::queue::record::Said). Curator and go-zookeeper don't read that data in others' locks; kazoo shows it
+//! contains [`ContenderInfo`](crate::backends::queue::record::Said). Curator and go-zookeeper don't read that data in others' locks; kazoo shows it
 //! as text in `contenders()`.
 
 use serde::{Deserialize, Serialize};

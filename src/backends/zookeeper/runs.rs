@@ -116,9 +116,9 @@ impl Runs {
     }
 
     /// Returns the change that records the outcome of the run of the hold with this fence.
-    pub(super) fn end(&self, names: &Names, fence: Fence, stage: RunState) -> Option<Change> {
+    pub(super) fn end(&self, names: &Names, fence: Fence, state: RunState) -> Option<Change> {
         let mut record = self.record.clone();
-        record.end(fence, stage).then(|| self.change(&names.runs(), record))
+        record.end(fence, state).then(|| self.change(&names.runs(), record))
     }
 
     /// Returns the change that removes the node at this path; `None` if it doesn't exist, or its records still count.
@@ -205,9 +205,9 @@ impl Hold {
     }
 
     /// Returns the change that records the outcome of this hold's run, if it has one.
-    pub(super) async fn ending(&mut self, stage: Option<RunState>) -> Asked<Option<Change>> {
+    pub(super) async fn ending(&mut self, state: Option<RunState>) -> Asked<Option<Change>> {
         // The outcome of a nested hold does not concern the outer run.
-        let (Some(stage), Some(fence), true) = (stage, self.place.as_ref().map(|place| place.fence), self.root) else {
+        let (Some(state), Some(fence), true) = (state, self.place.as_ref().map(|place| place.fence), self.root) else {
             return Ok(None);
         };
         // Only the first attempt uses the known records.
@@ -217,6 +217,6 @@ impl Hold {
             let path = self.names.runs();
             Runs::read(self.ask(&[Ask::Read(&path)]).await?.pop())?
         };
-        Ok(runs.end(&self.names, fence, stage))
+        Ok(runs.end(&self.names, fence, state))
     }
 }

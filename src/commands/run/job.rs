@@ -58,7 +58,7 @@ pub(super) enum Standing {
     /// The store said that dlock does not hold the lock.
     Gone,
     /// dlock released the lock.
-    GivenBack,
+    Released,
 }
 
 /// A verdict, and the signal that dlock re-raises on itself so that a calling shell sees the terminal's signal.
@@ -176,7 +176,7 @@ impl Job<'_> {
             let left = matches!(&end, End::Ended(ended) if ended.leftover_left);
             let scope = if left { Scope::Hold } else { Scope::Tree };
             let info = watch.info(scope, &end, verdict.command, ran);
-            verdict.given_back = self.release_all(&mut holds, &info, &mut watch).await;
+            verdict.release_result = self.release_all(&mut holds, &info, &mut watch).await;
         }
         if let Some(how) = watch.reason(watch.lost.clone()).filter(|_| watch.lost.is_some()) {
             self.note_losses(&mut holds, &how, ran, ended).await;

@@ -10,9 +10,9 @@ use super::{
     watch::Watch,
 };
 use crate::{
-    lease::{BootClock, Clock as _, Limits, Released, give_back, note, wall_ms},
+    lease::{BootClock, Clock as _, Limits, Released, note, release, wall_ms},
     lock::{self, BootTime, HistoryEntry, Note, ReleaseInfo},
-    output::GivenBack,
+    output::ReleaseResult,
 };
 
 /// How long dlock tries to release, or to record the loss, in a store that stopped confirming a lease: it may recover.
@@ -22,17 +22,17 @@ const LAST_TRY: Duration = Duration::from_secs(1);
 
 impl Job<'_> {
     /// Releases the locks. Returns the worst outcome.
-    pub(super) async fn release_all(&self, holds: &mut [Hold], info: &ReleaseInfo, watch: &mut Watch<'_>) -> Option<GivenBack> {
+    pub(super) async fn release_all(&self, holds: &mut [Hold], info: &ReleaseInfo, watch: &mut Watch<'_>) -> Option<ReleaseResult> {
         let lost = watch.lost.is_some();
         let back = join_all(holds.iter_mut().map(|hold| self.release(hold, info.clone(), lost))).await;
         let mut worst = None;
         for (Hold { lease, standing, .. }, released) in holds.iter_mut().zip(back) {
             let Some(released) = released else { continue };
-            let given_back = watch.released(&lease.key, released);
-            if given_back == GivenBack::Yes {
-                *standing = Standing::GivenBack;
+            let release_result = watch.released(&lease.key, released);
+            if release_result == ReleaseResult::Yes {
+                *standing = Standing::Released;
             }
-            worst = worst.max(Some(given_back));
+            worst = worst.max(Some(release_result));
         }
         worst
     }
@@ -55,12 +55,12 @@ impl Job<'_> {
         } else {
             self.context.limits()
         };
-        Some(give_back(&mut **backend, &BootClock, &lease.key, &lease.token, &info, limits).await)
+        Some(release(&mut **backend, &BootClock, &lease.key, &lease.token, &info, limits).await)
     }
 
     /// Records how unreleased holds were lost. For released holds, the release carried that information.
     pub(super) async fn note_losses(&self, holds: &mut [Hold], how: &str, ran: Duration, ended: BootTime) {
-        let untold = holds.iter_mut().filter(|hold| hold.standing != Standing::GivenBack);
+        let untold = holds.iter_mut().filter(|hold| hold.standing != Standing::Released);
         let answer = ended.plus(AFTERWARDS).since(BootClock.now()).max(LAST_TRY);
         join_all(untold.map(|hold| self.note_loss(hold, how, ran, Limits::of(answer)))).await;
     }

@@ -11,7 +11,7 @@ use crate::{
     exit,
     lease::{BootClock, Budget, Released, wall_ms},
     lock::{self, BootTime, Break, Error, Key, ReleaseInfo, RunState, Scope},
-    output::{CommandEnd, GivenBack, age, drain},
+    output::{CommandEnd, ReleaseResult, age, drain},
     supervise::{CannotStart, Ended, Event, OnLost, Printed, Signal, Supervisor, Why, has_keyboard, process_name, stop_self},
 };
 
@@ -331,15 +331,15 @@ impl<'a> Watch<'a> {
     }
 
     /// Reports the result of the release.
-    pub(super) fn released(&mut self, key: &Key, released: Released) -> GivenBack {
+    pub(super) fn released(&mut self, key: &Key, released: Released) -> ReleaseResult {
         match released {
-            Released::Free => GivenBack::Yes,
-            Released::StillHeld(_) => GivenBack::Nested,
+            Released::Free => ReleaseResult::Yes,
+            Released::StillHeld(_) => ReleaseResult::Nested,
             Released::NotHeld => {
                 if self.lost.is_none() {
                     self.lose(key, "the lock was lost before its release");
                 }
-                GivenBack::NotHeld
+                ReleaseResult::NotHeld
             }
             Released::Untold(error) => {
                 if self.lost.is_none() {
@@ -351,7 +351,7 @@ impl<'a> Watch<'a> {
                         .out
                         .warn_with_hint(&format!("{error}: the lock is free, but the store was not told how the run ended"), &hint);
                 }
-                GivenBack::Unknown
+                ReleaseResult::Unknown
             }
             Released::Unknown(error) => {
                 if self.lost.is_none() {
@@ -360,7 +360,7 @@ impl<'a> Watch<'a> {
                         "it ends with its lease at the latest",
                     );
                 }
-                GivenBack::Unknown
+                ReleaseResult::Unknown
             }
         }
     }

@@ -61,7 +61,7 @@ struct Faulty {
     /// The drain delay of its grants.
     drain_delay: Duration,
     /// How many times a free lock is busy in passing.
-    passing: u32,
+    transient: u32,
     other_servers: bool,
     /// A hold that can't be released ends when its tether is cut.
     cuts: bool,
@@ -122,9 +122,9 @@ impl Backend for Faulty {
         Identity { has_other_servers: self.other_servers, ..self.inner.identity() }
     }
     async fn try_acquire(&mut self, request: &Request) -> Result<Attempt> {
-        if self.passing > 0 {
-            self.passing -= 1;
-            return Ok(Attempt::Busy(Busy { passing: true, ..Busy::default() }));
+        if self.transient > 0 {
+            self.transient -= 1;
+            return Ok(Attempt::Busy(Busy { transient: true, ..Busy::default() }));
         }
         let mut attempt = self.meet("acquire", async |inner: &mut Memory| inner.try_acquire(request).await).await?;
         if let Attempt::Granted(grant) = &mut attempt {
@@ -133,7 +133,7 @@ impl Backend for Faulty {
         Ok(attempt)
     }
     async fn wait(&mut self, request: &Request, at_most: Duration) -> Result<Wake> {
-        let at_most = if self.passing > 0 { Duration::from_millis(5) } else { at_most };
+        let at_most = if self.transient > 0 { Duration::from_millis(5) } else { at_most };
         self.inner.wait(request, at_most).await
     }
     async fn leave_queue(&mut self, request: &Request) -> Result<()> {
@@ -219,7 +219,7 @@ impl World {
             leaving: Rc::default(),
             calls: Rc::default(),
             drain_delay: Duration::ZERO,
-            passing: 0,
+            transient: 0,
             other_servers: false,
             cuts: false,
             hint: Rc::default(),

@@ -80,7 +80,7 @@ async fn an_error_names_the_operation_the_store_and_the_key() {
         named("acquire", &world.acquire(&mut client(), WaitPolicy::Try).await.unwrap_err());
         let question = async |backend: &mut dyn Backend| backend.renew(&key(), &Token::random(), None.into()).await;
         named("renew", &ask(&mut client(), &world.clock, LIMITS, ("renew", Some(&key())), question).await.unwrap_err());
-        match give_back(&mut client(), &world.clock, &key(), &Token::random(), &Scope::Tree.into(), LIMITS).await {
+        match release(&mut client(), &world.clock, &key(), &Token::random(), &Scope::Tree.into(), LIMITS).await {
             Released::Unknown(error) => named("release", &error),
             other => panic!("{other:?}"),
         }
@@ -132,11 +132,11 @@ async fn a_release_wakes_the_waiter_and_an_expiry_does_without_a_wake_up() {
     let waiter = world.acquire(&mut other, WaitPolicy::Forever);
     let releaser = async {
         world.clock.sleep_until(before.plus(secs(2))).await;
-        give_back(&mut holder, &world.clock, &lease.key, &lease.token, &Scope::Tree.into(), LIMITS).await
+        release(&mut holder, &world.clock, &lease.key, &lease.token, &Scope::Tree.into(), LIMITS).await
     };
-    let (outcome, given_back) = tokio::join!(waiter, releaser);
+    let (outcome, release_result) = tokio::join!(waiter, releaser);
     assert!(matches!(outcome.unwrap(), Outcome::Granted(_)));
-    assert!(matches!(given_back, Released::Free));
+    assert!(matches!(release_result, Released::Free));
     assert_about(world.clock.now().since(before), secs(2));
 
     // This hold is never released: the waiter asks when its lease has run out, neither before nor long after.
@@ -176,7 +176,7 @@ async fn a_stop_while_waiting_leaves_nothing_and_passes_the_turn_on() {
     };
     let releasing = async {
         world.clock.sleep_until(before.plus(secs(2))).await;
-        give_back(&mut holder, &world.clock, &lease.key, &lease.token, &Scope::Tree.into(), LIMITS).await
+        release(&mut holder, &world.clock, &lease.key, &lease.token, &Scope::Tree.into(), LIMITS).await
     };
     // The waiter is offered the lock at the instant in which the first one in the queue leaves.
     let (_, gone, taker) = tokio::join!(releasing, leaving, staying);
@@ -237,7 +237,7 @@ async fn a_release_is_soon_asked_of_another_server() {
         let mut client = Faulty { other_servers, ..world.client(&[None, Some(Fault::Hangs)]) };
         let lease = world.taken(&mut client).await;
         let before = world.clock.now();
-        let released = give_back(&mut client, &world.clock, &lease.key, &lease.token, &Scope::Tree.into(), LIMITS).await;
+        let released = release(&mut client, &world.clock, &lease.key, &lease.token, &Scope::Tree.into(), LIMITS).await;
         assert!(matches!(released, Released::Free), "{released:?}");
         let took = world.clock.now().since(before);
         assert!(after <= took && took < after + Duration::from_millis(100), "{took:?}");
@@ -251,7 +251,7 @@ async fn a_release_without_an_answer_has_the_hold_ended_otherwise() {
         let world = World::new();
         let mut client = Faulty { cuts, ..world.client(&[None, Some(Fault::Denied)]) };
         let lease = world.taken(&mut client).await;
-        let released = give_back(&mut client, &world.clock, &lease.key, &lease.token, &scope.into(), LIMITS).await;
+        let released = release(&mut client, &world.clock, &lease.key, &lease.token, &scope.into(), LIMITS).await;
         let ended = cuts && scope == Scope::Tree;
         assert!(if ended { matches!(released, Released::Untold(_)) } else { matches!(released, Released::Unknown(_)) }, "{released:?}");
         assert_eq!(client.calls.borrow().last(), Some(&last));
@@ -272,7 +272,7 @@ async fn a_nested_request_enters_and_without_its_outer_hold_takes_the_lock_anew(
     };
     let inner = run(nested()).await;
     assert_eq!((inner.holds, inner.fence), (2, outer.fence));
-    give_back(&mut client, &world.clock, &outer.key, &outer.token, &Scope::Tree.into(), LIMITS).await;
+    release(&mut client, &world.clock, &outer.key, &outer.token, &Scope::Tree.into(), LIMITS).await;
     let fresh = run(nested()).await;
     assert!(fresh.token.owner != outer.token.owner && fresh.fence > outer.fence);
 }
@@ -366,7 +366,7 @@ async fn a_release_whose_answer_was_lost_is_unknown_and_one_that_finds_nothing_i
             world.store.lose_data();
         }
         client.faults.borrow_mut().extend(faults);
-        let released = give_back(&mut client, &world.clock, &lease.key, &lease.token, &Scope::Tree.into(), LIMITS).await;
+        let released = release(&mut client, &world.clock, &lease.key, &lease.token, &Scope::Tree.into(), LIMITS).await;
         assert_eq!(matches!(released, Released::Unknown(_)), unknown, "{released:?}");
         assert_eq!(matches!(released, Released::NotHeld), !unknown, "{released:?}");
         assert!(world.is_free().await);
@@ -431,7 +431,7 @@ async fn a_grant_settles_before_anything_is_started_and_can_be_given_up_meanwhil
     let lease = world.taken(&mut client).await;
     assert_about(world.clock.now().since(before), Duration::from_millis(500));
     assert_eq!(lease.t0, before);
-    give_back(&mut client, &world.clock, &lease.key, &lease.token, &Scope::Tree.into(), LIMITS).await;
+    release(&mut client, &world.clock, &lease.key, &lease.token, &Scope::Tree.into(), LIMITS).await;
     let stop = world.clock.sleep_until(world.clock.now().plus(Duration::from_millis(100)));
     let outcome = acquire(&mut client, &world.clock, request(), WaitPolicy::Try, LIMITS, stop, |_: &Busy| ()).await;
     assert!(matches!(outcome, Ok(Outcome::Stopped(()))), "{outcome:?}");
@@ -441,12 +441,12 @@ async fn a_grant_settles_before_anything_is_started_and_can_be_given_up_meanwhil
 #[tokio::test(start_paused = true)]
 async fn what_is_busy_in_passing_is_asked_for_again_but_not_for_long() {
     let world = World::new();
-    let mut client = Faulty { passing: 4, ..world.client(&[]) };
+    let mut client = Faulty { transient: 4, ..world.client(&[]) };
     let lease = world.taken(&mut client).await;
-    give_back(&mut client, &world.clock, &lease.key, &lease.token, &Scope::Tree.into(), LIMITS).await;
-    let mut client = Faulty { passing: u32::MAX, ..world.client(&[]) };
+    release(&mut client, &world.clock, &lease.key, &lease.token, &Scope::Tree.into(), LIMITS).await;
+    let mut client = Faulty { transient: u32::MAX, ..world.client(&[]) };
     let before = world.clock.now();
     let outcome = world.acquire(&mut client, WaitPolicy::Try).await.unwrap();
-    assert!(matches!(outcome, Outcome::Busy(Busy { passing: true, .. })), "{outcome:?}");
+    assert!(matches!(outcome, Outcome::Busy(Busy { transient: true, .. })), "{outcome:?}");
     assert!(world.clock.now().since(before) < Duration::from_millis(120));
 }

@@ -18,7 +18,7 @@ impl World {
     async fn run(&self, request: Request, patience: WaitPolicy) {
         let Outcome::Granted(lease) = self.ask(request, patience).await else { panic!("not granted") };
         let info = ReleaseInfo { run_state: Some(RunState::Ok), ..Scope::Tree.into() };
-        give_back(&mut self.client(&[]), &self.clock, &lease.key, &lease.token, &info, LIMITS).await;
+        release(&mut self.client(&[]), &self.clock, &lease.key, &lease.token, &info, LIMITS).await;
     }
 }
 

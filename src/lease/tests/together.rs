@@ -34,7 +34,7 @@ async fn hold(world: &World, name: &str) -> (Faulty, Lease) {
 
 async fn free(world: &World, (mut client, lease): (Faulty, Lease)) {
     let info = ReleaseInfo::UNDO;
-    give_back(&mut client, &world.clock, &lease.key, &lease.token, &info, LIMITS).await;
+    release(&mut client, &world.clock, &lease.key, &lease.token, &info, LIMITS).await;
 }
 
 /// Marks a hold to be broken, or evicts it at once; returns which.
@@ -72,7 +72,7 @@ async fn none_is_kept_if_one_is_busy_and_its_start_is_undone() {
     let Ok(GroupOutcome::Busy(1, _)) = take(&world, &mut claims, WaitPolicy::Try).await else { panic!() };
     assert!(!held(&world, "a").await && !held(&world, "c").await);
     let told = world.client(&[]).inner.history(&Key::new("a").unwrap()).await.unwrap();
-    assert_eq!(told.record.start.map(|start| start.stage), Some(RunState::Cancelled));
+    assert_eq!(told.record.start.map(|start| start.state), Some(RunState::Cancelled));
 }
 
 #[tokio::test(start_paused = true)]

@@ -94,7 +94,7 @@ impl Document {
         let end = if matches!(request.mode, Mode::Permits(_)) { ends.min() } else { ends.max() };
         Answer::Busy(Busy {
             expires_in: held_up.or(end.map(|end| end.saturating_sub(now))).map(Duration::from_millis),
-            passing: !self.has_holders() && outside.is_none(),
+            transient: !self.has_holders() && outside.is_none(),
             holders: self.holders(now),
             notifies: true,
             position,

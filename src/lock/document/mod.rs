@@ -210,8 +210,8 @@ impl Document {
         if holder.holds.remove(&hold).is_none() {
             return Release::NotHeld;
         }
-        if let Some(stage) = info.run_state {
-            self.run_record.end(Fence(holder.fence), stage);
+        if let Some(state) = info.run_state {
+            self.run_record.end(Fence(holder.fence), state);
         }
         // The document does not record which hold entered which: only the first one is known to enclose all others.
         if info.scope == Scope::Tree && holder.root == hold {

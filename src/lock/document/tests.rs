@@ -147,14 +147,14 @@ fn a_waiter_for_a_hold_outside_goes_when_that_is_over() {
     world.outside = Some(world.now + 7 * SECOND);
     let (writer, reader) = (waiting(Mode::Exclusive), waiting(Mode::Shared));
     let busy = world.busy(&writer);
-    assert_eq!((busy.position, busy.expires_in, busy.passing), (Some(1), Some(Duration::from_secs(7)), false));
+    assert_eq!((busy.position, busy.expires_in, busy.transient), (Some(1), Some(Duration::from_secs(7)), false));
     assert_eq!(world.busy(&reader).position, Some(2));
     assert!(world.woken().is_empty());
     world.outside = None;
     world.document.dirty = true;
     assert_eq!(world.woken(), holds(&[&writer, &reader]));
     let busy = world.busy(&reader);
-    assert_eq!((busy.passing, busy.expires_in), (true, Some(Duration::from_secs(1))));
+    assert_eq!((busy.transient, busy.expires_in), (true, Some(Duration::from_secs(1))));
     assert_eq!(world.woken(), holds(&[&writer]), "its turn has begun");
     world.take(&writer);
     assert!(world.woken().is_empty());

@@ -8,7 +8,7 @@ use crate::{
     output::{
         Now,
         doctor::Source,
-        explain::{Explained, Would},
+        explain::{Explained, Prediction},
     },
 };
 
@@ -31,9 +31,9 @@ impl<'a> ExplainedReport<'a> {
     /// Reports what a run would do.
     pub fn new(explained: &Explained<'a>, now: &Now) -> Self {
         let (holders, refused) = match explained.would {
-            Would::Run => (Vec::new(), None),
-            Would::Held(_, holders) => (holders.iter().map(|holder| HolderReport::new(holder, now)).collect(), None),
-            Would::Denied(_, denial, option) => (Vec::new(), Some(DeniedReport::new(denial, option, now))),
+            Prediction::Run => (Vec::new(), None),
+            Prediction::Held(_, holders) => (holders.iter().map(|holder| HolderReport::new(holder, now)).collect(), None),
+            Prediction::Denied(_, denial, option) => (Vec::new(), Some(DeniedReport::new(denial, option, now))),
         };
         Self {
             head: head("ok", exit::OK),

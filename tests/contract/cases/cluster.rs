@@ -243,7 +243,7 @@ async fn a_lock_that_is_half_moved_is_refused_for_the_moment(_: &Lab) {
         cluster.end_move(slot, 0, 1);
     };
     let info = Scope::Tree.into();
-    let give_back = lease::give_back(&mut *a.0, &BootClock, &job, &held.token, &info, LIMITS);
+    let give_back = lease::release(&mut *a.0, &BootClock, &job, &held.token, &info, LIMITS);
     let (released, ()) = tokio::join!(give_back, end);
     assert!(matches!(released, Released::Free), "{released:?}");
     client(&cluster).hold(&job).await;

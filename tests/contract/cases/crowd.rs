@@ -164,7 +164,7 @@ async fn have_a_turn(mut client: Client, turns: Rc<Turns>) {
     assert_eq!(turns.inside.replace(1), 0, "two have it at once");
     tokio::task::yield_now().await;
     turns.inside.set(0);
-    let released = lease::give_back(&mut *client.0, &BootClock, &lease.key, &lease.token, &Scope::Tree.into(), LIMITS).await;
+    let released = lease::release(&mut *client.0, &BootClock, &lease.key, &lease.token, &Scope::Tree.into(), LIMITS).await;
     assert!(matches!(released, Released::Free), "{released:?}");
 }
 

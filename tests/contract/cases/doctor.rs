@@ -68,7 +68,7 @@ fn of<'a>(found: &'a [Finding], check: &str) -> &'a Finding {
 fn assert_found(found: &[Finding], check: &str, severity: Severity, text: &str) {
     let finding = of(found, check);
     assert!(finding.severity == severity && finding.text.contains(text), "{check}: {finding:?}");
-    assert!(severity == Severity::Ok || finding.mend.is_some(), "nothing is said of how to mend it: {finding:?}");
+    assert!(severity == Severity::Ok || finding.fix.is_some(), "nothing is said of how to mend it: {finding:?}");
 }
 
 async fn every_check_has_a_finding_and_every_finding_a_check(lab: &Lab) {

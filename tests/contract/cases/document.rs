@@ -101,8 +101,8 @@ impl Words {
                 }
                 format!("granted {} {:?} {:?} {}", self.fence(Some(grant.fence)), grant.permit, grant.ttl, grant.holds)
             }
-            Attempt::Busy(Busy { holders, expires_in, passing, position, .. }) => {
-                format!("busy [{}] {:?} {passing} {position:?}", self.holders(holders), self.length(*expires_in))
+            Attempt::Busy(Busy { holders, expires_in, transient, position, .. }) => {
+                format!("busy [{}] {:?} {transient} {position:?}", self.holders(holders), self.length(*expires_in))
             }
             Attempt::Denied(refusal) => {
                 let (began, again) = (self.length(refusal.began), self.length(refusal.again_in));
@@ -184,7 +184,7 @@ impl Model {
 }
 
 fn stages(record: &dlock::lock::RunRecord) -> (bool, Option<(RunState, u32)>) {
-    (record.cooldown.is_some(), record.start.as_ref().map(|start| (start.stage, start.tries)))
+    (record.cooldown.is_some(), record.start.as_ref().map(|start| (start.state, start.tries)))
 }
 
 async fn ask(client: &mut Client, job: &Key, step: &Step, words: &mut Words) -> String {

@@ -45,7 +45,7 @@ async fn try_out(lab: &Lab, has_view: bool, open: impl Fn(&str) -> Client) {
         a.renewed(&first, None).await;
         let second = dlock::lock::Request { metadata: Some(who("web2")), ..waiting(&job, LONG) };
         assert_eq!(b.refused(&second).await.position, Some(1), "{user} is not in the queue");
-        let given_back = async {
+        let release_result = async {
             lab.pass(Duration::from_millis(300)).await;
             a.part(&first, RunState::Failed).await;
             tokio::time::Instant::now()
@@ -54,10 +54,10 @@ async fn try_out(lab: &Lab, has_view: bool, open: impl Fn(&str) -> Client) {
             let grant = b.wait_for(&second, LONG).await;
             (grant, tokio::time::Instant::now())
         };
-        let (freed, (grant, got)) = tokio::join!(given_back, taken);
+        let (freed, (grant, got)) = tokio::join!(release_result, taken);
         assert!(got.duration_since(freed) < soon(), "{user} was not woken");
         let start = a.record(&job).await.start.expect("a start");
-        assert_eq!((start.fence, start.stage), (fence, RunState::Failed), "{user} could not say what became of it");
+        assert_eq!((start.fence, start.state), (fence, RunState::Failed), "{user} could not say what became of it");
         if lab.kind.hands_on() && lab.kind != Kind::ZooKeeper {
             let inner = nested(&second);
             a.take(&inner).await;

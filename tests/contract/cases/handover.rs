@@ -138,7 +138,7 @@ async fn who_waits_outlives_a_holder_that_vanished(lab: &Lab) {
             other => panic!("{other:?}"),
         };
         // One that is just going is there no more when it is looked at.
-        let left = busy.expires_in.or(busy.passing.then_some(Duration::ZERO)).expect("a lease that ends");
+        let left = busy.expires_in.or(busy.transient.then_some(Duration::ZERO)).expect("a lease that ends");
         b.wait(&wanted, left + Duration::from_millis(1)).await;
     }
     assert!(began.elapsed() < SHORT + lab.kind.late() + soon(), "{:?}", began.elapsed());

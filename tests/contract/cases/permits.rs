@@ -108,8 +108,8 @@ async fn a_crowd_of_permits_never_has_one_too_many(lab: &Lab) {
             if taken.is_err() {
                 // It gives up at any moment, also while it is granted one.
                 client.leave_queue(&wanted).await;
-                let given_back = client.release(&wanted, Scope::Tree).await;
-                assert!(matches!(given_back, Release::Released | Release::NotHeld), "{given_back:?}");
+                let release_result = client.release(&wanted, Scope::Tree).await;
+                assert!(matches!(release_result, Release::Released | Release::NotHeld), "{release_result:?}");
                 let again = permit(MOST, waiting(&job, LONG));
                 taken = Ok(client.wait_for(&again, NEVER).await);
                 held(lab, &inside, taken.expect("a grant").permit).await;

@@ -84,23 +84,23 @@ impl Client {
         }
     }
 
-    pub async fn part(&mut self, of: &Request, stage: RunState) {
-        let end = match stage {
+    pub async fn part(&mut self, of: &Request, state: RunState) {
+        let end = match state {
             RunState::Ok => Some(End::Exited(0)),
             RunState::Failed => Some(End::Exited(3)),
             RunState::Started => Some(End::Released),
             RunState::Cancelled => None,
         };
-        let became = Some(stage).filter(|stage| *stage != RunState::Started);
+        let became = Some(state).filter(|state| *state != RunState::Started);
         let info = ReleaseInfo { end, run_state: became, at_ms: Some(lease::wall_ms()), ..Scope::Tree.into() };
         let released = self.0.release(&of.key, &of.token, &info).await.unwrap_or_else(|error| panic!("release: {error:?}"));
         assert_eq!(released, Release::Released);
     }
 
     /// A whole run.
-    pub async fn ran(&mut self, request: &Request, stage: RunState) -> Grant {
+    pub async fn ran(&mut self, request: &Request, state: RunState) -> Grant {
         let grant = self.take(request).await;
-        self.part(request, stage).await;
+        self.part(request, state).await;
         grant
     }
 
@@ -282,7 +282,7 @@ async fn asked_again_it_is_one_start(lab: &Lab) {
     assert_eq!(first.fence, again.fence);
     a.part(&asked, RunState::Failed).await;
     let start = a.record(&key("job")).await.start.expect("a start");
-    assert_eq!((start.tries, start.stage), (1, RunState::Failed));
+    assert_eq!((start.tries, start.state), (1, RunState::Failed));
 }
 
 async fn of_many_that_fire_together_one_runs(lab: &Lab) {
@@ -360,11 +360,11 @@ async fn the_record_is_told(lab: &Lab) {
         (grant.fence, "a", 2000, 3_600_000),
         "{record:?}"
     );
-    assert_eq!((start.fence, start.stage, start.tries, start.window_ms), (grant.fence, RunState::Started, 1, 3_600_000), "{record:?}");
+    assert_eq!((start.fence, start.state, start.tries, start.window_ms), (grant.fence, RunState::Started, 1, 3_600_000), "{record:?}");
     assert_eq!((&cooldown.metadata, &start.metadata), (&Some(who("web1")), &Some(who("web1"))));
     assert!(lab.kind.clock_is_ours() || start.at_ms.abs_diff(before) < 5000, "{before} {record:?}");
     a.part(&asked, RunState::Failed).await;
-    assert_eq!(b.record(&job).await.start.map(|start| start.stage), Some(RunState::Failed));
+    assert_eq!(b.record(&job).await.start.map(|start| start.state), Some(RunState::Failed));
 }
 
 async fn nested_runs_are_part_of_the_one_around_them(lab: &Lab) {
@@ -375,11 +375,11 @@ async fn nested_runs_are_part_of_the_one_around_them(lab: &Lab) {
     let inner = nested(&outer);
     assert_eq!(a.take(&inner).await.fence, grant.fence);
     let record = a.record(&key("job")).await;
-    assert_eq!(record.start.as_ref().map(|start| (start.tries, start.stage)), Some((1, RunState::Started)), "{record:?}");
+    assert_eq!(record.start.as_ref().map(|start| (start.tries, start.state)), Some((1, RunState::Started)), "{record:?}");
     // The outer one's command is over, and the inner one outlives it.
     let info = ReleaseInfo { end: Some(End::Exited(0)), run_state: Some(RunState::Ok), ..Scope::Hold.into() };
     assert_eq!(a.0.release(&outer.key, &outer.token, &info).await.expect("release"), Release::StillHeld(1));
-    assert_eq!(a.record(&key("job")).await.start.map(|start| start.stage), Some(RunState::Ok));
+    assert_eq!(a.record(&key("job")).await.start.map(|start| start.state), Some(RunState::Ok));
     a.free(&inner).await;
     assert_eq!(a.judged(&asking("job", &once(WINDOW, 9, true))).await.rule, Rule::AtLeast(WINDOW));
 }
@@ -420,11 +420,11 @@ async fn whatever_runs_do_the_record_is_right(lab: &Lab) {
                 assert!(grant.fence > fence);
                 fence = grant.fence;
                 record.begin(&asked, fence, 1000);
-                let stage = [RunState::Ok, RunState::Failed, RunState::Failed, RunState::Cancelled, RunState::Started]
+                let state = [RunState::Ok, RunState::Failed, RunState::Failed, RunState::Cancelled, RunState::Started]
                     [usize::try_from(pick(5)).unwrap_or(0)];
-                client.part(&asked, stage).await;
-                if stage != RunState::Started {
-                    record.end(fence, stage);
+                client.part(&asked, state).await;
+                if state != RunState::Started {
+                    record.end(fence, state);
                 }
             }
             (found, expected) => panic!("seed {seed}, step {step}: {found:?} where {expected:?} was expected of {wanted:?}, {record:?}"),
@@ -434,7 +434,7 @@ async fn whatever_runs_do_the_record_is_right(lab: &Lab) {
     let brief = |record: &RunRecord| {
         let cooldown =
             record.cooldown.as_ref().map(|cooldown| (cooldown.fence, cooldown.place.clone(), cooldown.guard_ms, cooldown.at_least_ms));
-        (cooldown, record.start.as_ref().map(|start| (start.fence, start.stage, start.tries)))
+        (cooldown, record.start.as_ref().map(|start| (start.fence, start.state, start.tries)))
     };
     assert_eq!(brief(&told), brief(&record), "seed {seed}");
 }
@@ -472,7 +472,7 @@ async fn an_operator_runs_past_what_is_recorded_and_never_past_a_holder(lab: &La
         Some((fence, "b".into())),
         "it is recorded like any other"
     );
-    assert_eq!(record.start.map(|start| (start.fence, start.stage, start.tries)), Some((fence, RunState::Failed, 1)));
+    assert_eq!(record.start.map(|start| (start.fence, start.state, start.tries)), Some((fence, RunState::Failed, 1)));
     // Without a policy of its own it is let go as well.
     let plain = asking("job", &RunPolicy { anyway: true, ..run_policy("c") });
     a.ran(&plain, RunState::Ok).await;
@@ -486,7 +486,7 @@ async fn what_is_forgotten_keeps_no_run_away(lab: &Lab) {
     b.judged(&asking("job", &all)).await;
     b.ran(&asking("job", &RunPolicy::forgetting("b".into())), RunState::Cancelled).await;
     let record = b.record(&key("job")).await;
-    assert!(record.cooldown.is_none() && record.start.is_none_or(|start| start.stage == RunState::Cancelled && start.tries == 0));
+    assert!(record.cooldown.is_none() && record.start.is_none_or(|start| start.state == RunState::Cancelled && start.tries == 0));
     a.ran(&asking("job", &all), RunState::Ok).await;
 }
 

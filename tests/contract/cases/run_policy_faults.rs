@@ -71,7 +71,7 @@ async fn a_start_whose_answer_was_lost_is_one_start(lab: &Lab) {
             assert_eq!(proxy.sprung(), 1);
             a.part(&asked, RunState::Failed).await;
             let record = lab.client().await.record(&asked.key).await;
-            let told = record.start.as_ref().map(|start| (start.fence, start.tries, start.stage));
+            let told = record.start.as_ref().map(|start| (start.fence, start.tries, start.state));
             assert_eq!(told, Some((taken.fence, 1, RunState::Failed)), "{fault:?} {mark}");
             assert_eq!(record.cooldown.map(|cooldown| cooldown.fence), Some(taken.fence), "{fault:?} {mark}");
         }
@@ -120,9 +120,9 @@ async fn no_run_is_refused_by_its_own_lost_attempt(lab: &Lab) {
             break;
         }
         let start = lab.client().await.record(&asked.key).await.start.expect("a start");
-        assert_eq!((start.fence, start.tries, start.stage), (taken.fence, 1, RunState::Started), "answer {nth}");
+        assert_eq!((start.fence, start.tries, start.state), (taken.fence, 1, RunState::Started), "answer {nth}");
         // The answer that was lost may be one that nobody waited for, and the connection deaf since.
-        lease::give_back(&mut *a.0, &BootClock, &asked.key, &asked.token, &Scope::Tree.into(), LIMITS).await;
+        lease::release(&mut *a.0, &BootClock, &asked.key, &asked.token, &Scope::Tree.into(), LIMITS).await;
     }
 }
 
@@ -136,7 +136,7 @@ async fn asked_again_after_its_lease_a_run_is_not_refused_by_itself(lab: &Lab) {
     let second = a.take(&asked).await.fence;
     assert!(second > first);
     let start = b.record(&asked.key).await.start.expect("a start");
-    assert_eq!((start.fence, start.tries, start.stage), (second, 1, RunState::Started));
+    assert_eq!((start.fence, start.tries, start.state), (second, 1, RunState::Started));
     a.part(&asked, RunState::Failed).await;
     b.judged(&asking("job", &everything("b", 1))).await;
 }
@@ -155,7 +155,7 @@ async fn what_becomes_of_an_entry_is_nothing_to_the_run_around_it(lab: &Lab) {
         }
     }
     let start = b.record(&key("job")).await.start.expect("a start");
-    assert_eq!((start.fence, start.stage), (grant.fence, RunState::Started));
+    assert_eq!((start.fence, start.state), (grant.fence, RunState::Started));
     a.part(&outer, RunState::Ok).await;
     assert_eq!(b.judged(&asking("job", &once(WINDOW, 9, true))).await.rule, Rule::AtLeast(WINDOW));
 }

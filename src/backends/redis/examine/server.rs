@@ -87,7 +87,7 @@ impl Server {
         if let Err(why) = &self.info {
             let unchecked = |check: &Check| {
                 let what = check.about.split([':', ';']).next().unwrap_or(check.about);
-                Finding::unchecked(check.id, what, why).mend("ACL SETUSER USER +info")
+                Finding::unchecked(check.id, what, why).fix("ACL SETUSER USER +info")
             };
             return SERVER.iter().map(unchecked).collect();
         }
@@ -105,7 +105,7 @@ impl Server {
         let number: (u32, u32) = (parts.next().unwrap_or(0), parts.next().unwrap_or(0));
         let text = format!("{name} {version}");
         if number < (6, 2) {
-            return Finding::not_safe(ID, text, "it lacks commands that dlock needs").mend("Redis 6.2 or Valkey 7.2 at least");
+            return Finding::not_safe(ID, text, "it lacks commands that dlock needs").fix("Redis 6.2 or Valkey 7.2 at least");
         }
         Finding::ok(ID, text)
     }
@@ -120,7 +120,7 @@ impl Server {
             return Finding::ok(ID, text);
         }
         let limit = if self.number("maxmemory") == Some(0) { ", as soon as there is a maxmemory" } else { "" };
-        Finding::not_safe(ID, text, format!("may evict a lock under a job{limit}")).mend("CONFIG SET maxmemory-policy noeviction")
+        Finding::not_safe(ID, text, format!("may evict a lock under a job{limit}")).fix("CONFIG SET maxmemory-policy noeviction")
     }
 
     fn memory(&self) -> Finding {
@@ -130,7 +130,7 @@ impl Server {
             (Some(used), Some(limit)) => {
                 let text = format!("{} used of {} (maxmemory)", megabytes(used), megabytes(limit));
                 if used > limit / 10 * 9 {
-                    return Finding::warn(ID, text, "once it is full, no lock is granted").mend("raise maxmemory, or remove what fills it");
+                    return Finding::warn(ID, text, "once it is full, no lock is granted").fix("raise maxmemory, or remove what fills it");
                 }
                 Finding::ok(ID, text)
             }
@@ -150,11 +150,11 @@ impl Server {
                 format!("{what} could not be written"),
                 "the server may refuse to grant, and forgets locks in a restart",
             )
-            .mend("see the server's log, and make room on its disk");
+            .fix("see the server's log, and make room on its disk");
         }
         match (self.field("aof_enabled"), self.appendfsync.as_deref()) {
             (Some("0"), _) => {
-                Finding::warn(ID, "appendonly no", "a restart forgets locks, so that two may run, and may repeat fences").mend(ALWAYS)
+                Finding::warn(ID, "appendonly no", "a restart forgets locks, so that two may run, and may repeat fences").fix(ALWAYS)
             }
             (Some("1"), Some("always")) => Finding::ok(ID, "appendonly yes, appendfsync always"),
             (Some("1"), Some(other)) => Finding::warn(
@@ -162,9 +162,9 @@ impl Server {
                 format!("appendfsync {other}"),
                 "a crash of the server's host forgets the locks of its last moments, so that two may run",
             )
-            .mend(ALWAYS),
+            .fix(ALWAYS),
             (Some("1"), None) => {
-                Finding::unchecked(ID, "appendfsync (appendonly is yes)", &self.no_config).mend("ACL SETUSER USER +config|get")
+                Finding::unchecked(ID, "appendfsync (appendonly is yes)", &self.no_config).fix("ACL SETUSER USER +config|get")
             }
             _ => Finding::unchecked(ID, "appendonly", "INFO doesn't tell it"),
         }
@@ -180,7 +180,7 @@ impl Server {
                 format!("the server is a {}{}", role.replace("slave", "replica"), of.unwrap_or_default()),
                 "it takes no locks",
             )
-            .mend("name the master in the URL");
+            .fix("name the master in the URL");
         }
         let Some(count) = self.number("connected_slaves") else {
             return Finding::unchecked(ID, "replicas", "INFO doesn't tell them");
@@ -192,21 +192,21 @@ impl Server {
         };
         match options.replicas.map(|replicas| replicas.count) {
             Some(Replicas::ALL) if count == 0 => {
-                Finding::not_safe(ID, format!("{has}, and replicas=all"), "no grant and no renewal counts").mend("bring the replicas back")
+                Finding::not_safe(ID, format!("{has}, and replicas=all"), "no grant and no renewal counts").fix("bring the replicas back")
             }
             Some(Replicas::ALL) => Finding::ok(ID, format!("{has}; all must have each grant")),
             Some(wanted) if count < u64::from(wanted) => {
                 let text = format!("{has}, and replicas={wanted}");
-                Finding::not_safe(ID, text, "no grant and no renewal counts").mend("bring the replicas back, or ask for fewer")
+                Finding::not_safe(ID, text, "no grant and no renewal counts").fix("bring the replicas back, or ask for fewer")
             }
             Some(wanted) if count > u64::from(wanted) => {
                 let text = format!("{has}, and replicas={wanted}");
                 let risk = "a master that is cut off with a replica goes on renewing while another replica is promoted: two may run";
-                Finding::not_safe(ID, text, risk).mend("replicas=all in the URL")
+                Finding::not_safe(ID, text, risk).fix("replicas=all in the URL")
             }
             Some(wanted) => Finding::ok(ID, format!("{has}; {wanted} must have each grant")),
             None if count == 0 && fails_over => {
-                Finding::warn(ID, has, "no replica can take over").mend("give it a replica: REPLICAOF on another server")
+                Finding::warn(ID, has, "no replica can take over").fix("give it a replica: REPLICAOF on another server")
             }
             None if count == 0 => Finding::ok(ID, has),
             None => {
@@ -215,7 +215,7 @@ impl Server {
                     Some(_) => " (min-replicas-to-write narrows the gap, and doesn't close it)",
                 };
                 let risk = format!("a failover forgets a lock that they had not heard of, so that two may run{least}");
-                Finding::warn(ID, format!("{has}, and grants wait for none"), risk).mend(match part {
+                Finding::warn(ID, format!("{has}, and grants wait for none"), risk).fix(match part {
                     Part::Store => "replicas=all in the URL; CONFIG SET min-replicas-to-write 1",
                     Part::Vote => "REPLICAOF NO ONE on them: the other nodes are what makes up for one that fails",
                     Part::Tair => "no setting closes that gap: have the resource check DLOCK_FENCE",
@@ -231,7 +231,7 @@ impl Server {
             (Some(used), Some(most)) => {
                 let text = format!("{used} of {most} connections are used; each waiter takes one");
                 if used > most / 10 * 8 {
-                    return Finding::warn(ID, text, "new connections are then refused; holders keep theirs").mend("raise maxclients");
+                    return Finding::warn(ID, text, "new connections are then refused; holders keep theirs").fix("raise maxclients");
                 }
                 Finding::ok(ID, text)
             }
@@ -293,7 +293,7 @@ pub(super) fn rights(replies: &[Value]) -> Finding {
         2 => Finding::warn(ID, text, "no waiter is woken"),
         _ => Finding::warn(ID, text, "Redisson's clients that wait for a lock of dlock are not woken"),
     };
-    found.mend("dlock doctor --print-grants run")
+    found.fix("dlock doctor --print-grants run")
 }
 
 /// What was found on several servers, each check once: the worst, and where. Servers without a name are the only one.

@@ -92,7 +92,7 @@ impl kept::Store for Client {
     fn advise(&mut self, request: &Request, busy: &mut Busy) {
         busy.notifies = true;
         // While a process has the lock, no time says when it ends.
-        if let Some(slot) = self.slots.get(&request.key).filter(|slot| !busy.passing && !slot.seen.has_room(request.mode, None)) {
+        if let Some(slot) = self.slots.get(&request.key).filter(|slot| !busy.transient && !slot.seen.has_room(request.mode, None)) {
             let ends = slot.seen.ends_by_itself(request.mode);
             busy.expires_in = ends.map(|ends| Duration::from_millis(ends.saturating_sub(slot.seen_at)));
         }
@@ -140,7 +140,7 @@ impl kept::Store for Client {
         let Self { options, database, .. } = self;
         let Some(database) = database else { return Ok(Vec::new()) };
         let rows = database.scan(&options.namespace, start).await?;
-        let wanted = |row: &Row| which == Which::All || row.document.run_record().keeps(row.now).is_some();
+        let wanted = |row: &Row| which == Which::All || row.document.run_record().current_denial(row.now).is_some();
         Ok(rows.into_iter().filter(wanted).filter_map(|row| Key::new(row.key).ok()).collect())
     }
 
