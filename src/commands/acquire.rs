@@ -4,7 +4,7 @@ mod while_pid;
 
 use super::{
     Context, WantedArgs, interrupted,
-    take::{Hold, Taken, Wanted, release, take},
+    take::{Taken, TakenLock, Wanted, release, take},
 };
 use crate::{
     exit,
@@ -65,13 +65,13 @@ async fn unkept(settings: &AcquireSettings, context: &Context) -> Result<u8> {
 
 /// Prints the token of one lock; of several locks a line for each, `TOKEN KEY`, in the order of the command line.
 /// If printing fails, releases the locks and returns an exit status.
-async fn print(holds: &mut [Hold], context: &Context) -> Option<u8> {
+async fn print(holds: &mut [TakenLock], context: &Context) -> Option<u8> {
     let out = &context.out;
     let written = match &*holds {
         _ if out.is_json() => out.json(&acquired(holds)),
-        [Hold { lease, .. }] => out.data(&format!("{}\n", lease.token.reveal())),
+        [TakenLock { lease, .. }] => out.data(&format!("{}\n", lease.token.reveal())),
         _ => {
-            let line = |Hold { lease, .. }: &Hold| format!("{} {}\n", lease.token.reveal(), lease.key);
+            let line = |TakenLock { lease, .. }: &TakenLock| format!("{} {}\n", lease.token.reveal(), lease.key);
             out.data(&holds.iter().map(line).collect::<String>())
         }
     };
@@ -80,14 +80,14 @@ async fn print(holds: &mut [Hold], context: &Context) -> Option<u8> {
 }
 
 /// Releases unused locks. Returns whether that succeeded, for a message.
-async fn undo(holds: &mut [Hold], limits: Limits<'_>) -> &'static str {
+async fn undo(holds: &mut [TakenLock], limits: Limits<'_>) -> &'static str {
     let info = ReleaseInfo { scope: Scope::Tree, ..ReleaseInfo::UNDO };
     let free = release(holds, &info, limits).await.iter().all(|released| matches!(released, Released::Free));
     if free { "the lock was given back" } else { "the lock stays until its lease ends" }
 }
 
 /// Returns the JSON output.
-pub(super) fn acquired(holds: &[Hold]) -> json::Acquired<'_> {
+pub(super) fn acquired(holds: &[TakenLock]) -> json::Acquired<'_> {
     let leases: Vec<_> = holds.iter().map(|hold| &hold.lease).collect();
     json::Acquired::new(&leases, holds.first().map(|hold| hold.backend.identity().url).unwrap_or_default())
 }

@@ -16,7 +16,7 @@ use super::{
     Context, WantedArgs,
     acquire::acquired,
     interrupted,
-    take::{Hold, Taken, Wanted, keep, release, take},
+    take::{Taken, TakenLock, Wanted, keep, release, take},
 };
 use crate::{
     exit,
@@ -119,7 +119,7 @@ pub async fn run(settings: &HoldSettings, context: &Context) -> Result<u8> {
 
 /// Renews until the hold ends.
 async fn keep_on(
-    holds: &mut [Hold],
+    holds: &mut [TakenLock],
     settings: &HoldSettings,
     context: &Context,
     until: Until,
@@ -149,7 +149,7 @@ async fn keep_on(
         }
     };
     let released = release(holds, &info(BootClock.now().since(began)), context.limits()).await;
-    for (Hold { lease, .. }, released) in holds.iter().zip(released) {
+    for (TakenLock { lease, .. }, released) in holds.iter().zip(released) {
         match released {
             Released::Free | Released::StillHeld(_) => {}
             Released::NotHeld => {

@@ -35,7 +35,7 @@ pub struct Wanted {
 }
 
 /// A lock that dlock holds, with its store.
-pub struct Hold {
+pub struct TakenLock {
     pub backend: Box<dyn Backend>,
     pub lease: Lease,
 }
@@ -43,7 +43,7 @@ pub struct Hold {
 /// The outcome of an attempt to acquire locks.
 pub enum Taken<S> {
     /// dlock holds all locks, in the order of the command line.
-    Granted(Vec<Hold>),
+    Granted(Vec<TakenLock>),
     /// Another process holds one of the locks, as already reported; with the exit status.
     Not(u8),
     /// The stop future completed first.
@@ -96,7 +96,7 @@ pub async fn take<S>(
     };
     Ok(match outcome? {
         GroupOutcome::Granted(leases) => {
-            let hold = |(Claim { backend, .. }, lease)| Hold { backend, lease };
+            let hold = |(Claim { backend, .. }, lease)| TakenLock { backend, lease };
             let mut holds: Vec<_> = claims.into_iter().zip(leases).map(hold).collect();
             holds.sort_by_key(|hold| wanted.keys().position(|key| *key == hold.lease.key));
             Taken::Granted(holds)
@@ -121,18 +121,18 @@ impl Wanted {
 /// # Errors
 /// If the lease has no room for a command to be stopped in.
 pub async fn keep(
-    holds: &mut [Hold],
+    holds: &mut [TakenLock],
     limits: Limits<'_>,
     intent: Intent,
     extended: &dyn Fn(usize, &Lease, &Budget),
 ) -> Result<(usize, Loss)> {
     let Some(hold) = holds.first() else { return std::future::pending().await };
     let budget = hold.budget()?;
-    let each = holds.iter_mut().map(|Hold { backend, lease }| (backend, lease)).enumerate();
+    let each = holds.iter_mut().map(|TakenLock { backend, lease }| (backend, lease)).enumerate();
     Ok(lease::keep_all(each, &BootClock, budget, limits, intent, extended).await)
 }
 
-impl Hold {
+impl TakenLock {
     /// Returns the time budget of the lease.
     ///
     /// # Errors
@@ -143,8 +143,9 @@ impl Hold {
 }
 
 /// Releases all locks.
-pub async fn release(holds: &mut [Hold], info: &ReleaseInfo, limits: Limits<'_>) -> Vec<Released> {
-    let each =
-        holds.iter_mut().map(|Hold { backend, lease }| lease::release(&mut **backend, &BootClock, &lease.key, &lease.token, info, limits));
+pub async fn release(holds: &mut [TakenLock], info: &ReleaseInfo, limits: Limits<'_>) -> Vec<Released> {
+    let each = holds
+        .iter_mut()
+        .map(|TakenLock { backend, lease }| lease::release(&mut **backend, &BootClock, &lease.key, &lease.token, info, limits));
     join_all(each).await
 }

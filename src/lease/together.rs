@@ -79,31 +79,31 @@ pub async fn acquire_all<S>(
             let interrupted = async {
                 tokio::select! {
                     biased;
-                    stopped = &mut stop => End::Stopped(stopped),
-                    (at, loss) = keep_all(held, clock, budget, limits, Intent::Extend(None), &|_, _, _| ()) => End::Lost(at, loss),
+                    stopped = &mut stop => GroupFailure::Stopped(stopped),
+                    (at, loss) = keep_all(held, clock, budget, limits, Intent::Extend(None), &|_, _, _| ()) => GroupFailure::Lost(at, loss),
                 }
             };
             let told = |found: &Busy| busy(&request.key, found);
             match acquire(&mut **backend, clock, request.clone(), patience, limits, interrupted, told).await {
                 Ok(Outcome::Granted(lease)) => leases.push(lease),
                 Ok(Outcome::Stopped(end)) => break end,
-                Ok(Outcome::Busy(found)) => break End::Not(GroupOutcome::Busy(leases.len(), found)),
-                Ok(Outcome::Denied(denial)) => break End::Not(GroupOutcome::Denied(leases.len(), denial)),
-                Err(error) => break End::Failed(error),
+                Ok(Outcome::Busy(found)) => break GroupFailure::Not(GroupOutcome::Busy(leases.len(), found)),
+                Ok(Outcome::Denied(denial)) => break GroupFailure::Not(GroupOutcome::Denied(leases.len(), denial)),
+                Err(error) => break GroupFailure::Failed(error),
             }
         };
-        let limits = if matches!(end, End::Stopped(_)) { limits.within(UNDO.min(limits.answer)) } else { limits };
+        let limits = if matches!(end, GroupFailure::Stopped(_)) { limits.within(UNDO.min(limits.answer)) } else { limits };
         join_all(claims.iter_mut().zip(&leases).map(|(claim, lease)| undo(&mut *claim.backend, clock, lease, limits))).await;
         match end {
-            End::Not(outcome) => return Ok(outcome),
-            End::Stopped(stopped) => return Ok(GroupOutcome::Stopped(stopped)),
-            End::Failed(error) => return Err(error),
-            End::Lost(_, Loss::NotOwner | Loss::Unconfirmed { .. }) if until.is_none_or(|end| clock.now() < end) => {
+            GroupFailure::Not(outcome) => return Ok(outcome),
+            GroupFailure::Stopped(stopped) => return Ok(GroupOutcome::Stopped(stopped)),
+            GroupFailure::Failed(error) => return Err(error),
+            GroupFailure::Lost(_, Loss::NotOwner | Loss::Unconfirmed { .. }) if until.is_none_or(|end| clock.now() < end) => {
                 for Claim { request, .. } in &mut *claims {
                     request.token = if request.entry == Entry::Fresh { Token::random() } else { request.token.nested() };
                 }
             }
-            End::Lost(at, loss) => {
+            GroupFailure::Lost(at, loss) => {
                 let what = if matches!(loss, Loss::Broken(_)) { "it was broken" } else { "it was lost" };
                 let hint = format!("dlock history {} tells more", leases[at].key.escaped());
                 let error = Error::new(Kind::Unavailable, format!("{what} while the other locks were being taken: all are released"));
@@ -146,7 +146,7 @@ async fn undo(backend: &mut dyn Backend, clock: &dyn Clock, lease: &Lease, limit
 }
 
 /// Why dlock does not have all locks.
-enum End<S> {
+enum GroupFailure<S> {
     Not(GroupOutcome<S>),
     Stopped(S),
     Failed(Error),

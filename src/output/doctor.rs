@@ -115,7 +115,7 @@ impl<'a> FindingReport<'a> {
 
 /// `doctor --print-grants --json`.
 #[derive(Debug, Serialize)]
-pub struct Granted<'a> {
+pub struct GrantsReport<'a> {
     #[serde(flatten)]
     head: Head,
     backend: &'a str,
@@ -124,7 +124,7 @@ pub struct Granted<'a> {
     notes: &'a [String],
 }
 
-impl<'a> Granted<'a> {
+impl<'a> GrantsReport<'a> {
     /// Creates the report of a role's rights.
     pub fn new(grants: &'a Grants, role: Role, backend: &'a str) -> Self {
         let role = role.user().trim_start_matches("dlock-");

@@ -59,7 +59,7 @@ pub struct Setup {
 pub fn live(setup: Setup) -> ! {
     // A panic must not unwind into dlock's own code; when the guardian ends, dlock takes over.
     let lived = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| {
-        let mut guardian = Guardian::new(setup)?;
+        let mut guardian = GuardianLoop::new(setup)?;
         guardian.run();
         Ok::<(), std::io::Error>(())
     }));
@@ -78,7 +78,7 @@ enum Phase {
 }
 
 #[allow(clippy::struct_excessive_bools)] // independent facts; the state is `phase`
-struct Guardian {
+struct GuardianLoop {
     setup: Setup,
     children: OwnedFd,
     timer: OwnedFd,
@@ -120,7 +120,7 @@ struct Guardian {
     lifelines: Vec<OwnedFd>,
 }
 
-impl Guardian {
+impl GuardianLoop {
     fn new(setup: Setup) -> std::io::Result<Self> {
         sys::block_all();
         let dlock = getppid();

@@ -28,7 +28,7 @@ pub struct Hunt {
     spared: Vec<Process>,
     /// The processes that got the signal before KILL. They are killed before the first search.
     known: Vec<Process>,
-    seen: Vec<Seen>,
+    seen: Vec<SurvivingProcess>,
     began: BootTime,
     pause: Duration,
     told_unseen: bool,
@@ -45,7 +45,7 @@ pub enum News {
 }
 
 #[derive(Debug)]
-struct Seen {
+struct SurvivingProcess {
     process: Process,
     since: BootTime,
     told: Option<Unkillable>,
@@ -97,8 +97,9 @@ impl Hunt {
     fn kill(&mut self, now: BootTime, news: &mut Vec<News>) -> bool {
         let mut found = Vec::new();
         let _ = tree::walk(self.root, &self.spared, |one| found.push((one.process, one.send(Signal::KILL))));
-        let there =
-            |seen: &Seen| found.iter().any(|(process, _)| process.pid == seen.process.pid && process.started == seen.process.started);
+        let there = |seen: &SurvivingProcess| {
+            found.iter().any(|(process, _)| process.pid == seen.process.pid && process.started == seen.process.started)
+        };
         for gone in self.seen.extract_if(.., |seen| !there(seen)).filter(|seen| seen.told.is_some()) {
             news.push(News::Gone(gone.process.pid));
         }
@@ -107,7 +108,7 @@ impl Hunt {
             let known = self.seen.iter().position(|seen| seen.process.pid == process.pid);
             let index = known.unwrap_or_else(|| {
                 more |= !process.is_dead();
-                self.seen.push(Seen { process, since: now, told: None });
+                self.seen.push(SurvivingProcess { process, since: now, told: None });
                 self.seen.len() - 1
             });
             let seen = &mut self.seen[index];

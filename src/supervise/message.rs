@@ -101,16 +101,16 @@ pub fn receive(socket: &OwnedFd) -> Received {
         };
         let mut datagram = vec![0; length];
         let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(MAX_DESCRIPTORS))];
-        let mut beside = RecvAncillaryBuffer::new(&mut space);
+        let mut ancillary = RecvAncillaryBuffer::new(&mut space);
         let flags = RecvFlags::DONTWAIT | RecvFlags::CMSG_CLOEXEC;
-        match recvmsg(socket, &mut [IoSliceMut::new(&mut datagram)], &mut beside, flags) {
+        match recvmsg(socket, &mut [IoSliceMut::new(&mut datagram)], &mut ancillary, flags) {
             Ok(_) => {}
             // The peer closed just now: the datagram from the peek is still there.
             Err(Errno::INTR | Errno::CONNRESET) => continue,
             Err(_) => return Received::Closed,
         }
         let mut descriptors = Vec::new();
-        for message in beside.drain() {
+        for message in ancillary.drain() {
             if let RecvAncillaryMessage::ScmRights(passed) = message {
                 descriptors.extend(passed);
             }
@@ -134,11 +134,11 @@ pub fn transmit(socket: &OwnedFd, datagram: &[u8], descriptors: &[OwnedFd]) -> i
         } else {
             let passed: Vec<BorrowedFd<'_>> = descriptors.iter().map(OwnedFd::as_fd).collect();
             let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(MAX_DESCRIPTORS))];
-            let mut beside = SendAncillaryBuffer::new(&mut space);
-            if !beside.push(SendAncillaryMessage::ScmRights(&passed)) {
+            let mut ancillary = SendAncillaryBuffer::new(&mut space);
+            if !ancillary.push(SendAncillaryMessage::ScmRights(&passed)) {
                 return Err(io::Error::new(io::ErrorKind::InvalidInput, "too many connections to hand over"));
             }
-            sendmsg(socket, &[IoSlice::new(datagram)], &mut beside, flags)
+            sendmsg(socket, &[IoSlice::new(datagram)], &mut ancillary, flags)
         };
         match sent {
             Err(Errno::INTR) => {}

@@ -145,7 +145,7 @@ fn reap_one(pid: Pid) {
 
 /// An order that the guardian hasn't acknowledged.
 #[derive(Debug)]
-struct Unanswered {
+struct UnackedOrder {
     number: u64,
     since: BootTime,
     deadlines: Option<Deadlines>,
@@ -165,7 +165,7 @@ pub struct Supervisor {
     spared: Vec<Process>,
     output: Option<Capture>,
     sent: u64,
-    unanswered: VecDeque<Unanswered>,
+    unanswered: VecDeque<UnackedOrder>,
     heard: BootTime,
     /// The last deadlines that the guardian acknowledged; `None` before the start.
     acknowledged: Option<Deadlines>,
@@ -318,7 +318,7 @@ impl Supervisor {
         let sent = transmit(self.socket.get_ref(), &encode(&(self.sent, order)), descriptors);
         if !matches!(&sent, Err(error) if error.kind() == io::ErrorKind::InvalidInput) {
             // Also when sending failed: a full socket means that the guardian doesn't read.
-            self.unanswered.push_back(Unanswered { number: self.sent, since: BootClock::read(), deadlines });
+            self.unanswered.push_back(UnackedOrder { number: self.sent, since: BootClock::read(), deadlines });
         }
         sent
     }

@@ -7,7 +7,7 @@ use std::{
 };
 
 use dlock::{
-    backends::etcd::{Etcd as Backend, Options},
+    backends::etcd::{Etcd as Backend, EtcdOptions},
     lock::{Attempt, Backend as _, Grant, Key, Renewal, Request, Scope, Ttl},
 };
 
@@ -211,7 +211,7 @@ fn request(key: &str, ttl: u64, waiting: bool) -> Request {
 }
 
 fn client(etcd: &Etcd) -> Backend {
-    Backend::new(Options::new(vec![("127.0.0.1".into(), etcd.port())]))
+    Backend::new(EtcdOptions::new(vec![("127.0.0.1".into(), etcd.port())]))
 }
 
 /// Asks as the core does: again, if the server was too busy to answer. Counts how often.

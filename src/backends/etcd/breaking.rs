@@ -12,13 +12,13 @@
 //!   waits for that, but is no longer a hold's: the history has the hold already.
 
 use super::{
-    client::{Answer, Client},
+    client::{EtcdClient, EtcdResult},
     failure,
-    history::{self, Outcome},
+    history::{self, ReleaseWrites},
     hold::TRIES,
-    names::Names,
+    names::EtcdNames,
     ops, permits,
-    queue::Look,
+    queue::LockAtRevision,
     record::StoredRecord,
 };
 use crate::{
@@ -32,13 +32,18 @@ fn foreign() -> Error {
     error.hint("the program that took the lock has to release it, or its lease ends")
 }
 
-async fn look(client: &mut Client, names: &Names) -> Answer<Look> {
+async fn look(client: &mut EtcdClient, names: &EtcdNames) -> EtcdResult<LockAtRevision> {
     Ok(client.run(ops::look(names, ops::ALL)).await?.look(names)?)
 }
 
 /// Changes the record of the hold with this fence; false if there is no such hold, or `change` changes nothing.
-pub(super) async fn amend(client: &mut Client, key: &Key, fence: Fence, change: impl Fn(HoldRecord) -> Option<HoldRecord>) -> Answer<bool> {
-    let names = Names::new(&client.options().namespace, key);
+pub(super) async fn amend(
+    client: &mut EtcdClient,
+    key: &Key,
+    fence: Fence,
+    change: impl Fn(HoldRecord) -> Option<HoldRecord>,
+) -> EtcdResult<bool> {
+    let names = EtcdNames::new(&client.options().namespace, key);
     for _ in 0..TRIES {
         let look = look(client, &names).await?;
         let Some(at) = look.holder(fence) else { return Ok(false) };
@@ -58,15 +63,15 @@ pub(super) async fn amend(client: &mut Client, key: &Key, fence: Fence, change: 
 }
 
 /// Notes in the record that the holder saw the mark. Nothing depends on the note.
-pub(super) async fn note_seen(client: &mut Client, record: &StoredRecord) {
+pub(super) async fn note_seen(client: &mut EtcdClient, record: &StoredRecord) {
     let Some(says) = record.named().seen() else { return };
     let compare = vec![ops::unchanged(&record.name, record.revision)];
     let _ = client.run_if(compare, vec![ops::put(&record.name, says.write(), 0)]).await;
 }
 
 /// Removes the hold with this fence.
-pub(super) async fn evict(client: &mut Client, key: &Key, fence: Fence, mark: &Break) -> Answer<bool> {
-    let names = Names::new(&client.options().namespace, key);
+pub(super) async fn evict(client: &mut EtcdClient, key: &Key, fence: Fence, mark: &Break) -> EtcdResult<bool> {
+    let names = EtcdNames::new(&client.options().namespace, key);
     let look = look(client, &names).await?;
     let Some(at) = look.holder(fence) else { return Ok(false) };
     let one = &look.contenders[at];
@@ -79,7 +84,7 @@ pub(super) async fn evict(client: &mut Client, key: &Key, fence: Fence, mark: &B
     gone.extend(look.number_of(at).map(|number| permits::give_back(&names, number)));
     let mut history = vec![ops::put(&names.last(), one.created.to_string(), 0)];
     history.extend(record.map(|record| ops::put(&record.name, HoldRecord::waiting(record.says.mode).write(), 0)));
-    let outcome = Outcome { history, ..Outcome::default() };
+    let outcome = ReleaseWrites { history, ..ReleaseWrites::default() };
     let Some(freed) = history::end(client, &names, compare, gone, outcome, Some(&past)).await? else { return Ok(false) };
     // The eviction is done, and no later failure may hide that. Leases without keys expire by themselves.
     for lease in freed.leases.iter().copied().filter(|lease| *lease != one.lease).chain([one.lease]) {

@@ -7,9 +7,11 @@ use prost::Message;
 
 use super::{
     Etcd,
-    client::{Answer, Style},
+    client::{EtcdResult, Style},
     failure::Trouble,
-    gc, names,
+    gc,
+    messages::Header,
+    names,
 };
 use crate::{
     backends::net::transport,
@@ -33,12 +35,6 @@ const USUAL_QUOTA: i64 = 2 << 30;
 
 #[derive(Clone, PartialEq, Message)]
 struct StatusRequest {}
-
-#[derive(Clone, PartialEq, Message)]
-struct Header {
-    #[prost(int64, tag = "3")]
-    revision: i64,
-}
 
 /// A read of a key at an old revision.
 #[derive(Clone, PartialEq, Message)]
@@ -74,11 +70,11 @@ struct AlarmRequest {}
 #[derive(Clone, PartialEq, Message)]
 struct AlarmResponse {
     #[prost(message, repeated, tag = "2")]
-    alarms: Vec<Alarm>,
+    alarms: Vec<AlarmMember>,
 }
 
 #[derive(Clone, PartialEq, Message)]
-struct Alarm {
+struct AlarmMember {
     #[prost(uint64, tag = "1")]
     member: u64,
     #[prost(int32, tag = "2")]
@@ -101,11 +97,11 @@ struct Member {
 }
 
 impl Etcd {
-    async fn look_at_cluster(&mut self) -> Answer<Vec<Finding>> {
+    async fn look_at_cluster(&mut self) -> EtcdResult<Vec<Finding>> {
         // This request is open to every user: if it fails, all others fail.
         let status: StatusResponse = self.client.ask("/etcdserverpb.Maintenance/Status", StatusRequest {}, Style::Unary).await?;
-        let alarms: Answer<AlarmResponse> = self.client.ask("/etcdserverpb.Maintenance/Alarm", AlarmRequest {}, Style::Unary).await;
-        let members: Answer<MemberListResponse> =
+        let alarms: EtcdResult<AlarmResponse> = self.client.ask("/etcdserverpb.Maintenance/Alarm", AlarmRequest {}, Style::Unary).await;
+        let members: EtcdResult<MemberListResponse> =
             self.client.ask("/etcdserverpb.Cluster/MemberList", MemberListRequest {}, Style::Unary).await;
         let mut found = vec![version(&status.version)];
         found.push(match alarms {
@@ -115,7 +111,8 @@ impl Etcd {
         found.push(quota(&status));
         let key = names::prefix(&self.client.options().namespace).into_bytes();
         let key = if key.is_empty() { vec![0] } else { key };
-        let oldest: Answer<OldResponse> = self.client.ask("/etcdserverpb.KV/Range", OldRequest { key, revision: 1 }, Style::Unary).await;
+        let oldest: EtcdResult<OldResponse> =
+            self.client.ask("/etcdserverpb.KV/Range", OldRequest { key, revision: 1 }, Style::Unary).await;
         found.push(match oldest.map_err(Error::from) {
             Ok(_) => compaction(&status, true),
             Err(error) if error.message.contains("has been compacted") => compaction(&status, false),
@@ -154,7 +151,7 @@ fn version(text: &str) -> Finding {
     Finding::ok(ID, said)
 }
 
-fn raised(alarms: &[Alarm]) -> Finding {
+fn raised(alarms: &[AlarmMember]) -> Finding {
     const ID: &str = "alarms";
     let of = |kind: i32| alarms.iter().filter(|alarm| alarm.kind == kind).count();
     match (of(1), of(2)) {
@@ -292,7 +289,7 @@ mod tests {
 
     #[test]
     fn alarms_and_members_are_counted() {
-        let alarm = |kind| Alarm { member: 7, kind };
+        let alarm = |kind| AlarmMember { member: 7, kind };
         assert_eq!(raised(&[alarm(1)]).severity, Severity::Unsafe);
         assert!(raised(&[alarm(1), alarm(2)]).text.starts_with("CORRUPT"));
         assert_eq!(raised(&[alarm(9)]).severity, Severity::Warn);

@@ -12,14 +12,14 @@ use std::time::Duration;
 
 use super::{
     breaking,
-    client::{Answer, Client},
+    client::{EtcdClient, EtcdResult},
     failure::{self, Trouble},
-    history::{self, Outcome},
+    history::{self, ReleaseWrites},
     look::{self, Left},
     messages::Compare,
     monitor, ops, permits, queue,
     record::StoredRecord,
-    session::{Hold, Nested, Session, Standing, ttl},
+    session::{EtcdSession, HoldState, Nested, OwnHold, ttl},
     waiting,
 };
 use crate::{
@@ -33,9 +33,9 @@ const MODES: [Mode; 3] = [Mode::Exclusive, Mode::Shared, Mode::Permits(1)];
 pub(super) const TRIES: u32 = 4;
 
 /// A hold as the store has it.
-pub(super) struct Found {
+pub(super) struct FoundHold {
     /// The hold of the token or of its owner, with the token's own nested hold if there is one.
-    pub hold: Hold,
+    pub hold: OwnHold,
     pub mode: Mode,
     /// Whether the token belongs to the hold that the lock was taken with, not to a nested one.
     pub is_root: bool,
@@ -44,11 +44,11 @@ pub(super) struct Found {
     /// Whether the hold that the lock was taken with was released.
     marked: bool,
     /// The other nested holds.
-    others: Vec<queue::Inner>,
+    others: Vec<queue::NestedKey>,
     record: Option<StoredRecord>,
 }
 
-impl Found {
+impl FoundHold {
     /// Returns whether the token's hold is there, and not only its owner's.
     fn holds_token(&self) -> bool {
         self.hold.nested.is_some() || self.is_root && !self.marked
@@ -56,7 +56,7 @@ impl Found {
 }
 
 /// Finds the hold of the token's owner.
-pub(super) async fn find(client: &mut Client, session: &Session) -> Answer<Option<Found>> {
+pub(super) async fn find(client: &mut EtcdClient, session: &EtcdSession) -> EtcdResult<Option<FoundHold>> {
     let names = &session.names;
     let mine = MODES.map(|mode| names.own(mode, session.lease));
     let mut ops = ops::look(names, 1);
@@ -84,10 +84,10 @@ pub(super) async fn find(client: &mut Client, session: &Session) -> Answer<Optio
     }
     // An earlier attempt of this process, whose answer was lost, gave vanished holders no time to stop. If the hold is a permit, other
     // holders may have vanished just now.
-    let unsure = session.taking && matches!(session.state, Standing::Asked { .. }) || matches!(mode, Mode::Permits(_));
+    let unsure = session.taking && matches!(session.state, HoldState::Asked { .. }) || matches!(mode, Mode::Permits(_));
     let dying = if unsure { Vec::new() } else { look.dying(mode) };
     let is_root = said.hold.is_some_and(|hold| hold == session.token.hold_text());
-    let hold = Hold {
+    let hold = OwnHold {
         own: own.clone(),
         created: kv.create_revision,
         seen: look.revision,
@@ -99,14 +99,14 @@ pub(super) async fn find(client: &mut Client, session: &Session) -> Answer<Optio
         settled_at: waiting::after(Duration::ZERO),
         runs: look.runs.clone(),
     };
-    Ok(Some(Found { hold, mode, is_root, holds: look.holds_of(session.lease), marked, others, record }))
+    Ok(Some(FoundHold { hold, mode, is_root, holds: look.holds_of(session.lease), marked, others, record }))
 }
 
 /// Extends the leases of a hold that is still there. A hold with a break mark is extended only so that it can stop.
-pub(super) async fn renew(client: &mut Client, session: &mut Session, intent: Intent) -> Answer<Renewal> {
-    let Standing::Held(hold) = &session.state else {
+pub(super) async fn renew(client: &mut EtcdClient, session: &mut EtcdSession, intent: Intent) -> EtcdResult<Renewal> {
+    let HoldState::Held(hold) = &session.state else {
         // Finding the hold reads it too.
-        return match find(client, session).await?.filter(Found::holds_token) {
+        return match find(client, session).await?.filter(FoundHold::holds_token) {
             Some(found) => extend(client, session, found.hold, found.record, intent).await,
             None => Ok(Renewal::NotHeld),
         };
@@ -154,7 +154,13 @@ pub(super) async fn renew(client: &mut Client, session: &mut Session, intent: In
     Ok(renewal)
 }
 
-async fn extend(client: &mut Client, session: &mut Session, hold: Hold, record: Option<StoredRecord>, intent: Intent) -> Answer<Renewal> {
+async fn extend(
+    client: &mut EtcdClient,
+    session: &mut EtcdSession,
+    hold: OwnHold,
+    record: Option<StoredRecord>,
+    intent: Intent,
+) -> EtcdResult<Renewal> {
     let mark = record.as_ref().and_then(|record| record.says.mark.as_ref());
     if let (Some(mark), Intent::Extend(_)) = (mark, intent) {
         return Ok(Renewal::Broken(mark.clone()));
@@ -168,13 +174,13 @@ async fn extend(client: &mut Client, session: &mut Session, hold: Hold, record: 
         breaking::note_seen(client, &record).await;
     }
     let fence = hold.fence();
-    session.state = Standing::Held(hold);
+    session.state = HoldState::Held(hold);
     Ok(Renewal::Renewed { ttl: ttl(length)?, fence })
 }
 
 /// Returns whether the token's hold is there, and the rest of its lease in etcd's whole seconds.
-pub(super) async fn verify(client: &mut Client, session: &Session) -> Answer<Renewal> {
-    let Some(found) = find(client, session).await?.filter(Found::holds_token) else { return Ok(Renewal::NotHeld) };
+pub(super) async fn verify(client: &mut EtcdClient, session: &EtcdSession) -> EtcdResult<Renewal> {
+    let Some(found) = find(client, session).await?.filter(FoundHold::holds_token) else { return Ok(Renewal::NotHeld) };
     let mut expires_in = None;
     for lease in [session.lease].into_iter().chain(found.hold.nested.map(|nested| nested.lease)) {
         match look::left(client, lease).await? {
@@ -187,15 +193,15 @@ pub(super) async fn verify(client: &mut Client, session: &Session) -> Answer<Ren
 }
 
 /// Gives a hold back.
-pub(super) async fn release(client: &mut Client, session: &mut Session, info: &ReleaseInfo) -> Answer<Release> {
+pub(super) async fn release(client: &mut EtcdClient, session: &mut EtcdSession, info: &ReleaseInfo) -> EtcdResult<Release> {
     let scope = info.scope;
-    if matches!(session.state, Standing::Released) {
+    if matches!(session.state, HoldState::Released) {
         // Only the lease is left to be revoked, and it also expires by itself.
         let _ = client.revoke(session.lease).await;
         return Ok(Release::Released);
     }
     let own = match &session.state {
-        Standing::Held(hold) if hold.nested.is_none() => Some(hold.clone()),
+        HoldState::Held(hold) if hold.nested.is_none() => Some(hold.clone()),
         _ => None,
     };
     if let Some(hold) = own
@@ -222,9 +228,9 @@ pub(super) async fn release(client: &mut Client, session: &mut Session, info: &R
 }
 
 /// Handles a token that holds nothing, while an earlier request of this process may still be served.
-async fn not_held(client: &mut Client, session: &mut Session) -> Answer<Release> {
+async fn not_held(client: &mut EtcdClient, session: &mut EtcdSession) -> EtcdResult<Release> {
     remember_expired(client, session).await?;
-    if session.taking && !matches!(session.state, Standing::Queued(_)) {
+    if session.taking && !matches!(session.state, HoldState::Queued(_)) {
         // Every mode is tried: the mode of the earlier request is not known any more.
         for mode in MODES {
             leave(client, session, mode).await?;
@@ -234,8 +240,8 @@ async fn not_held(client: &mut Client, session: &mut Session) -> Answer<Release>
 }
 
 /// Moves an expired hold's data from its record to the history, before the record is removed.
-async fn remember_expired(client: &mut Client, session: &Session) -> Answer<()> {
-    if !matches!(&session.state, Standing::Held(hold) if hold.nested.is_none()) {
+async fn remember_expired(client: &mut EtcdClient, session: &EtcdSession) -> EtcdResult<()> {
+    if !matches!(&session.state, HoldState::Held(hold) if hold.nested.is_none()) {
         return Ok(());
     }
     let record = client.run(vec![ops::get(&session.names.open_of(session.lease))]).await?.one()?.and_then(StoredRecord::read);
@@ -248,7 +254,12 @@ async fn remember_expired(client: &mut Client, session: &Session) -> Answer<()> 
 }
 
 /// Gives back the hold that the lock was taken with, and the lock too. Returns `None` if a nested hold keeps the lock.
-async fn release_root(client: &mut Client, session: &mut Session, hold: &Hold, info: &ReleaseInfo) -> Answer<Option<Release>> {
+async fn release_root(
+    client: &mut EtcdClient,
+    session: &mut EtcdSession,
+    hold: &OwnHold,
+    info: &ReleaseInfo,
+) -> EtcdResult<Option<Release>> {
     let inner = session.names.nested(session.lease);
     let mut compare = vec![ops::created_at(&hold.own, hold.created), ops::absent(&session.names.left(session.lease))];
     if info.scope == Scope::Hold {
@@ -259,12 +270,12 @@ async fn release_root(client: &mut Client, session: &mut Session, hold: &Hold, i
 
 /// Gives back a nested hold, and the lock too if the hold is the last one. Returns `None` if something changed meanwhile.
 async fn release_nested(
-    client: &mut Client,
-    session: &mut Session,
-    found: &Found,
+    client: &mut EtcdClient,
+    session: &mut EtcdSession,
+    found: &FoundHold,
     nested: &Nested,
     info: &ReleaseInfo,
-) -> Answer<Option<Release>> {
+) -> EtcdResult<Option<Release>> {
     let (hold, left) = (&found.hold, session.names.left(session.lease));
     let mut compare = vec![ops::created_at(&hold.own, hold.created), ops::created_at(&nested.name, nested.created)];
     if found.marked && found.others.is_empty() {
@@ -279,14 +290,19 @@ async fn release_nested(
     if !client.run_if(compare, vec![ops::delete(&nested.name)]).await?.succeeded {
         return Ok(None);
     }
-    session.state = Standing::Asked { leased: false };
+    session.state = HoldState::Asked { leased: false };
     // The hold is given back. A lease without keys expires by itself.
     let _ = client.revoke(nested.lease).await;
     Ok(Some(Release::StillHeld(found.holds.saturating_sub(1))))
 }
 
 /// Gives back the outer hold while nested ones keep the lock, and puts a mark. Returns `None` if something changed meanwhile.
-async fn release_around(client: &mut Client, session: &mut Session, found: &Found, info: &ReleaseInfo) -> Answer<Option<Release>> {
+async fn release_around(
+    client: &mut EtcdClient,
+    session: &mut EtcdSession,
+    found: &FoundHold,
+    info: &ReleaseInfo,
+) -> EtcdResult<Option<Release>> {
     let left = session.names.left(session.lease);
     let mut compare = vec![ops::created_at(&found.hold.own, found.hold.created), ops::absent(&left)];
     compare.extend(found.others.first().map(|other| ops::created_at(&other.name, other.created)));
@@ -298,12 +314,12 @@ async fn release_around(client: &mut Client, session: &mut Session, found: &Foun
 
 /// Removes all keys of a hold if `compare` holds, and records its outcome.
 async fn free(
-    client: &mut Client,
-    session: &mut Session,
-    hold: &Hold,
+    client: &mut EtcdClient,
+    session: &mut EtcdSession,
+    hold: &OwnHold,
     compare: Vec<Compare>,
     info: &ReleaseInfo,
-) -> Answer<Option<Release>> {
+) -> EtcdResult<Option<Release>> {
     let names = &session.names;
     let mut gone =
         vec![ops::delete_under(&names.nested(session.lease)), ops::delete(&hold.own), ops::delete(&names.open_of(session.lease))];
@@ -313,8 +329,10 @@ async fn free(
     // The outcome of a nested hold does not concern the outer run.
     let runs = hold.runs.end(names, hold.fence(), info.run_state.filter(|_| hold.nested.is_none()));
     let past = history::past(hold, info);
-    let Some(freed) = history::end(client, names, compare, gone, Outcome { runs, history }, past.as_ref()).await? else { return Ok(None) };
-    session.state = Standing::Released;
+    let Some(freed) = history::end(client, names, compare, gone, ReleaseWrites { runs, history }, past.as_ref()).await? else {
+        return Ok(None);
+    };
+    session.state = HoldState::Released;
     session.watches = None;
     // The lock is free already, and no later failure may hide that. Leases without keys expire by themselves.
     let _ = client.revoke(session.lease).await;
@@ -326,7 +344,7 @@ async fn free(
 }
 
 /// Removes all keys of this process from the queue, and prevents late ones.
-pub(super) async fn leave(client: &mut Client, session: &mut Session, mode: Mode) -> Answer<()> {
+pub(super) async fn leave(client: &mut EtcdClient, session: &mut EtcdSession, mode: Mode) -> EtcdResult<()> {
     let (keys, lease) = match &session.inner {
         Some(inner) => (vec![inner.name.clone()], inner.lease),
         None => (vec![session.names.own(mode, session.lease), session.names.open_of(session.lease)], session.lease),
@@ -334,7 +352,7 @@ pub(super) async fn leave(client: &mut Client, session: &mut Session, mode: Mode
     client.run(keys.iter().map(|key| ops::delete(key)).collect()).await?;
     client.revoke(lease).await?;
     let monitor = session.monitor_lease();
-    if let Standing::Queued(queued) = &mut session.state {
+    if let HoldState::Queued(queued) = &mut session.state {
         monitor::retire(client, queued, monitor).await;
     }
     session.watches = None;

@@ -3,11 +3,11 @@
 use std::{collections::BTreeSet, time::Duration};
 
 use super::{
-    client::{Answer, Client},
+    client::{EtcdClient, EtcdResult},
     failure::Trouble,
-    names::{self, Names},
+    names::{self, EtcdNames},
     ops,
-    queue::{Look, mode_of},
+    queue::{LockAtRevision, mode_of},
 };
 use crate::{
     backends::queue::record::ContenderInfo,
@@ -15,8 +15,8 @@ use crate::{
 };
 
 /// Returns the state of one lock.
-pub(super) async fn inspect(client: &mut Client, key: &Key) -> Answer<LockState> {
-    let names = Names::new(&client.options().namespace, key);
+pub(super) async fn inspect(client: &mut EtcdClient, key: &Key) -> EtcdResult<LockState> {
+    let names = EtcdNames::new(&client.options().namespace, key);
     let mut ops = ops::look(&names, ops::ALL);
     ops.push(ops::get(&names.last()));
     let mut answers = client.run(ops).await?;
@@ -35,7 +35,7 @@ pub(super) async fn inspect(client: &mut Client, key: &Key) -> Answer<LockState>
 }
 
 /// Returns the state of the held locks whose keys begin with `start`, by key.
-pub(super) async fn list(client: &mut Client, start: &str) -> Answer<Vec<LockState>> {
+pub(super) async fn list(client: &mut EtcdClient, start: &str) -> EtcdResult<Vec<LockState>> {
     let namespace = client.options().namespace.clone();
     let start = names::prefix(&namespace) + &names::ENCODING.encode_str(start);
     let mut answers = client.run(vec![ops::under(&start, true)]).await?;
@@ -56,7 +56,7 @@ pub(super) async fn list(client: &mut Client, start: &str) -> Answer<Vec<LockSta
 }
 
 /// Returns the keys that begin with `start` and have a fence, a record or a run record, by key.
-pub(super) async fn known(client: &mut Client, start: &str, which: Which) -> Answer<Vec<Key>> {
+pub(super) async fn known(client: &mut EtcdClient, start: &str, which: Which) -> EtcdResult<Vec<Key>> {
     let namespace = client.options().namespace.clone();
     let mut keys = BTreeSet::new();
     for folder in names::records(&namespace) {
@@ -75,7 +75,12 @@ pub(super) async fn known(client: &mut Client, start: &str, which: Which) -> Ans
 /// Returns the holders at these positions. With `ends`, adds the rest of their leases, with one request for each.
 ///
 /// etcd has no clock for the time of a grant, and counts leases in whole seconds.
-pub(super) async fn tell(client: &mut Client, look: &Look, holders: impl Iterator<Item = usize>, ends: bool) -> Answer<Vec<Holder>> {
+pub(super) async fn tell(
+    client: &mut EtcdClient,
+    look: &LockAtRevision,
+    holders: impl Iterator<Item = usize>,
+    ends: bool,
+) -> EtcdResult<Vec<Holder>> {
     let mut told = Vec::new();
     for at in holders {
         let one = &look.contenders[at];
@@ -103,7 +108,7 @@ pub(super) async fn tell(client: &mut Client, look: &Look, holders: impl Iterato
 }
 
 /// Returns the waiters, by the data that they wrote.
-fn waiters(look: &Look) -> Result<Vec<Waiter>> {
+fn waiters(look: &LockAtRevision) -> Result<Vec<Waiter>> {
     let waiter = |at: usize| -> Result<Waiter> {
         Ok(Waiter { metadata: look.contenders[at].said()?.and_then(|said| said.metadata), waiting_for: None, in_order: true })
     };
@@ -126,7 +131,7 @@ pub(super) enum Left {
 }
 
 /// Returns the rest of a lease.
-pub(super) async fn left(client: &mut Client, lease: i64) -> Answer<Left> {
+pub(super) async fn left(client: &mut EtcdClient, lease: i64) -> EtcdResult<Left> {
     let answer = match client.time_to_live(lease).await {
         Ok(answer) => answer,
         Err(Trouble::NoLease) => return Ok(Left::Over),

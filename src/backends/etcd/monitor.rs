@@ -5,7 +5,7 @@
 //! watches. A probed waiter extends its lease at once, answers, and then extends its lease every [`BEAT`]. A waiter that is silent for
 //! [`SILENT`] after its probe is dead. It is removed once it is in the way.
 //!
-//! The monitor's key is [`Names::monitor`], on a lease of a few seconds. All waiters watch that key. When the key goes, a waiter recreates
+//! The monitor's key is [`EtcdNames::monitor`], on a lease of a few seconds. All waiters watch the key. When the key goes, a waiter recreates
 //! it. The server tells how long ago a lease was extended. A probe states that time as of its creation, so any client can judge the answer.
 
 use std::time::Duration;
@@ -13,12 +13,12 @@ use std::time::Duration;
 use tokio::time::Instant;
 
 use super::{
-    client::{Answer, Client},
+    client::{EtcdClient, EtcdResult},
     failure::Trouble,
     messages::KeyValue,
-    names::Names,
+    names::EtcdNames,
     ops,
-    queue::{Keys, Look},
+    queue::{Keys, LockAtRevision},
     session::Queued,
     waiting::{after, is_past},
 };
@@ -90,7 +90,7 @@ impl QueueMonitor {
 }
 
 /// Does what is due. `lease` is the lease for the queue monitor's key, and `own` is the waiter's own lease.
-pub(super) async fn serve(client: &mut Client, names: &Names, queued: &mut Queued, (lease, own): (i64, i64)) -> Answer<()> {
+pub(super) async fn serve(client: &mut EtcdClient, names: &EtcdNames, queued: &mut Queued, (lease, own): (i64, i64)) -> EtcdResult<()> {
     let due = match queued.monitor {
         QueueMonitor::Another => return Ok(()),
         // The first waiter has no other waiter to monitor.
@@ -118,7 +118,7 @@ pub(super) async fn serve(client: &mut Client, names: &Names, queued: &mut Queue
 }
 
 /// Stops being the queue monitor. If the request fails, the monitor's key ends with its lease.
-pub(super) async fn retire(client: &mut Client, queued: &mut Queued, lease: i64) {
+pub(super) async fn retire(client: &mut EtcdClient, queued: &mut Queued, lease: i64) {
     if queued.monitor.is_own() {
         queued.monitor = QueueMonitor::Another;
         let _ = client.revoke(lease).await;
@@ -126,7 +126,7 @@ pub(super) async fn retire(client: &mut Client, queued: &mut Queued, lease: i64)
 }
 
 /// Returns whether this waiter became the queue monitor. It probes itself thereby: the next monitor must know soon whether it died.
-async fn become_monitor(client: &mut Client, names: &Names, lease: i64, own: i64) -> Answer<bool> {
+async fn become_monitor(client: &mut EtcdClient, names: &EtcdNames, lease: i64, own: i64) -> EtcdResult<bool> {
     let name = names.monitor();
     if client.run(vec![ops::peek(&name)]).await?.one()?.is_some_and(|kv| kv.lease != lease) {
         return Ok(false);
@@ -147,7 +147,7 @@ async fn become_monitor(client: &mut Client, names: &Names, lease: i64, own: i64
 }
 
 /// Probes the waiters at the front that were not probed, and removes dead ones. Returns the delay until the next round.
-async fn check_front(client: &mut Client, names: &Names, own: &str) -> Answer<Duration> {
+async fn check_front(client: &mut EtcdClient, names: &EtcdNames, own: &str) -> EtcdResult<Duration> {
     let (mut probed, mut living, mut silent, mut seen) = (0, 0, 0, 0);
     let mut gone = Vec::new();
     let mut alone = false;
@@ -185,10 +185,10 @@ async fn check_front(client: &mut Client, names: &Names, own: &str) -> Answer<Du
 }
 
 /// Reads the first `most` contenders, with their records and the keys that concern them.
-async fn front(client: &mut Client, names: &Names, most: usize) -> Answer<Look> {
+async fn front(client: &mut EtcdClient, names: &EtcdNames, most: usize) -> EtcdResult<LockAtRevision> {
     let limit = i64::try_from(most).unwrap_or(i64::MAX);
-    let mut answers = client.run(vec![ops::first(&names.folder, limit), ops::under(&names.beside(), false)]).await?;
-    let (keys, beside) = (answers.keys()?, answers.keys()?);
+    let mut answers = client.run(vec![ops::first(&names.folder, limit), ops::under(&names.side_keys(), false)]).await?;
+    let (keys, side_keys) = (answers.keys()?, answers.keys()?);
     let ids = keys.iter().filter_map(|kv| Some(names.open_as(str::from_utf8(&kv.key).ok()?.rsplit('/').next()?.rsplit('-').next()?)));
     let records: Vec<_> = ids.map(|record| ops::get(&record)).collect();
     let mut open = Vec::new();
@@ -198,7 +198,11 @@ async fn front(client: &mut Client, names: &Names, most: usize) -> Answer<Look> 
             open.extend(answers.one()?);
         }
     }
-    Ok(Look::new(names, answers.revision, Keys { contenders: keys.clone(), with_values: keys, open, beside, ..Keys::default() })?)
+    Ok(LockAtRevision::new(
+        names,
+        answers.revision,
+        Keys { contenders: keys.clone(), with_values: keys, open, side_keys, ..Keys::default() },
+    )?)
 }
 
 /// A probe of a waiter.
@@ -211,12 +215,12 @@ pub(super) enum Probe {
 
 /// Answers the probe of this waiter, which has extended its lease. If the store refuses, the waiter only counts as slow: its extended lease
 /// keeps it from being removed.
-pub(super) async fn answer(client: &mut Client, names: &Names, own: i64) {
+pub(super) async fn answer(client: &mut EtcdClient, names: &EtcdNames, own: i64) {
     let _ = client.run(vec![ops::put(&names.probe(own), HERE, own)]).await;
 }
 
 /// Returns the probes among the keys below a lock's last fence: the lease of each probed waiter, and the probe's content.
-pub(super) fn probes(names: &Names, keys: &[KeyValue]) -> Vec<(i64, Probe)> {
+pub(super) fn probes(names: &EtcdNames, keys: &[KeyValue]) -> Vec<(i64, Probe)> {
     let folder = names.probes();
     let probe = |kv: &KeyValue| {
         let lease = i64::from_str_radix(str::from_utf8(&kv.key).ok()?.strip_prefix(&*folder)?, 16).ok()?;
@@ -237,7 +241,7 @@ enum WaiterState {
 }
 
 /// Judges whether a waiter lives. Probes a waiter of which nothing is known.
-async fn judge(client: &mut Client, names: &Names, one: &StoredWaiter) -> Answer<WaiterState> {
+async fn judge(client: &mut EtcdClient, names: &EtcdNames, one: &StoredWaiter) -> EtcdResult<WaiterState> {
     let lease = match client.time_to_live(one.lease).await {
         Ok(lease) => lease,
         // The waiter's key expires by itself, or this user may not read the lease.
@@ -279,7 +283,7 @@ pub(super) struct StoredWaiter {
 }
 
 /// Removes a dead waiter on behalf of a process that does not wait. Returns whether it did. Probes a waiter that was not probed.
-pub(super) async fn remove_if_gone(client: &mut Client, names: &Names, one: &StoredWaiter) -> Answer<bool> {
+pub(super) async fn remove_if_gone(client: &mut EtcdClient, names: &EtcdNames, one: &StoredWaiter) -> EtcdResult<bool> {
     Ok(matches!(judge(client, names, one).await?, WaiterState::Gone) && remove(client, names, std::slice::from_ref(one)).await?)
 }
 
@@ -287,7 +291,7 @@ pub(super) async fn remove_if_gone(client: &mut Client, names: &Names, one: &Sto
 ///
 /// A holder is never removed: a grant rewrites or removes the record, and compares the key in the same step. A waiter that is alive after
 /// all finds its key gone, and queues up anew.
-async fn remove(client: &mut Client, names: &Names, gone: &[StoredWaiter]) -> Answer<bool> {
+async fn remove(client: &mut EtcdClient, names: &EtcdNames, gone: &[StoredWaiter]) -> EtcdResult<bool> {
     let each = gone.iter().map(|one| {
         let compare = vec![ops::created_at(&one.key, one.created), ops::unchanged(&one.record, one.revision)];
         ops::when(compare, vec![ops::delete(&one.key), ops::delete(&one.record), ops::delete(&names.probe(one.lease))], Vec::new())

@@ -32,14 +32,14 @@ use crate::lock::{Encoding, Fence, Key, Mode, Namespace};
 pub(super) const ENCODING: Encoding = Encoding::new(b"/");
 
 /// The names of all keys of one lock.
-pub(super) struct Names {
+pub(super) struct EtcdNames {
     /// The folder of the contenders, with its final slash.
     pub folder: String,
     side: String,
     encoded: String,
 }
 
-impl Names {
+impl EtcdNames {
     pub(super) fn new(namespace: &Namespace, key: &Key) -> Self {
         let encoded = ENCODING.encode(key);
         Self { folder: format!("{}{encoded}/", prefix(namespace)), side: side(namespace), encoded }
@@ -71,7 +71,7 @@ impl Names {
 
     /// Returns the folder of the held permits.
     pub(super) fn numbers(&self) -> String {
-        self.beside() + "permit/"
+        self.side_keys() + "permit/"
     }
 
     /// Returns the key of the permit with this number.
@@ -79,7 +79,7 @@ impl Names {
         format!("{}{number}", self.numbers())
     }
 
-    /// Returns the folder of the records: see [`super::queue::Look::vanished`].
+    /// Returns the folder of the records: see [`super::queue::LockAtRevision::vanished`].
     pub(super) fn open(&self) -> String {
         format!("{}{OPEN}{}/", self.side, self.encoded)
     }
@@ -136,7 +136,7 @@ impl Names {
     }
 
     /// Returns the folder of the run records, of the permits, and of the queue monitor.
-    pub(super) fn beside(&self) -> String {
+    pub(super) fn side_keys(&self) -> String {
         self.last() + "/"
     }
 
@@ -147,17 +147,17 @@ impl Names {
 
     /// Returns the run record of this name.
     pub(super) fn run_record(&self, name: &str) -> String {
-        self.beside() + name
+        self.side_keys() + name
     }
 
     /// Returns the key of the queue monitor: see [`super::monitor`].
     pub(super) fn monitor(&self) -> String {
-        self.beside() + "lookout"
+        self.side_keys() + "lookout"
     }
 
     /// Returns the folder of the probes.
     pub(super) fn probes(&self) -> String {
-        self.beside() + "call/"
+        self.side_keys() + "call/"
     }
 
     /// Returns the probe of the waiter with this lease.
@@ -170,7 +170,7 @@ pub(super) const WRITE: &str = "write/";
 pub(super) const READ: &str = "read/";
 /// Among the writers, where readers of other libraries look for contenders to wait for.
 pub(super) const PERMIT: &str = "write/permit-";
-/// The last part of [`Names::left`]; nested holds have sixteen digits.
+/// The last part of [`EtcdNames::left`]; nested holds have sixteen digits.
 pub(super) const LEFT: &str = "left";
 const OPEN: &str = "%open/";
 const LAST: &str = "%last/";
@@ -228,8 +228,8 @@ mod tests {
 
     use super::*;
 
-    fn names(namespace: &str, key: &str) -> Names {
-        Names::new(&Namespace::new(namespace).unwrap(), &Key::new(key).unwrap())
+    fn names(namespace: &str, key: &str) -> EtcdNames {
+        EtcdNames::new(&Namespace::new(namespace).unwrap(), &Key::new(key).unwrap())
     }
 
     proptest! {

@@ -24,12 +24,12 @@
 
 use super::{
     acquire::Taking,
-    client::Answer,
+    client::EtcdResult,
     failure::{self, Trouble},
     messages::{Compare, RequestOp},
-    names::Names,
+    names::EtcdNames,
     ops,
-    queue::{Look, Permit},
+    queue::{LockAtRevision, Permit},
 };
 use crate::backends::queue::record::HoldRecord;
 
@@ -37,17 +37,17 @@ use crate::backends::queue::record::HoldRecord;
 const TRIES: u32 = 16;
 
 /// Requires that no permit was taken since the look, so that its count is still valid.
-pub(super) fn as_counted(names: &Names, look: &Look) -> Vec<Compare> {
+pub(super) fn as_counted(names: &EtcdNames, look: &LockAtRevision) -> Vec<Compare> {
     vec![ops::nothing_newer_under(&names.numbers(), look.revision), ops::absent(&names.number(look.queue.free_number()))]
 }
 
 /// Takes the number that is free according to this look.
-pub(super) fn take(names: &Names, look: &Look, lease: i64) -> RequestOp {
+pub(super) fn take(names: &EtcdNames, look: &LockAtRevision, lease: i64) -> RequestOp {
     ops::put(&names.number(look.queue.free_number()), "", lease)
 }
 
 /// Gives a permit back, if the key is still the one that was taken.
-pub(super) fn give_back(names: &Names, number: &Permit) -> RequestOp {
+pub(super) fn give_back(names: &EtcdNames, number: &Permit) -> RequestOp {
     let name = names.number(number.number);
     ops::when(vec![ops::created_at(&name, number.created)], vec![ops::delete(&name)], Vec::new())
 }
@@ -55,7 +55,7 @@ pub(super) fn give_back(names: &Names, number: &Permit) -> RequestOp {
 impl Taking<'_> {
     /// Takes a permit, if this contender may have one. Returns the last look, and the own position if there is one. The flag tells whether
     /// the contender has a permit, or only the run policy denies one.
-    pub(super) async fn take_permit(&mut self, mut look: Look) -> Answer<(Look, Option<(usize, bool)>)> {
+    pub(super) async fn take_permit(&mut self, mut look: LockAtRevision) -> EtcdResult<(LockAtRevision, Option<(usize, bool)>)> {
         let (names, request, lease) = (&self.session.names, self.request, self.session.lease);
         let mut conflicts = 0;
         loop {

@@ -2,14 +2,14 @@
 
 use super::{
     acquire::Taking,
-    client::{Answer, Client},
+    client::{EtcdClient, EtcdResult},
     failure, hold, look,
     monitor::{self, QueueMonitor},
-    names::Names,
+    names::EtcdNames,
     ops,
-    queue::{Before, Look},
+    queue::{Before, LockAtRevision},
     runs,
-    session::{Queued, Session, Standing},
+    session::{EtcdSession, HoldState, Queued},
     waiting,
 };
 use crate::{
@@ -24,7 +24,7 @@ const NEAR: u32 = 3;
 
 impl Taking<'_> {
     /// Keeps a waiter that is not yet first in the queue, on a lease that was granted now or is still alive.
-    pub(super) async fn behind(mut self, look: &Look, at: usize) -> Answer<Attempt> {
+    pub(super) async fn behind(mut self, look: &LockAtRevision, at: usize) -> EtcdResult<Attempt> {
         let mode = self.request.mode;
         let blocker = look.queue.blocker(mode, at).map(|other| &look.contenders[other]);
         if let Some(endless) = blocker.filter(|one| one.lease == 0) {
@@ -42,18 +42,18 @@ impl Taking<'_> {
         let before = look.before(&self.session.names, mode, at);
         let monitor = QueueMonitor::new(look.has_monitor);
         let mut queued = Queued { permits, checks, before, monitor, busy: busy.clone(), ..self.queued(look, at, self.granted) };
-        if let (Standing::Queued(old), None) = (&self.session.state, self.granted) {
+        if let (HoldState::Queued(old), None) = (&self.session.state, self.granted) {
             // The position is the same as at the last look.
             (queued.alive_until, queued.probed, queued.unanswered, queued.monitor) =
                 (old.alive_until, old.probed, old.unanswered, old.monitor);
         }
         queued.catch_up(look.has_monitor, look.probe_of(self.session.lease));
-        self.session.state = Standing::Queued(queued);
+        self.session.state = HoldState::Queued(queued);
         Ok(Attempt::Busy(busy))
     }
 
     /// Returns the own position. `extended` is the lease's length if the lease was extended now.
-    fn queued(&self, look: &Look, at: usize, extended: Option<Ttl>) -> Queued {
+    fn queued(&self, look: &LockAtRevision, at: usize, extended: Option<Ttl>) -> Queued {
         Queued {
             own: self.own.clone(),
             created: look.contenders[at].created,
@@ -71,14 +71,14 @@ impl Taking<'_> {
     }
 
     /// Handles a first contender that the run policy denies the lock. A waiter stays first, and extends its lease by asking again.
-    pub(super) async fn stay_first(self, look: &Look, at: usize, ttl: Ttl, denial: (Denial, i64)) -> Answer<Attempt> {
+    pub(super) async fn stay_first(self, look: &LockAtRevision, at: usize, ttl: Ttl, denial: (Denial, i64)) -> EtcdResult<Attempt> {
         let before = Before { key: Some(self.own.clone()), ..Before::default() };
-        self.session.state = Standing::Queued(Queued { before, ..self.queued(look, at, Some(ttl)) });
+        self.session.state = HoldState::Queued(Queued { before, ..self.queued(look, at, Some(ttl)) });
         self.refused(look, denial).await
     }
 
     /// Answers a request that does not wait and does not have the lock.
-    pub(super) async fn declined(mut self, look: &Look) -> Answer<Attempt> {
+    pub(super) async fn declined(mut self, look: &LockAtRevision) -> EtcdResult<Attempt> {
         let own = self.session.lease;
         let is_other = |at: usize| look.contenders[at].lease != own;
         // If another waiter is there, only an at-least is judged. It denies the lock to every process, the first waiter too.
@@ -91,10 +91,10 @@ impl Taking<'_> {
         self.busy(look).await
     }
 
-    async fn refused(mut self, look: &Look, denial: (Denial, i64)) -> Answer<Attempt> {
+    async fn refused(mut self, look: &LockAtRevision, denial: (Denial, i64)) -> EtcdResult<Attempt> {
         self.drop_leases().await;
         let waits = match &self.session.state {
-            Standing::Queued(queued) if self.request.waiting => Some(queued.ttl.get()),
+            HoldState::Queued(queued) if self.request.waiting => Some(queued.ttl.get()),
             _ => None,
         };
         let denial = runs::with_times(self.client, denial, waits).await;
@@ -105,7 +105,7 @@ impl Taking<'_> {
     }
 
     /// Reports that another process has the lock to a request that does not wait. Leaves no key of this request.
-    async fn busy(mut self, look: &Look) -> Answer<Attempt> {
+    async fn busy(mut self, look: &LockAtRevision) -> EtcdResult<Attempt> {
         let (mode, end) = (self.request.mode, look.queue.len());
         let blocker = look.queue.blocker(mode, end).map(|other| &look.contenders[other]);
         let endless = blocker.filter(|one| one.lease == 0).map(|one| failure::no_end(&one.name));
@@ -124,7 +124,7 @@ impl Taking<'_> {
     }
 
     /// Returns the holders of the lock, and whether this waiter is next. With `ends`, adds when the holders' leases end.
-    async fn told(&mut self, look: &Look, ends: bool) -> Answer<Busy> {
+    async fn told(&mut self, look: &LockAtRevision, ends: bool) -> EtcdResult<Busy> {
         let own = |at: &usize| look.contenders[*at].lease == self.session.lease;
         let holders = look::tell(self.client, look, look.queue.holders().filter(|at| !own(at)), ends).await?;
         let next = look.queue.waiters().next().is_none_or(|at| own(&at));
@@ -139,7 +139,7 @@ impl Taking<'_> {
     }
 
     /// Removes everything of this request. Without the lease no further key is put.
-    async fn go(&mut self, look: &Look) -> Answer<()> {
+    async fn go(&mut self, look: &LockAtRevision) -> EtcdResult<()> {
         if look.contenders.iter().any(|one| one.lease == self.session.lease) {
             hold::leave(self.client, self.session, self.request.mode).await
         } else {
@@ -149,8 +149,8 @@ impl Taking<'_> {
 }
 
 /// Stops a granted waiter from being the queue monitor. Its command need not wait for that.
-pub(super) fn retire(client: &Client, session: &Session) {
-    if let Standing::Queued(queued) = &session.state
+pub(super) fn retire(client: &EtcdClient, session: &EtcdSession) {
+    if let HoldState::Queued(queued) = &session.state
         && queued.monitor.is_own()
     {
         client.revoke_meanwhile(session.monitor_lease());
@@ -159,11 +159,11 @@ pub(super) fn retire(client: &Client, session: &Session) {
 
 /// Returns the answer for a queue position without reading the whole queue; `None` if something changed.
 pub(super) async fn still_queued(
-    client: &mut Client,
-    (names, lease): (&Names, i64),
+    client: &mut EtcdClient,
+    (names, lease): (&EtcdNames, i64),
     queued: &mut Queued,
     watched: bool,
-) -> Answer<Option<Busy>> {
+) -> EtcdResult<Option<Busy>> {
     // The farther behind a waiter is, the less its exact position matters.
     let checks = CHECKS.max(queued.busy.position.unwrap_or_default() / 8);
     if queued.checks >= checks || queued.busy.position == Some(1) {

@@ -5,13 +5,13 @@ use std::collections::{BTreeMap, HashMap, HashSet};
 use super::{
     messages::KeyValue,
     monitor::{self, Probe, StoredWaiter},
-    names::{self, Names},
+    names::{self, EtcdNames},
     record::StoredRecord,
-    runs::Runs,
+    runs::RunKeys,
 };
 use crate::{
     backends::queue::{
-        Contender, Contenders, State, history,
+        Contender, Contenders, GrantEvidence, history,
         record::{ContenderInfo, HoldRecord},
     },
     lock::{Fence, Mode, Result},
@@ -75,12 +75,12 @@ pub(super) struct Keys {
     pub open: Vec<KeyValue>,
     pub nested: Vec<KeyValue>,
     /// The keys below the last fence.
-    pub beside: Vec<KeyValue>,
+    pub side_keys: Vec<KeyValue>,
 }
 
 /// A lock at one revision.
 #[derive(Clone, Debug)]
-pub(super) struct Look {
+pub(super) struct LockAtRevision {
     pub revision: i64,
     /// Whether the look has only the contenders before an exclusive waiter. No contender behind that waiter holds the lock.
     pub is_ahead: bool,
@@ -90,9 +90,9 @@ pub(super) struct Look {
     pub queue: Contenders,
     /// The records, by the ids of their contenders.
     pub records: BTreeMap<String, StoredRecord>,
-    pub nested: Vec<Inner>,
+    pub nested: Vec<NestedKey>,
     pub numbers: Vec<Permit>,
-    pub runs: Runs,
+    pub runs: RunKeys,
     /// Whether a waiter is the queue monitor.
     pub has_monitor: bool,
     /// The leases of the probed waiters, and the state of each probe.
@@ -122,7 +122,7 @@ pub(super) struct Before {
 
 /// A hold nested in another, or the mark of an outer hold that was released.
 #[derive(Clone, Debug)]
-pub(super) struct Inner {
+pub(super) struct NestedKey {
     /// The lease of the outer hold, as names contain it.
     outer: String,
     pub name: String,
@@ -131,21 +131,21 @@ pub(super) struct Inner {
     pub lease: i64,
 }
 
-impl Inner {
+impl NestedKey {
     pub(super) fn is_mark(&self) -> bool {
         self.name.ends_with(names::LEFT)
     }
 }
 
-impl Look {
-    pub(super) fn new(names: &Names, revision: i64, keys: Keys) -> Result<Self> {
+impl LockAtRevision {
+    pub(super) fn new(names: &EtcdNames, revision: i64, keys: Keys) -> Result<Self> {
         let rest = |kv: &KeyValue, folder: &str| Some(str::from_utf8(&kv.key).ok()?.strip_prefix(folder)?.to_owned());
         let stored = |kv: KeyValue| Some((rest(&kv, &names.open())?, StoredRecord::read(kv)?));
         let records: BTreeMap<_, _> = keys.open.into_iter().filter_map(stored).collect();
         let folder = names.numbers();
         let number =
             |kv: &KeyValue| Some(Permit { number: rest(kv, &folder)?.parse().ok()?, created: kv.create_revision, lease: kv.lease });
-        let numbers: Vec<_> = keys.beside.iter().filter_map(number).collect();
+        let numbers: Vec<_> = keys.side_keys.iter().filter_map(number).collect();
         let contender = |kv: KeyValue| {
             let mode = mode_of(&rest(&kv, &names.folder)?)?;
             Some((mode, ContenderKey { name: String::from_utf8(kv.key).ok()?, created: kv.create_revision, lease: kv.lease, value: None }))
@@ -164,7 +164,7 @@ impl Look {
         let folder = names.all_nested();
         let inner = |kv: KeyValue| {
             let outer = rest(&kv, &folder)?.split_once('/')?.0.to_owned();
-            Some(Inner { outer, created: kv.create_revision, lease: kv.lease, name: String::from_utf8(kv.key).ok()? })
+            Some(NestedKey { outer, created: kv.create_revision, lease: kv.lease, name: String::from_utf8(kv.key).ok()? })
         };
         Ok(Self {
             revision,
@@ -174,9 +174,9 @@ impl Look {
             records,
             nested: keys.nested.into_iter().filter_map(inner).collect(),
             numbers,
-            has_monitor: keys.beside.iter().any(|kv| kv.key == names.monitor().as_bytes()),
-            probes: monitor::probes(names, &keys.beside),
-            runs: Runs::read(names, keys.beside)?,
+            has_monitor: keys.side_keys.iter().any(|kv| kv.key == names.monitor().as_bytes()),
+            probes: monitor::probes(names, &keys.side_keys),
+            runs: RunKeys::read(names, keys.side_keys)?,
         })
     }
 
@@ -212,7 +212,7 @@ impl Look {
     }
 
     /// Returns the keys nested in the hold with this lease, including the mark that the hold was released.
-    pub(super) fn nested_in(&self, lease: i64) -> impl Iterator<Item = &Inner> {
+    pub(super) fn nested_in(&self, lease: i64) -> impl Iterator<Item = &NestedKey> {
         let outer = format!("{lease:x}");
         self.nested.iter().filter(move |inner| inner.outer == outer)
     }
@@ -240,7 +240,7 @@ impl Look {
     }
 
     /// Returns the keys that a contender of `mode` waits for at this position, while it can't have the lock yet.
-    pub(super) fn before(&self, names: &Names, mode: Mode, at: usize) -> Before {
+    pub(super) fn before(&self, names: &EtcdNames, mode: Mode, at: usize) -> Before {
         let awaited = self.queue.awaited(mode, at);
         let contender = awaited.contender.map(|other| &self.contenders[other]);
         let is_permit =
@@ -290,10 +290,10 @@ fn as_contender(mode: Mode, record: Option<&StoredRecord>, number: Option<u32>) 
         mode => (mode, None),
     };
     let state = match says {
-        _ if number.is_some() => State::Granted,
-        Some(says) if says.is_hold => State::Granted,
-        Some(_) => State::Waits,
-        None => State::Unknown,
+        _ if number.is_some() => GrantEvidence::Granted,
+        Some(says) if says.is_hold => GrantEvidence::Granted,
+        Some(_) => GrantEvidence::Waits,
+        None => GrantEvidence::Unknown,
     };
     Contender { mode, state }
 }
@@ -303,8 +303,8 @@ mod tests {
     use super::*;
     use crate::lock::{Key, Namespace};
 
-    fn look(keys: &[(&str, i64)], open: &[(&str, Mode)]) -> Look {
-        let names = Names::new(&Namespace::default(), &Key::new("job").unwrap());
+    fn look(keys: &[(&str, i64)], open: &[(&str, Mode)]) -> LockAtRevision {
+        let names = EtcdNames::new(&Namespace::default(), &Key::new("job").unwrap());
         let kv = |name: String, created: i64, value: &[u8]| KeyValue {
             key: name.into_bytes(),
             create_revision: created,
@@ -315,7 +315,7 @@ mod tests {
         };
         let contenders = keys.iter().map(|(rest, created)| kv(format!("dlock/job/{rest}"), *created, b"")).collect();
         let record = |(rest, mode): &(&str, Mode)| kv(names.open_as(rest), 1, &HoldRecord::waiting(*mode).write());
-        Look::new(&names, 100, Keys { contenders, open: open.iter().map(record).collect(), ..Keys::default() }).unwrap()
+        LockAtRevision::new(&names, 100, Keys { contenders, open: open.iter().map(record).collect(), ..Keys::default() }).unwrap()
     }
 
     #[test]

@@ -11,13 +11,13 @@ use std::time::Duration;
 use tokio::time::{Instant, sleep_until, timeout};
 
 use super::{
-    client::{Answer, Client},
+    client::{EtcdClient, EtcdResult},
     messages::{NO_PUT, WatchCreateRequest, WatchRequest},
     monitor::{self, BEAT, HERE, Probe, QueueMonitor},
-    names::{self, Names},
+    names::{self, EtcdNames},
     questions::Watches,
     queue::Before,
-    session::{Queued, Session, Standing},
+    session::{EtcdSession, HoldState, Queued},
 };
 use crate::lock::{Ttl, Wake};
 
@@ -45,7 +45,7 @@ const ANSWER: Duration = Duration::from_secs(1);
 const ONLY_ANSWER: Duration = Duration::from_secs(5);
 
 /// An event of a stream of watches.
-enum Heard {
+enum StreamEvent {
     /// This key was deleted or put.
     Changed { key: Vec<u8>, value: Vec<u8>, is_gone: bool },
     /// The stream is over: events may have been missed.
@@ -59,15 +59,15 @@ impl Watches {
     }
 
     /// Returns the next change. Cancel safe.
-    async fn next(&mut self) -> Heard {
+    async fn next(&mut self) -> StreamEvent {
         loop {
-            let Ok(Some(answer)) = self.answers.message().await else { return Heard::Over };
+            let Ok(Some(answer)) = self.answers.message().await else { return StreamEvent::Over };
             if answer.canceled {
-                return Heard::Over;
+                return StreamEvent::Over;
             }
             // The events are of one key, or of permit numbers, where any event means the same.
             if let Some(kv) = answer.events.into_iter().filter_map(|event| event.kv).next_back() {
-                return Heard::Changed { is_gone: kv.version == 0, key: kv.key, value: kv.value };
+                return StreamEvent::Changed { is_gone: kv.version == 0, key: kv.key, value: kv.value };
             }
         }
     }
@@ -90,12 +90,12 @@ fn changes(before: &Before, since: i64) -> Vec<WatchRequest> {
 }
 
 /// Waits until the preceding contender is gone, or this waiter's key is.
-pub(super) async fn wait(client: &mut Client, session: &mut Session, at_most: Duration) -> Answer<Wake> {
+pub(super) async fn wait(client: &mut EtcdClient, session: &mut EtcdSession, at_most: Duration) -> EtcdResult<Wake> {
     let until = after(at_most);
     let answer = if client.others() > 0 { ANSWER } else { ONLY_ANSWER };
     let (monitor, names) = (session.monitor_lease(), &session.names);
     let [monitor_key, probe] = [names.monitor(), names.probe(session.lease)];
-    let Standing::Queued(queued) = &mut session.state else {
+    let HoldState::Queued(queued) = &mut session.state else {
         tokio::time::sleep(at_most.min(PASSING)).await;
         return Ok(Wake::Changed);
     };
@@ -140,7 +140,7 @@ pub(super) async fn wait(client: &mut Client, session: &mut Session, at_most: Du
         tokio::select! {
             heard = watches.next() => {
                 if !queued.note(&heard, &monitor_key, &probe) {
-                    if matches!(heard, Heard::Over) {
+                    if matches!(heard, StreamEvent::Over) {
                         session.watches = None;
                     }
                     queued.checks = u32::MAX;
@@ -156,12 +156,12 @@ pub(super) async fn wait(client: &mut Client, session: &mut Session, at_most: Du
 
 /// Extends a waiter's lease, and answers its probe. Returns false if its position is lost.
 async fn stay_alive(
-    client: &mut Client,
-    (names, lease): (&Names, i64),
+    client: &mut EtcdClient,
+    (names, lease): (&EtcdNames, i64),
     queued: &mut Queued,
     watches: &mut Option<Watches>,
     answer: Duration,
-) -> Answer<bool> {
+) -> EtcdResult<bool> {
     // Without an answer, the next request goes to another member.
     let Ok(kept) = timeout(answer, client.keep_alive(lease)).await else {
         *watches = None;
@@ -182,14 +182,14 @@ async fn stay_alive(
 
 impl Queued {
     /// Notes a change of the queue monitor's key or of the own probe. Returns false for any other change.
-    fn note(&mut self, heard: &Heard, monitor_key: &str, probe: &str) -> bool {
+    fn note(&mut self, heard: &StreamEvent, monitor_key: &str, probe: &str) -> bool {
         match heard {
-            Heard::Changed { key, is_gone, .. } if key == monitor_key.as_bytes() => {
+            StreamEvent::Changed { key, is_gone, .. } if key == monitor_key.as_bytes() => {
                 self.monitor = self.monitor.key_changed(*is_gone, self.busy.position);
             }
             // The watch reports the waiter's own answer too.
-            Heard::Changed { key, value, .. } if key == probe.as_bytes() && value == HERE.as_bytes() => {}
-            Heard::Changed { key, .. } if key == probe.as_bytes() => self.mark_probed(),
+            StreamEvent::Changed { key, value, .. } if key == probe.as_bytes() && value == HERE.as_bytes() => {}
+            StreamEvent::Changed { key, .. } if key == probe.as_bytes() => self.mark_probed(),
             _ => return false,
         }
         true
@@ -212,8 +212,8 @@ impl Queued {
 }
 
 /// Returns when the own key is gone, or may be.
-pub(super) async fn listen(client: &mut Client, session: &mut Session) {
-    let Standing::Held(hold) = &session.state else { return std::future::pending().await };
+pub(super) async fn listen(client: &mut EtcdClient, session: &mut EtcdSession) {
+    let HoldState::Held(hold) = &session.state else { return std::future::pending().await };
     let number = hold.number.as_ref().map(|number| session.names.number(number.number));
     let names: Vec<&str> = [Some(&hold.own), hold.nested.as_ref().map(|nested| &nested.name), number.as_ref()]
         .into_iter()
@@ -230,9 +230,9 @@ pub(super) async fn listen(client: &mut Client, session: &mut Session) {
             },
         };
         match watches.next().await {
-            Heard::Changed { key, .. } if names.iter().any(|name| name.as_bytes() == key) => return,
-            Heard::Changed { .. } => {}
-            Heard::Over => {
+            StreamEvent::Changed { key, .. } if names.iter().any(|name| name.as_bytes() == key) => return,
+            StreamEvent::Changed { .. } => {}
+            StreamEvent::Over => {
                 session.watches = None;
                 return;
             }

@@ -168,21 +168,21 @@ pub fn read_runs(data: &[u8]) -> Result<RunRecord> {
 /// Returns the text that [`read_runs`] reads.
 pub fn write_runs(record: &RunRecord) -> Vec<u8> {
     #[derive(Serialize)]
-    struct Runs<'a> {
+    struct StoredRuns<'a> {
         dlock: &'a str,
         #[serde(flatten)]
         record: &'a RunRecord,
     }
-    json(&Runs { dlock: LAYOUT, record })
+    json(&StoredRuns { dlock: LAYOUT, record })
 }
 
 /// Returns the first number of the layout; `None` if no dlock wrote it.
 fn version(data: &[u8]) -> Option<u32> {
     #[derive(Deserialize)]
-    struct Version {
+    struct LayoutVersion {
         dlock: String,
     }
-    let Version { dlock } = serde_json::from_slice(data).ok()?;
+    let LayoutVersion { dlock } = serde_json::from_slice(data).ok()?;
     // An unreadable layout is a newer one.
     Some(dlock.split('.').next().and_then(|major| major.parse().ok()).unwrap_or(u32::MAX))
 }

@@ -3,7 +3,7 @@ use std::collections::HashSet;
 use super::{record::*, *};
 use crate::lock::{
     Break, End, Fence, Key, Kind, Release, Request, RunRecord, Scope, Token, Ttl,
-    document::{Answer, Document},
+    document::{AskOutcome, Document},
     random,
 };
 
@@ -14,7 +14,7 @@ const fn permit(most: u32) -> Mode {
     Mode::Permits(most)
 }
 
-fn queue(all: &[(Mode, State)], permits: &[u32]) -> Contenders {
+fn queue(all: &[(Mode, GrantEvidence)], permits: &[u32]) -> Contenders {
     Contenders::new(all.iter().map(|(mode, state)| Contender { mode: *mode, state: *state }).collect(), permits.to_vec())
 }
 
@@ -24,7 +24,7 @@ fn holders(queue: &Contenders) -> Vec<usize> {
 
 #[test]
 fn writers_wait_for_all_in_front_and_readers_for_writers() {
-    let queue = queue(&[SHARED, SHARED, EXCLUSIVE, SHARED, EXCLUSIVE, SHARED].map(|mode| (mode, State::Unknown)), &[]);
+    let queue = queue(&[SHARED, SHARED, EXCLUSIVE, SHARED, EXCLUSIVE, SHARED].map(|mode| (mode, GrantEvidence::Unknown)), &[]);
     assert_eq!(holders(&queue), [0, 1]);
     let blockers: Vec<_> = (0..queue.len()).map(|at| queue.blocker(queue.all()[at].mode, at)).collect();
     assert_eq!(blockers, [None, None, Some(1), Some(2), Some(3), Some(4)]);
@@ -34,16 +34,16 @@ fn writers_wait_for_all_in_front_and_readers_for_writers() {
 
 #[test]
 fn a_waiter_is_no_holder_wherever_it_stands() {
-    let kept = queue(&[(EXCLUSIVE, State::Waits), (SHARED, State::Waits)], &[]);
+    let kept = queue(&[(EXCLUSIVE, GrantEvidence::Waits), (SHARED, GrantEvidence::Waits)], &[]);
     assert!(holders(&kept).is_empty());
     assert!(kept.only_waiters_block(EXCLUSIVE) && !kept.may_hold(SHARED, 2) && kept.may_hold(EXCLUSIVE, 0));
-    let held = queue(&[(EXCLUSIVE, State::Unknown), (SHARED, State::Waits)], &[]);
+    let held = queue(&[(EXCLUSIVE, GrantEvidence::Unknown), (SHARED, GrantEvidence::Waits)], &[]);
     assert_eq!((holders(&held), held.is_held_alone()), (vec![0], true));
 }
 
 #[test]
 fn permits_are_granted_out_of_turn_where_there_is_room_for_all_in_front() {
-    let waits = [(permit(2), State::Granted), (permit(2), State::Waits), (permit(3), State::Waits)];
+    let waits = [(permit(2), GrantEvidence::Granted), (permit(2), GrantEvidence::Waits), (permit(3), GrantEvidence::Waits)];
     let queue = queue(&waits, &[1]);
     assert_eq!((queue.free_number(), queue.may_hold(permit(2), 1)), (0, true));
     assert!(queue.may_hold(permit(3), 2) && !queue.may_hold(permit(2), 2));
@@ -54,7 +54,7 @@ fn permits_are_granted_out_of_turn_where_there_is_room_for_all_in_front() {
 
 #[test]
 fn one_waiter_for_permits_waits_for_held_ones() {
-    let (granted, waits) = (State::Granted, State::Waits);
+    let (granted, waits) = (GrantEvidence::Granted, GrantEvidence::Waits);
     let queue = queue(&[(permit(2), granted), (permit(2), waits), (permit(2), granted), (permit(2), waits), (permit(5), waits)], &[0, 1]);
     let awaited = |mode, at| {
         let Awaited { contender, permits } = queue.awaited(mode, at);
@@ -68,7 +68,7 @@ fn one_waiter_for_permits_waits_for_held_ones() {
 
 #[test]
 fn a_permit_whose_number_was_deleted_counts_until_its_holder_goes() {
-    let queue = queue(&[(permit(2), State::Granted), (permit(2), State::Granted)], &[1]);
+    let queue = queue(&[(permit(2), GrantEvidence::Granted), (permit(2), GrantEvidence::Granted)], &[1]);
     assert!(!queue.may_hold(permit(2), 2) && queue.may_hold(permit(3), 2));
     assert_eq!(queue.free_number(), 0);
 }
@@ -83,13 +83,13 @@ fn random_contenders_get_what_the_document_gives_them() {
         (state >> 33) % below
     };
     let (mut document, mut fence) = (Document::default(), 0);
-    let mut all: Vec<(Request, State, Option<u32>)> = Vec::new();
+    let mut all: Vec<(Request, GrantEvidence, Option<u32>)> = Vec::new();
     for step in 0..4000 {
         let now = 1_700_000_000_000;
         let known = usize::try_from(pick(8)).unwrap();
         if known < all.len() && pick(3) == 0 {
             let (request, state, _) = all.remove(known);
-            if state == State::Granted {
+            if state == GrantEvidence::Granted {
                 assert_eq!(document.release(&request.token, &Scope::Tree.into(), now), Release::Released, "seed {seed}, step {step}");
             } else {
                 document.leave(&request.token);
@@ -103,7 +103,7 @@ fn random_contenders_get_what_the_document_gives_them() {
         };
         let new = || Request { mode, fair: true, waiting: true, ..Request::new(Key::new("job").unwrap(), Ttl::DEFAULT) };
         let request = match all.get(known) {
-            Some((_, State::Granted, _)) => continue,
+            Some((_, GrantEvidence::Granted, _)) => continue,
             Some((request, ..)) => request.clone(),
             None if all.len() > 7 => continue,
             None => Request { waiting: pick(4) > 0, ..new() },
@@ -113,18 +113,18 @@ fn random_contenders_get_what_the_document_gives_them() {
         let queue = Contenders::new(contenders, all.iter().filter_map(|(.., number)| *number).collect());
         assert_eq!(queue.holders().collect::<HashSet<_>>().len(), document.holders(now).len(), "seed {seed}, step {step}");
         let expected = match document.ask(&request, now, None, || None) {
-            Answer::Go => {
+            AskOutcome::Go => {
                 fence += 1;
                 Some(document.grant(&request, Fence(fence), now).permit)
             }
-            Answer::Busy(_) => None,
+            AskOutcome::Busy(_) => None,
             other => panic!("seed {seed}, step {step}: {other:?}"),
         };
         let number = matches!(request.mode, Mode::Permits(_)).then(|| queue.free_number());
         let found = queue.may_hold(request.mode, at).then_some(number);
         assert_eq!(found, expected, "seed {seed}, step {step}: {request:?} at {at} of {queue:?}");
         if found.is_some() || request.waiting {
-            let entry = (request, if found.is_some() { State::Granted } else { State::Waits }, found.flatten());
+            let entry = (request, if found.is_some() { GrantEvidence::Granted } else { GrantEvidence::Waits }, found.flatten());
             if at < all.len() {
                 all[at] = entry;
             } else {

@@ -7,11 +7,11 @@
 use redis::Value;
 
 use super::{
-    connection::Connection,
+    connection::RedisConnection,
     failure,
-    options::{Address, Options},
+    options::{Address, RedisOptions},
     race, reply,
-    servers::Line,
+    servers::ServerConnection,
     slot,
 };
 use crate::lock::{Effect, Error, Kind, Result};
@@ -30,9 +30,9 @@ pub(super) struct Cluster {
 }
 
 /// Where a slot is.
-pub(super) enum Found {
+pub(super) enum SlotLocation {
     /// At the other end of this.
-    Here(Line),
+    Here(ServerConnection),
     /// There, as another node says.
     At(Address),
 }
@@ -77,29 +77,29 @@ impl Cluster {
     }
 
     /// Asks the nodes which of them has the lock.
-    pub(super) async fn find(&mut self, options: &Options, name: &str) -> Result<Found> {
+    pub(super) async fn find(&mut self, options: &RedisOptions, name: &str) -> Result<SlotLocation> {
         let mut question = redis::pipe();
         question.cmd("EXISTS").arg(name);
         let probe = async |node: Address| {
-            let (connection, answers) = Connection::open_and(&options.at(&node), &question).await?;
+            let (connection, answers) = RedisConnection::open_and(&options.at(&node), &question).await?;
             match answers.first() {
                 Some(answer @ Value::ServerError(error)) => match redirect(answer, &node) {
-                    Some(Redirect::Moved(owner)) => Ok(Found::At(owner)),
-                    Some(Redirect::Ask(_)) => Ok(Found::Here(Line::to_node(connection, node))),
+                    Some(Redirect::Moved(owner)) => Ok(SlotLocation::At(owner)),
+                    Some(Redirect::Ask(_)) => Ok(SlotLocation::Here(ServerConnection::to_node(connection, node))),
                     None => Err(failure::refused(error)),
                 },
-                _ => Ok(Found::Here(Line::to_node(connection, node))),
+                _ => Ok(SlotLocation::Here(ServerConnection::to_node(connection, node))),
             }
         };
         self.any_node(probe).await
     }
 
     /// Asks the nodes for all masters.
-    pub(super) async fn find_masters(&mut self, options: &Options) -> Result<Vec<Address>> {
+    pub(super) async fn find_masters(&mut self, options: &RedisOptions) -> Result<Vec<Address>> {
         let mut question = redis::pipe();
         question.cmd("CLUSTER").arg("SLOTS");
         let ask = async |node: Address| {
-            let (_, answers) = Connection::open_and(&options.at(&node), &question).await?;
+            let (_, answers) = RedisConnection::open_and(&options.at(&node), &question).await?;
             match answers.first() {
                 Some(Value::ServerError(error)) => Err(failure::refused(error)),
                 Some(answer) => read_map(answer, &node).ok_or_else(failure::unreadable),
@@ -116,7 +116,7 @@ impl Cluster {
     }
 
     /// Asks the node at the other end for all others, unless they are known already. A user that may not ask does without.
-    pub(super) async fn learn_over(&mut self, line: &mut Line) -> Result<()> {
+    pub(super) async fn learn_over(&mut self, line: &mut ServerConnection) -> Result<()> {
         if self.learned {
             return Ok(());
         }

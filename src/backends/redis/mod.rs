@@ -33,13 +33,13 @@ use std::time::Duration;
 use ::redis::Value;
 use async_trait::async_trait;
 
-pub use self::options::{Address, Options, Replicas, Sentinel, Server};
+pub use self::options::{Address, RedisOptions, Replicas, Sentinel, Server};
 use self::{
     answer::{answer, otherwise, read_attempt, read_count, read_renewal},
     cluster::Redirect,
-    names::Names,
+    names::RedisNames,
     script::Script,
-    servers::{Line, Servers},
+    servers::{ServerConnection, Servers},
 };
 use crate::lock::{
     Amendment, Attempt, Backend, Capabilities, End, Entry, History, Identity, Intent, Key, LockState, Mode, Release, ReleaseInfo, Renewal,
@@ -73,11 +73,11 @@ pub struct Redis {
 
 impl Redis {
     /// A backend for `options`. Without I/O.
-    pub fn new(options: Options) -> Self {
+    pub fn new(options: RedisOptions) -> Self {
         Self { servers: Servers::new(options), queued: Vec::new() }
     }
 
-    fn options(&self) -> &Options {
+    fn options(&self) -> &RedisOptions {
         self.servers.options()
     }
 
@@ -87,7 +87,13 @@ impl Redis {
 
     /// Runs a script, by its hash as long as the server remembers it, where the lock is; its name is the first of the keys.
     /// Whatever the reply is, the connection is at rest again.
-    async fn eval_over(&mut self, line: Line, script: &Script, keys: &[&str], arguments: &[&str]) -> Result<(Line, Value)> {
+    async fn eval_over(
+        &mut self,
+        line: ServerConnection,
+        script: &Script,
+        keys: &[&str],
+        arguments: &[&str],
+    ) -> Result<(ServerConnection, Value)> {
         self.eval_arriving(line, script, keys, &[], arguments).await
     }
 
@@ -95,12 +101,12 @@ impl Redis {
     /// wrote one of them there before it arrives would keep it from arriving.
     async fn eval_arriving(
         &mut self,
-        mut line: Line,
+        mut line: ServerConnection,
         script: &Script,
         keys: &[&str],
         sides: &[&str],
         arguments: &[&str],
-    ) -> Result<(Line, Value)> {
+    ) -> Result<(ServerConnection, Value)> {
         let name = keys[0];
         let all = [keys, sides].concat();
         // An acquire that is given up must not arrive later; a release may.
@@ -136,8 +142,8 @@ impl Redis {
         }
     }
 
-    fn names(&self, key: &Key) -> Result<Names> {
-        Names::new(&self.options().namespace, key)
+    fn names(&self, key: &Key) -> Result<RedisNames> {
+        RedisNames::new(&self.options().namespace, key)
     }
 
     fn is_queued(&self, request: &Request) -> bool {
@@ -275,7 +281,14 @@ impl Redis {
     }
 
     /// Extends a hold, of the whole lock or of a share. A hold has no other keys in common but the lock, so that this one alone is declared.
-    async fn renew_over(&mut self, line: Line, names: &Names, token: &Token, ttl: &str, purpose: &str) -> Result<(Line, Value)> {
+    async fn renew_over(
+        &mut self,
+        line: ServerConnection,
+        names: &RedisNames,
+        token: &Token,
+        ttl: &str,
+        purpose: &str,
+    ) -> Result<(ServerConnection, Value)> {
         let (owner, hold) = (token.owner.to_string(), token.hold_text());
         let arguments = [&*owner, &hold, ttl, purpose, &names.record, &names.shares, &names.ends];
         self.eval_over(line, &script::RENEW, &[&names.lock], &arguments).await
@@ -317,7 +330,13 @@ impl Redis {
         holding
     }
 
-    async fn release_over(&mut self, line: Line, names: &Names, token: &Token, info: &ReleaseInfo) -> Result<(Line, Value)> {
+    async fn release_over(
+        &mut self,
+        line: ServerConnection,
+        names: &RedisNames,
+        token: &Token,
+        info: &ReleaseInfo,
+    ) -> Result<(ServerConnection, Value)> {
         let sides: [&str; 10] = [
             &names.record,
             &names.queue,

@@ -7,7 +7,7 @@ use crate::lock::Namespace;
 
 /// Where a Redis server is, or how it is found, and how to speak with it.
 #[derive(Clone, Debug)]
-pub struct Options {
+pub struct RedisOptions {
     /// Where it listens, or which servers know that.
     pub server: Server,
     /// TLS, for `rediss://`. Without it everything, the password too, crosses the network in clear.
@@ -24,7 +24,7 @@ pub struct Options {
     pub replicas: Option<Replicas>,
 }
 
-impl Options {
+impl RedisOptions {
     /// Database 0 of `server` in the namespace `dlock`, in clear, without a password.
     pub fn new(server: Server) -> Self {
         Self { server, tls: None, db: 0, user: None, password: None, namespace: Namespace::default(), replicas: None }

@@ -7,12 +7,12 @@
 
 use redis::{Pipeline, Value};
 
-use super::{Redis, Replicas, examine::connected_replicas, failure, names::Names, options::Server, reply, servers::Line};
+use super::{Redis, Replicas, examine::connected_replicas, failure, names::RedisNames, options::Server, reply, servers::ServerConnection};
 use crate::lock::{Effect, Error, ReleaseInfo, Request, Result};
 
 impl Redis {
     /// Waits until as many replicas as were asked for have all that was written over `line`; says if they have not.
-    pub(super) async fn shortfall(&mut self, line: &mut Line) -> Result<Option<Error>> {
+    pub(super) async fn shortfall(&mut self, line: &mut ServerConnection) -> Result<Option<Error>> {
         let Some(replicas) = self.options().replicas else { return Ok(None) };
         if replicas.count != Replicas::ALL {
             return Ok(self.wait_for(line, replicas, Pipeline::new()).await?.err());
@@ -39,7 +39,7 @@ impl Redis {
     }
 
     /// Waits for so many replicas, and asks something else behind that in the same packet.
-    async fn wait_for(&self, line: &mut Line, replicas: Replicas, besides: Pipeline) -> Result<Result<Vec<Value>>> {
+    async fn wait_for(&self, line: &mut ServerConnection, replicas: Replicas, besides: Pipeline) -> Result<Result<Vec<Value>>> {
         let mut wait = redis::pipe();
         wait.cmd("WAIT").arg(replicas.count).arg(u64::try_from(replicas.within.as_millis()).unwrap_or(u64::MAX).max(1));
         besides.cmd_iter().for_each(|command| {
@@ -65,7 +65,7 @@ impl Redis {
         question
     }
 
-    fn learn_replicas(&mut self, line: &Line, replies: &[Value]) -> Result<u32> {
+    fn learn_replicas(&mut self, line: &ServerConnection, replies: &[Value]) -> Result<u32> {
         let count = match replies.first() {
             Some(Value::ServerError(error)) => return Err(failure::refused(error)),
             Some(role @ Value::Array(_)) => u32::try_from(connected_replicas(role).len()).ok(),
@@ -75,7 +75,7 @@ impl Redis {
     }
 
     /// Gives a grant back that too few replicas have. The connection isn't kept: there may be another master by now.
-    pub(super) async fn undo(&mut self, line: Line, names: &Names, request: &Request, why: Error) -> Error {
+    pub(super) async fn undo(&mut self, line: ServerConnection, names: &RedisNames, request: &Request, why: Error) -> Error {
         match self.release_over(line, names, &request.token, &ReleaseInfo::UNDO).await {
             Ok((_, reply)) if !matches!(reply, Value::ServerError(_)) => why.effect(Effect::NotApplied),
             _ => why,

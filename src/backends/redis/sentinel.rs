@@ -8,9 +8,9 @@
 use redis::{Pipeline, Value};
 
 use super::{
-    connection::Connection,
+    connection::RedisConnection,
     failure,
-    options::{Address, Options, Replicas, Sentinel},
+    options::{Address, RedisOptions, Replicas, Sentinel},
     race, reply,
 };
 use crate::lock::{Error, Kind, Result};
@@ -34,7 +34,7 @@ impl Sentinels {
     }
 
     /// A connection to the server that a sentinel says is the master, and that says so itself.
-    pub(super) async fn open_master(&mut self, options: &Options) -> Result<Connection> {
+    pub(super) async fn open_master(&mut self, options: &RedisOptions) -> Result<RedisConnection> {
         let Sentinel { sentinels, .. } = &self.options;
         let (count, first) = (sentinels.len(), self.first);
         // A caller that drops this call for want of an answer begins with another one.
@@ -55,13 +55,13 @@ impl Sentinels {
     }
 }
 
-async fn through(options: &Options, theirs: &Sentinel, sentinel: &Address) -> Result<Connection, Failure> {
+async fn through(options: &RedisOptions, theirs: &Sentinel, sentinel: &Address) -> Result<RedisConnection, Failure> {
     let of_sentinel = |error| Failure { of_master: false, error: failure::of("sentinel", sentinel, error) };
     let (master, replicas) = named_by(options, theirs, sentinel).await.map_err(of_sentinel)?;
     let of_master = |error| Failure { of_master: true, error: failure::of("master", &master, error) };
     let mut question = redis::pipe();
     question.cmd("ROLE");
-    let (mut connection, answers) = Connection::open_and(&options.at(&master), &question).await.map_err(of_master)?;
+    let (mut connection, answers) = RedisConnection::open_and(&options.at(&master), &question).await.map_err(of_master)?;
     connection.replicas = replicas;
     let role = answers.first().and_then(reply::items).and_then(<[Value]>::first).and_then(reply::text);
     match (role.as_deref(), answers.first()) {
@@ -72,9 +72,9 @@ async fn through(options: &Options, theirs: &Sentinel, sentinel: &Address) -> Re
 }
 
 /// The replies of the first sentinel that answers.
-pub(super) async fn ask_any(options: &Options, theirs: &Sentinel, questions: &Pipeline) -> Result<Vec<Value>> {
+pub(super) async fn ask_any(options: &RedisOptions, theirs: &Sentinel, questions: &Pipeline) -> Result<Vec<Value>> {
     let ways = theirs.sentinels.iter().map(|sentinel| async move {
-        let asked = Connection::open_and(&login(options, theirs, sentinel), questions).await;
+        let asked = RedisConnection::open_and(&login(options, theirs, sentinel), questions).await;
         asked
             .map(|(_, replies)| replies)
             .map_err(|error| Failure { of_master: false, error: failure::of("sentinel", sentinel, credentials(error)) })
@@ -82,12 +82,12 @@ pub(super) async fn ask_any(options: &Options, theirs: &Sentinel, questions: &Pi
     race::first(ways).await.map_err(most_telling)
 }
 
-fn login(options: &Options, theirs: &Sentinel, sentinel: &Address) -> Options {
-    Options { db: 0, user: theirs.user.clone(), password: theirs.password.clone(), ..options.at(sentinel) }
+fn login(options: &RedisOptions, theirs: &Sentinel, sentinel: &Address) -> RedisOptions {
+    RedisOptions { db: 0, user: theirs.user.clone(), password: theirs.password.clone(), ..options.at(sentinel) }
 }
 
 /// The master's address as this sentinel knows it, and how many replicas it knows, where all of them matter.
-async fn named_by(options: &Options, theirs: &Sentinel, sentinel: &Address) -> Result<(Address, u32)> {
+async fn named_by(options: &RedisOptions, theirs: &Sentinel, sentinel: &Address) -> Result<(Address, u32)> {
     let login = login(options, theirs, sentinel);
     let mut question = redis::pipe();
     question.cmd("SENTINEL").arg("GET-MASTER-ADDR-BY-NAME").arg(&theirs.master);
@@ -95,7 +95,7 @@ async fn named_by(options: &Options, theirs: &Sentinel, sentinel: &Address) -> R
     if all {
         question.cmd("SENTINEL").arg("MASTER").arg(&theirs.master);
     }
-    let (mut connection, answers) = Connection::open_and(&login, &question).await.map_err(credentials)?;
+    let (mut connection, answers) = RedisConnection::open_and(&login, &question).await.map_err(credentials)?;
     match answers.first() {
         Some(Value::ServerError(error)) => Err(credentials(failure::refused(error))),
         Some(Value::Nil) => {

@@ -1,6 +1,6 @@
 //! Which lock libraries share a lock on Redis.
 
-use super::{Options, names::Names};
+use super::{RedisOptions, names::RedisNames};
 use crate::lock::{Key, Library, Result, Sharing};
 
 /// Redisson's locks: hashes, as dlock's on one Redis, sentinels and clusters.
@@ -61,6 +61,6 @@ pub(in crate::backends) const OF_STRINGS: [Library; 8] = {
 ///
 /// # Errors
 /// For a key that has no name there.
-pub fn sharing(options: &Options, key: &Key) -> Result<Sharing> {
-    Ok(Sharing::new(Names::new(&options.namespace, key)?.lock, &LIBRARIES, &[]))
+pub fn sharing(options: &RedisOptions, key: &Key) -> Result<Sharing> {
+    Ok(Sharing::new(RedisNames::new(&options.namespace, key)?.lock, &LIBRARIES, &[]))
 }

@@ -6,9 +6,9 @@ use ::redis::Value;
 
 use super::{
     CAPABILITIES, Failures, Redlock, flag, most,
-    nodes::{Answers, majority},
+    nodes::{NodeAnswers, majority},
     release_keys, script,
-    view::{Picture, Seen},
+    view::{NodeLock, Picture},
     word,
 };
 use crate::{
@@ -30,7 +30,7 @@ pub(super) struct Votes {
     /// Nodes where the owner to enter only reads.
     otherwise: usize,
     /// What each node that another owner has says of it; `None` for those that did not answer.
-    pub(super) seen: Vec<Option<Seen>>,
+    pub(super) seen: Vec<Option<NodeLock>>,
     places: Vec<i64>,
     /// Nodes that refuse it for the start of another run.
     refused: usize,
@@ -258,12 +258,12 @@ impl Redlock {
 }
 
 impl Votes {
-    pub(super) fn count(answers: Answers) -> Self {
+    pub(super) fn count(answers: NodeAnswers) -> Self {
         let mut votes = Self::default();
         for (n, answer) in answers.into_iter().enumerate() {
             let Some(answer) = answer else { continue };
             // A node that is ours or free is free for us.
-            let mut seen = Some(Seen { kind: "none".into(), ..Seen::default() });
+            let mut seen = Some(NodeLock { kind: "none".into(), ..NodeLock::default() });
             match word(answer).and_then(|(said, rest)| votes.add(n, &said, &rest)) {
                 Ok(None) => {}
                 Ok(busy) => seen = busy,
@@ -277,7 +277,7 @@ impl Votes {
         votes
     }
 
-    fn add(&mut self, n: usize, said: &str, rest: &[Value]) -> Result<Option<Seen>> {
+    fn add(&mut self, n: usize, said: &str, rest: &[Value]) -> Result<Option<NodeLock>> {
         let number = |value: &Value| reply::int(value).and_then(|number| u64::try_from(number).ok()).ok_or_else(failure::unreadable);
         match (said, rest) {
             ("taken", [count, now, starts]) => {
@@ -289,7 +289,7 @@ impl Votes {
                 self.entered.push((reply::text(attempt).ok_or_else(failure::unreadable)?, number(fence)?, holds));
             }
             ("busy", rest) => {
-                let (seen, place) = Seen::of_busy(rest).ok_or_else(failure::unreadable)?;
+                let (seen, place) = NodeLock::of_busy(rest).ok_or_else(failure::unreadable)?;
                 seen.check()?;
                 self.places.extend((place > 0).then_some(place));
                 return Ok(Some(seen));
@@ -325,13 +325,13 @@ fn judge(known: &[(RunRecord, u64)], nodes: usize, request: &Request) -> Option<
 }
 
 /// What a node told, and its time in ms.
-type Told<T> = (T, u64);
+type Timed<T> = (T, u64);
 
 /// What counts of what `known` nodes of so many know of starts, each with its time.
 ///
 /// A start counts if a majority may know of it: those that say so, those that know of a later one, and those that said nothing. Fewer prove
 /// that it was never granted. Of one that not all nodes heard the end of, the end counts.
-pub(super) fn what_counts(known: &[(RunRecord, u64)], nodes: usize) -> (Option<Told<Cooldown>>, Option<Told<LastRun>>) {
+pub(super) fn what_counts(known: &[(RunRecord, u64)], nodes: usize) -> (Option<Timed<Cooldown>>, Option<Timed<LastRun>>) {
     let silent = nodes - known.len();
     let counts = |fences: Vec<Fence>, fence: Fence| fences.into_iter().filter(|known| *known >= fence).count() + silent >= majority(nodes);
     let cooldown = || known.iter().filter_map(|(record, now)| Some((record.cooldown.clone()?, *now)));

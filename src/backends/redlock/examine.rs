@@ -9,7 +9,7 @@ use crate::{
         net::transport,
         redis::{
             self,
-            examine::{Needs, Part, SERVER, Server, grants, merge, questions, server_time},
+            examine::{Needs, SERVER, ServerReport, ServerRole, grants, merge, questions, server_time},
         },
     },
     lock::{Admin, Check, Finding, Grants, Notice, Result, Role, ServerTime, check},
@@ -31,8 +31,8 @@ impl Redlock {
             let node = self.nodes.name(n).to_owned();
             match answer {
                 Ok(replies) => {
-                    let server = Server::read(replies);
-                    each.push((node, server.findings(&self.options.nodes[n], Part::Vote)));
+                    let server = ServerReport::read(replies);
+                    each.push((node, server.findings(&self.options.nodes[n], ServerRole::Vote)));
                     told.push((n, server));
                 }
                 Err(error) => silent.push(format!("{node} ({})", error.message)),
@@ -59,13 +59,13 @@ impl Redlock {
         Finding::ok(ID, text)
     }
 
-    fn independence(&self, told: &[(usize, Server)]) -> Vec<Finding> {
+    fn independence(&self, told: &[(usize, ServerReport)]) -> Vec<Finding> {
         const ID: &str = "independence";
         if told.iter().any(|(_, server)| server.field("run_id").is_none()) {
             let why = "the user may not ask for INFO on every node";
             return vec![Finding::unchecked(ID, "whether the nodes are independent", why).fix("ACL SETUSER USER +info")];
         }
-        let facts = told.iter().map(|(n, server)| Told { n: *n, field: Box::new(|name| server.field(name).map(str::to_owned)) });
+        let facts = told.iter().map(|(n, server)| NodeInfo { n: *n, field: Box::new(|name| server.field(name).map(str::to_owned)) });
         let kin = self.kin(facts.collect());
         if !kin.is_empty() {
             let risk = "one failure counts twice, and two holders may each have a majority";
@@ -76,7 +76,7 @@ impl Redlock {
             };
             return kin.into_iter().map(found).collect();
         }
-        let host = |node: &redis::Options| name(node).rsplit_once(':').map_or_else(String::new, |(host, _)| host.to_owned());
+        let host = |node: &redis::RedisOptions| name(node).rsplit_once(':').map_or_else(String::new, |(host, _)| host.to_owned());
         let mut hosts: Vec<String> = self.options.nodes.iter().map(host).collect();
         hosts.sort();
         hosts.dedup();
@@ -105,11 +105,11 @@ impl Redlock {
     }
 
     /// Nodes that are one server, or copy another of them: their votes are not independent.
-    pub(super) fn kin(&self, told: Vec<Told<'_>>) -> Vec<Notice> {
+    pub(super) fn kin(&self, told: Vec<NodeInfo<'_>>) -> Vec<Notice> {
         let mut notices = Vec::new();
         let mut notice = |text: String, hint: &str| notices.push(Notice { warning: true, text, hint: Some(hint.into()) });
         let mut servers: Vec<(String, usize)> = Vec::new();
-        for Told { n, field } in told {
+        for NodeInfo { n, field } in told {
             let name = self.nodes.name(n);
             if let Some(id) = field("run_id") {
                 if let Some((_, other)) = servers.iter().find(|(known, _)| *known == id) {
@@ -131,7 +131,7 @@ impl Redlock {
 }
 
 /// What a node says of itself.
-pub(super) struct Told<'a> {
+pub(super) struct NodeInfo<'a> {
     pub n: usize,
     /// The value that `INFO` has under a name.
     pub field: Box<Lookup<'a>>,

@@ -10,7 +10,7 @@ use crate::{
     backends::redis::{
         failure,
         history::{HISTORY_READS, add_history_reads, how, read_history, to_json},
-        names::Names,
+        names::RedisNames,
         reply,
     },
     lock::{Break, Effect, Fence, History, Key, Note, Result, RunRecord, SKIPPING_HOSTS, SkipCount},
@@ -114,6 +114,6 @@ impl Redlock {
     }
 }
 
-fn note_keys(names: Names) -> Vec<String> {
+fn note_keys(names: RedisNames) -> Vec<String> {
     vec![names.lock, names.record, names.runs, names.bad_runs, names.skips, names.starts, names.shares, names.ends]
 }

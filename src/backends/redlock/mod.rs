@@ -81,15 +81,15 @@ use std::{rc::Rc, time::Duration};
 use ::redis::Value;
 use async_trait::async_trait;
 
-pub use self::options::Options;
+pub use self::options::RedlockOptions;
 use self::{
     node::Question,
-    nodes::{Answers, Nodes},
+    nodes::{NodeAnswers, Nodes},
 };
 use crate::{
     backends::{
         pause::pause,
-        redis::{failure, names::Names, reply, script::Script},
+        redis::{failure, names::RedisNames, reply, script::Script},
     },
     lock::{
         Amendment, Attempt, Backend, Capabilities, Error, History, Identity, Intent, Key, LockState, Notice, Release, ReleaseInfo, Renewal,
@@ -102,7 +102,7 @@ pub(super) const CAPABILITIES: Capabilities =
 
 /// Locks on a set of Redis servers that know nothing of each other.
 pub struct Redlock {
-    options: Options,
+    options: RedlockOptions,
     nodes: Nodes,
     /// The tokens that may stand in a queue because of us. Noted before asking, since an unanswered request may have been served.
     queued: Vec<(Key, Token)>,
@@ -122,7 +122,7 @@ type Word = (String, Vec<Value>);
 
 impl Redlock {
     /// A backend for `options`. Without I/O.
-    pub fn new(options: Options) -> Self {
+    pub fn new(options: RedlockOptions) -> Self {
         let nodes = Nodes::new(&options.nodes);
         Self {
             options,
@@ -136,8 +136,8 @@ impl Redlock {
         }
     }
 
-    fn names(&self, key: &Key) -> Result<Names> {
-        Names::new(&self.options.namespace, key)
+    fn names(&self, key: &Key) -> Result<RedisNames> {
+        RedisNames::new(&self.options.namespace, key)
     }
 
     fn ttl_of(&self, token: &Token) -> Option<Duration> {
@@ -151,7 +151,7 @@ impl Redlock {
         script: &'static Script,
         keys: Vec<String>,
         mut arguments: impl FnMut(usize) -> Option<Vec<String>>,
-    ) -> Answers {
+    ) -> NodeAnswers {
         let keys: Rc<[String]> = keys.into();
         let question = |n| Some(Question::Script { script, keys: Rc::clone(&keys), arguments: arguments(n)? });
         self.nodes.ask(bound, question).await
@@ -168,7 +168,7 @@ impl Redlock {
 impl Backend for Redlock {
     fn identity(&self) -> Identity {
         // The same set in another order is the same store.
-        let mut nodes: Vec<String> = self.options.nodes.iter().map(crate::backends::redis::Options::redacted_url).collect();
+        let mut nodes: Vec<String> = self.options.nodes.iter().map(crate::backends::redis::RedisOptions::redacted_url).collect();
         nodes.sort();
         let mut parts = vec!["redlock", self.options.namespace.as_str()];
         parts.extend(nodes.iter().map(String::as_str));
@@ -229,7 +229,7 @@ fn flag(set: bool) -> String {
     if set { "1".into() } else { "0".into() }
 }
 
-fn release_keys(names: Names) -> Vec<String> {
+fn release_keys(names: RedisNames) -> Vec<String> {
     let lock = vec![names.lock, names.record, names.runs, names.bad_runs, names.starts];
     [lock, vec![names.shares, names.ends, names.queue, names.waiters, names.line]].concat()
 }

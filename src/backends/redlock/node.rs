@@ -15,7 +15,7 @@ use tokio::sync::Mutex;
 
 use super::{options, script};
 use crate::{
-    backends::redis::{Options, connection::Connection, failure, script::Script},
+    backends::redis::{RedisOptions, connection::RedisConnection, failure, script::Script},
     lock::Result,
 };
 
@@ -28,8 +28,8 @@ pub(super) enum Question {
 }
 
 /// A connection, for one question at a time.
-struct Line {
-    connection: Connection,
+struct NodeConnection {
+    connection: RedisConnection,
     /// So many replies to abandoned questions will come first.
     owed: usize,
     /// Nothing on it is half-written or broken.
@@ -42,24 +42,24 @@ const UNHEARD: u8 = 2;
 type Exchange = Pin<Box<dyn Future<Output = Result<Value>>>>;
 
 /// One server of the set.
-pub(super) struct Node {
+pub(super) struct RedlockNode {
     /// Its host and port.
     pub name: String,
     /// It did not answer in time the last time, nor since: the others are not kept waiting for it again.
     pub late: bool,
-    options: Rc<Options>,
-    line: Rc<Mutex<Option<Line>>>,
+    options: Rc<RedisOptions>,
+    line: Rc<Mutex<Option<NodeConnection>>>,
     exchange: Option<Exchange>,
     /// So many questions in a row were not answered.
     unheard: u8,
 }
 
-impl Node {
-    pub(super) fn new(options: Options) -> Self {
+impl RedlockNode {
+    pub(super) fn new(options: RedisOptions) -> Self {
         Self { name: options::name(&options), late: false, options: Rc::new(options), line: Rc::default(), exchange: None, unheard: 0 }
     }
 
-    /// Begins to ask; [`Node::poll`] goes on with it. The answer to an earlier question is waited for no longer.
+    /// Begins to ask; [`RedlockNode::poll`] goes on with it. The answer to an earlier question is waited for no longer.
     pub(super) fn ask(&mut self, question: Question) {
         if self.exchange.is_some() && self.poll(&mut Context::from_waker(Waker::noop())).is_ready() {
             self.late = false;
@@ -85,12 +85,12 @@ impl Node {
     }
 }
 
-async fn converse(options: Rc<Options>, line: Rc<Mutex<Option<Line>>>, question: Question) -> Result<Value> {
+async fn converse(options: Rc<RedisOptions>, line: Rc<Mutex<Option<NodeConnection>>>, question: Question) -> Result<Value> {
     // Never waited for: the exchange before, which had it, is gone.
     let mut place = line.lock().await;
-    let line = match place.take().filter(Line::is_usable) {
+    let line = match place.take().filter(NodeConnection::is_usable) {
         Some(line) => line,
-        None => Line { connection: Connection::open(&options).await?, owed: 0, sound: true },
+        None => NodeConnection { connection: RedisConnection::open(&options).await?, owed: 0, sound: true },
     };
     let line = place.insert(line);
     match &question {
@@ -121,7 +121,7 @@ async fn converse(options: Rc<Options>, line: Rc<Mutex<Option<Line>>>, question:
     }
 }
 
-impl Line {
+impl NodeConnection {
     fn is_usable(&self) -> bool {
         self.sound && self.connection.is_open()
     }

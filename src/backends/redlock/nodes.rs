@@ -9,20 +9,20 @@ use std::{
 use ::redis::Value;
 use tokio::time::timeout;
 
-use super::node::{Node, Question};
+use super::node::{Question, RedlockNode};
 use crate::{
-    backends::redis::Options,
+    backends::redis::RedisOptions,
     lock::{Effect, Error, Kind, Result},
 };
 
 /// What came from each node; `None` where it was not asked.
-pub(super) type Answers = Vec<Option<Result<Value>>>;
+pub(super) type NodeAnswers = Vec<Option<Result<Value>>>;
 
-pub(super) struct Nodes(Vec<Node>);
+pub(super) struct Nodes(Vec<RedlockNode>);
 
 impl Nodes {
-    pub(super) fn new(options: &[Options]) -> Self {
-        Self(options.iter().cloned().map(Node::new).collect())
+    pub(super) fn new(options: &[RedisOptions]) -> Self {
+        Self(options.iter().cloned().map(RedlockNode::new).collect())
     }
 
     pub(super) fn len(&self) -> usize {
@@ -43,9 +43,9 @@ impl Nodes {
     /// The bound is not a limit on the call, which the core sets, but part of the algorithm: a node that is down must not
     /// keep a majority from being counted. Where a node let it pass once, the others wait a twentieth of it
     /// only, until it answers again. Cancel safe: what is under way goes on with the next question.
-    pub(super) async fn ask(&mut self, bound: Duration, mut question: impl FnMut(usize) -> Option<Question>) -> Answers {
+    pub(super) async fn ask(&mut self, bound: Duration, mut question: impl FnMut(usize) -> Option<Question>) -> NodeAnswers {
         let majority = self.majority();
-        let mut answers: Answers = (0..self.len()).map(|_| None).collect();
+        let mut answers: NodeAnswers = (0..self.len()).map(|_| None).collect();
         let mut open = Vec::with_capacity(self.len());
         for (n, node) in self.0.iter_mut().enumerate() {
             if let Some(question) = question(n) {
@@ -77,7 +77,7 @@ impl Nodes {
         answers
     }
 
-    fn hear(&mut self, context: &mut Context<'_>, open: &mut Vec<usize>, answers: &mut Answers) {
+    fn hear(&mut self, context: &mut Context<'_>, open: &mut Vec<usize>, answers: &mut NodeAnswers) {
         open.retain(|n| match self.0[*n].poll(context) {
             Poll::Ready(answer) => {
                 self.0[*n].late = false;

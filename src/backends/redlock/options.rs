@@ -6,9 +6,9 @@ use crate::{backends::redis, lock::Namespace};
 
 /// Which nodes, and how they are asked.
 #[derive(Clone, Debug)]
-pub struct Options {
+pub struct RedlockOptions {
     /// How each node is spoken with. Their namespaces count for nothing.
-    pub nodes: Vec<redis::Options>,
+    pub nodes: Vec<redis::RedisOptions>,
     /// How long one node may take within one question, or a part of the lease if that is less.
     pub node_timeout: Duration,
     /// The pause between two looks at a busy lock, give or take a half of it.
@@ -17,14 +17,14 @@ pub struct Options {
     pub namespace: Namespace,
 }
 
-impl Options {
+impl RedlockOptions {
     /// The default of `?node_timeout=`: three of them fit into one attempt at the default `--backend-timeout`.
     pub const NODE_TIMEOUT: Duration = Duration::from_millis(500);
     /// The default of `?retry_delay=`.
     pub const RETRY_DELAY: Duration = Duration::from_millis(200);
 
     /// `nodes` in the namespace `dlock`, with the usual times.
-    pub fn new(nodes: Vec<redis::Options>) -> Self {
+    pub fn new(nodes: Vec<redis::RedisOptions>) -> Self {
         Self { nodes, node_timeout: Self::NODE_TIMEOUT, retry_delay: Self::RETRY_DELAY, namespace: Namespace::default() }
     }
 
@@ -45,7 +45,7 @@ impl Options {
 }
 
 /// The node as people know it.
-pub(super) fn name(node: &redis::Options) -> String {
+pub(super) fn name(node: &redis::RedisOptions) -> String {
     match &node.server {
         redis::Server::Tcp { host, port } if host.contains(':') => format!("[{host}]:{port}"),
         redis::Server::Tcp { host, port } => format!("{host}:{port}"),

@@ -6,15 +6,15 @@ use ::redis::{Pipeline, Value};
 
 use super::{
     Failures, Redlock,
-    examine::Told,
+    examine::NodeInfo,
     node::Question,
-    view::{Picture, Seen, last_fence},
+    view::{NodeLock, Picture, last_fence},
 };
 use crate::{
     backends::redis::{
         examine::field,
         failure,
-        names::{ENCODING, Names, key_of, pattern, prefix, side_of, side_start, tells_of_runs},
+        names::{ENCODING, RedisNames, key_of, pattern, prefix, side_of, side_start, tells_of_runs},
         reading::{add_scanned, read_time, readable},
         reply,
         state::{read_shares, waiters},
@@ -28,7 +28,7 @@ pub(super) const PER_LOCK: usize = 11;
 /// How many locks are read in one packet.
 const BATCH: usize = 50;
 
-pub(super) fn add_reads(pipeline: &mut Pipeline, names: &Names) {
+pub(super) fn add_reads(pipeline: &mut Pipeline, names: &RedisNames) {
     pipeline
         .cmd("TIME")
         .cmd("TYPE")
@@ -65,7 +65,7 @@ pub(super) fn add_reads(pipeline: &mut Pipeline, names: &Names) {
 
 /// What one node says of a lock.
 pub(super) struct Read {
-    pub(super) seen: Seen,
+    pub(super) seen: NodeLock,
     waiters: Vec<Waiter>,
     counter: Option<u64>,
 }
@@ -87,7 +87,7 @@ impl Redlock {
         let mut states = Vec::new();
         for batch in keys.chunks(BATCH) {
             let mut pipeline = ::redis::pipe();
-            let names: Vec<Names> = batch.iter().map(|key| self.names(key)).collect::<Result<_>>()?;
+            let names: Vec<RedisNames> = batch.iter().map(|key| self.names(key)).collect::<Result<_>>()?;
             for names in &names {
                 add_reads(&mut pipeline, names);
             }
@@ -168,7 +168,7 @@ impl Redlock {
         Ok(each)
     }
 
-    pub(super) fn put_together(&self, key: Key, names: &Names, each: Vec<Result<&[Value], &Error>>) -> Result<LockState> {
+    pub(super) fn put_together(&self, key: Key, names: &RedisNames, each: Vec<Result<&[Value], &Error>>) -> Result<LockState> {
         let mut reads = Vec::new();
         let mut failed = Vec::new();
         for answer in each {
@@ -186,7 +186,7 @@ impl Redlock {
             }
         }
         let needed = self.nodes.majority();
-        let seen: Vec<Option<Seen>> = reads.iter().map(|read| read.as_ref().map(|read| read.seen.clone())).collect();
+        let seen: Vec<Option<NodeLock>> = reads.iter().map(|read| read.as_ref().map(|read| read.seen.clone())).collect();
         let no_locks: Vec<_> = seen.iter().flatten().filter(|seen| seen.is_no_lock()).collect();
         if let Some(first) = no_locks.first()
             && self.nodes.len() - no_locks.len() < needed
@@ -197,8 +197,8 @@ impl Redlock {
         let nodes = seen.iter().zip(failed).enumerate().map(|(n, (seen, error))| NodeView {
             node: self.nodes.name(n).to_owned(),
             held: seen.as_ref().map(|seen| !seen.is_free()),
-            fence: seen.as_ref().and_then(Seen::fence),
-            expires_in: seen.as_ref().filter(|seen| !seen.is_free()).and_then(Seen::left),
+            fence: seen.as_ref().and_then(NodeLock::fence),
+            expires_in: seen.as_ref().filter(|seen| !seen.is_free()).and_then(NodeLock::left),
             others: seen.as_ref().is_some_and(|seen| !seen.is_free()) && !picture.held_on.contains(&n),
             error,
         });
@@ -222,7 +222,7 @@ impl Redlock {
             let field = move |name: &str| {
                 [info(PER_LOCK), info(PER_LOCK + 1)].iter().flatten().find_map(|info| field(info, name).map(str::to_owned))
             };
-            Told { n, field: Box::new(field) }
+            NodeInfo { n, field: Box::new(field) }
         });
         for notice in self.kin(told.collect()) {
             self.notice(notice.warning, notice.text, notice.hint);
@@ -238,7 +238,7 @@ pub(super) fn read_one(replies: &[Value]) -> Result<Read> {
     if let Value::ServerError(error) = kind {
         return Err(failure::refused(error));
     }
-    let seen = Seen {
+    let seen = NodeLock {
         now,
         pttl: readable(pttl)?.and_then(reply::int),
         kind: reply::text(kind).ok_or_else(failure::unreadable)?,

@@ -7,14 +7,14 @@ mod store;
 use std::{collections::HashMap, fs::DirBuilder, os::unix::fs::DirBuilderExt, path::PathBuf, sync::Arc};
 
 use super::{
-    Options,
+    SqliteOptions,
     alarm::Alarm,
-    database::{Database, ListedWaiter, Row},
+    database::{Database, ListedWaiter, StoredRow},
     failure, location,
     lock_file::{Bytes, LockFile},
     ours,
     slot::Slot,
-    watch::Watch,
+    watch::PathWatch,
 };
 use crate::{
     backends::kept::{Base, Outside, Snapshot, in_order},
@@ -25,8 +25,8 @@ use crate::{
 const PASSING_MS: u64 = 20;
 
 /// One client of a database and its lock file.
-pub(super) struct Client {
-    pub options: Options,
+pub(super) struct SqliteClient {
+    pub options: SqliteOptions,
     /// The canonical path, once its directory exists.
     resolved: Option<PathBuf>,
     pub file: Option<Arc<LockFile>>,
@@ -35,7 +35,7 @@ pub(super) struct Client {
     pub database: Option<Database>,
     pub slots: HashMap<Key, Slot>,
     pub alarm: Option<Alarm>,
-    pub watch: Option<Watch>,
+    pub watch: Option<PathWatch>,
     /// Other processes were in the way, and so are likely to wait.
     pub contended: bool,
     /// Watchers of the lock file must be woken.
@@ -43,7 +43,7 @@ pub(super) struct Client {
 }
 
 /// What a write depends on.
-pub(super) struct Version {
+pub(super) struct SqliteVersion {
     revision: i64,
     /// The lock file that tells which processes live.
     lock_file: i64,
@@ -92,8 +92,8 @@ impl Witness<'_> {
     }
 }
 
-impl Client {
-    pub(super) fn new(options: Options) -> Self {
+impl SqliteClient {
+    pub(super) fn new(options: SqliteOptions) -> Self {
         Self {
             options,
             resolved: None,
@@ -248,7 +248,7 @@ impl Client {
     }
 
     /// A row as the kernel sees it: holds without a process are over, holds with one are not, whatever their times say.
-    fn snapshot(&self, key: &Key, row: Row, listed: Vec<ListedWaiter>, file: Option<&LockFile>) -> Snapshot<Version> {
+    fn snapshot(&self, key: &Key, row: StoredRow, listed: Vec<ListedWaiter>, file: Option<&LockFile>) -> Snapshot<SqliteVersion> {
         let witness = self.witness(key, file);
         let (mut document, now) = (row.document, row.now);
         if row.lock_file != witness.file() {
@@ -263,12 +263,12 @@ impl Client {
             }
         }
         document.witness(now, |hold| witness.stands(hold), |hold| witness.awaits(hold));
-        let version = Version { revision: row.revision, lock_file: witness.file(), absorbed };
+        let version = SqliteVersion { revision: row.revision, lock_file: witness.file(), absorbed };
         Snapshot { document, now_us: now * 1000, fence: row.fence, outside: None, base: Base::Document, apart: false, version }
     }
 
     /// Adds what the bytes say to the document, for a request.
-    fn read_for_request(&mut self, request: &Request, snapshot: &mut Snapshot<Version>) -> Result<()> {
+    fn read_for_request(&mut self, request: &Request, snapshot: &mut Snapshot<SqliteVersion>) -> Result<()> {
         let Some(slot) = self.slots.get_mut(&request.key) else { return Err(lost_slot()) };
         let (token, now) = (&request.token, snapshot.now());
         let mut document = snapshot.document.clone();
@@ -296,7 +296,7 @@ impl Client {
     }
 
     /// A process that has the lock alone and is not in the document.
-    fn outside(&self, key: &Key, snapshot: &Snapshot<Version>, file: Option<&LockFile>) -> Result<Option<Outside>> {
+    fn outside(&self, key: &Key, snapshot: &Snapshot<SqliteVersion>, file: Option<&LockFile>) -> Result<Option<Outside>> {
         let mut document = snapshot.document.clone();
         document.expire(snapshot.now());
         let transient = !document.has_holders() && self.witness(key, file).is_locked_alone()?;
@@ -333,7 +333,7 @@ impl Client {
             let ended = document.ends().is_none_or(|ends| now.saturating_sub(ends) > unused_ms);
             document.expire(now);
             if ended && document.queue().is_empty() && !document.has_holders() && document.run_record().relevant(now).is_zero() {
-                unused.push(Row { key: name, revision, ..Row::default() });
+                unused.push(StoredRow { key: name, revision, ..StoredRow::default() });
             }
         }
         let unused_ms = i64::try_from(unused_ms).unwrap_or(i64::MAX);

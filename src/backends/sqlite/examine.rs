@@ -9,7 +9,7 @@ use std::{
 
 use async_trait::async_trait;
 
-use super::{Sqlite, client::Client, database::Database, failure, location, lock_file::LockFile, schema};
+use super::{Sqlite, client::SqliteClient, database::Database, failure, location, lock_file::LockFile, schema};
 use crate::lock::{Admin, Check, Error, Finding, Grants, Init, Result, Role, ServerTime, check, whole_ms};
 
 /// The checks of `dlock doctor`.
@@ -23,7 +23,7 @@ pub const CHECKS: &[Check] = &[
 /// With less free room, the database may not be able to grow.
 const LITTLE: u64 = 16 << 20;
 
-impl Client {
+impl SqliteClient {
     fn files(&self) -> [std::path::PathBuf; 2] {
         [self.options.path.clone(), LockFile::path_for(&self.options.path)]
     }
@@ -111,7 +111,7 @@ fn name(path: &Path) -> String {
 }
 
 #[async_trait(?Send)]
-impl Admin for Client {
+impl Admin for SqliteClient {
     async fn init(&mut self) -> Result<Init> {
         self.lock_file()?;
         let (database, created) = self.open().await?;

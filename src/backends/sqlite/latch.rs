@@ -15,7 +15,7 @@ use std::{
 
 use tokio::sync::Notify;
 
-use super::lock_file::{Kind, LockFile, Range};
+use super::lock_file::{LockFile, LockKind, Range};
 
 /// The stack of the thread, which makes one system call.
 const STACK: usize = 64 * 1024;
@@ -24,19 +24,19 @@ const STACK: usize = 64 * 1024;
 pub(super) struct Latch {
     file: Arc<LockFile>,
     range: Range,
-    kind: Kind,
-    shared: Arc<Shared>,
+    kind: LockKind,
+    shared: Arc<LatchShared>,
 }
 
 #[derive(Default)]
-struct Shared {
-    state: Mutex<State>,
+struct LatchShared {
+    state: Mutex<LatchState>,
     changed: Notify,
 }
 
 /// Each lock and unlock of the range happens under the mutex, together with the change of this state.
 #[derive(Default)]
-struct State {
+struct LatchState {
     wanted: bool,
     locked: bool,
     thread: bool,
@@ -45,14 +45,14 @@ struct State {
     failed: Option<io::Error>,
 }
 
-impl Shared {
-    fn state(&self) -> MutexGuard<'_, State> {
+impl LatchShared {
+    fn state(&self) -> MutexGuard<'_, LatchState> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
 impl Latch {
-    pub(super) fn new(file: Arc<LockFile>, range: Range, kind: Kind) -> Self {
+    pub(super) fn new(file: Arc<LockFile>, range: Range, kind: LockKind) -> Self {
         Self { file, range, kind, shared: Arc::default() }
     }
 

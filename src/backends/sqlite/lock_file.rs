@@ -92,7 +92,7 @@ impl Bytes {
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Kind {
+pub(super) enum LockKind {
     Read,
     Write,
 }
@@ -180,7 +180,7 @@ impl LockFile {
     }
 
     /// Locks `range` if no other process has a part of it.
-    pub(super) fn try_lock(&self, range: Range, kind: Kind) -> io::Result<bool> {
+    pub(super) fn try_lock(&self, range: Range, kind: LockKind) -> io::Result<bool> {
         match fcntl(&self.fd, FcntlArg::F_OFD_SETLK(&request(range, lock_type(kind)))) {
             Ok(_) => Ok(true),
             Err(Errno::EAGAIN | Errno::EACCES) => Ok(false),
@@ -189,7 +189,7 @@ impl LockFile {
     }
 
     /// Locks `range`, and blocks the thread until then.
-    pub(super) fn lock(&self, range: Range, kind: Kind) -> io::Result<()> {
+    pub(super) fn lock(&self, range: Range, kind: LockKind) -> io::Result<()> {
         loop {
             match fcntl(&self.fd, FcntlArg::F_OFD_SETLKW(&request(range, lock_type(kind)))) {
                 Ok(_) => return Ok(()),
@@ -207,13 +207,13 @@ impl LockFile {
 
     /// Whether another process has a part of `range` locked. Locks through this description are not seen.
     pub(super) fn others_have(&self, range: Range) -> io::Result<bool> {
-        self.others_keep_out(range, Kind::Write)
+        self.others_keep_out(range, LockKind::Write)
     }
 
     /// Whether another process has a part of `range` locked for writing. Waiters for its end are not seen: they lock for
     /// reading, and only for a moment.
     pub(super) fn others_write(&self, range: Range) -> io::Result<bool> {
-        self.others_keep_out(range, Kind::Read)
+        self.others_keep_out(range, LockKind::Read)
     }
 
     /// Whether another process has a key alone, or has a nested hold; not whether it is shared.
@@ -222,7 +222,7 @@ impl LockFile {
     }
 
     /// Whether another process's lock excludes one of this kind.
-    pub(super) fn others_keep_out(&self, range: Range, kind: Kind) -> io::Result<bool> {
+    pub(super) fn others_keep_out(&self, range: Range, kind: LockKind) -> io::Result<bool> {
         let mut found = request(range, lock_type(kind));
         fcntl(&self.fd, FcntlArg::F_OFD_GETLK(&mut found))?;
         Ok(i32::from(found.l_type) != libc::F_UNLCK)
@@ -281,10 +281,10 @@ fn request(range: Range, lock_type: i32) -> libc::flock {
     }
 }
 
-fn lock_type(kind: Kind) -> i32 {
+fn lock_type(kind: LockKind) -> i32 {
     match kind {
-        Kind::Read => libc::F_RDLCK,
-        Kind::Write => libc::F_WRLCK,
+        LockKind::Read => libc::F_RDLCK,
+        LockKind::Write => libc::F_WRLCK,
     }
 }
 

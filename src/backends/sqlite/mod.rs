@@ -61,7 +61,7 @@ use async_trait::async_trait;
 
 pub use self::location::default_path;
 use self::{
-    client::{Client, is_plain, unknown_holder},
+    client::{SqliteClient, is_plain, unknown_holder},
     lock_file::Range,
     slot::Obstacle,
 };
@@ -83,7 +83,7 @@ pub(super) const CAPABILITIES: Capabilities = Capabilities {
 
 /// Where the locks are kept.
 #[derive(Clone, Debug)]
-pub struct Options {
+pub struct SqliteOptions {
     /// The database; `<path>.lock` next to it is the lock file.
     pub path: PathBuf,
     /// What keys are put under.
@@ -92,7 +92,7 @@ pub struct Options {
     pub create_directory: bool,
 }
 
-impl Options {
+impl SqliteOptions {
     /// A database in a directory that exists.
     pub fn at(path: impl Into<PathBuf>, namespace: Namespace) -> Self {
         Self { path: path.into(), namespace, create_directory: false }
@@ -108,19 +108,19 @@ impl Options {
 }
 
 /// A SQLite database and the lock file next to it.
-pub struct Sqlite(Kept<Client>);
+pub struct Sqlite(Kept<SqliteClient>);
 
 impl Sqlite {
     /// A backend that has opened nothing yet.
-    pub fn new(mut options: Options) -> Self {
+    pub fn new(mut options: SqliteOptions) -> Self {
         // Another working directory later must not mean another database, and a first `file:` no URI to SQLite.
         if let Ok(absolute) = path::absolute(&options.path) {
             options.path = absolute;
         }
-        Self(Kept::of(Client::new(options)))
+        Self(Kept::of(SqliteClient::new(options)))
     }
 
-    fn client(&mut self) -> &mut Client {
+    fn client(&mut self) -> &mut SqliteClient {
         &mut self.0.store
     }
 

@@ -10,7 +10,7 @@ use tokio::time::timeout;
 
 use super::{
     alarm::{Alarm, Sound},
-    client::Client,
+    client::SqliteClient,
     ours,
     slot::{Obstacle, Slot},
 };
@@ -25,7 +25,7 @@ const DEAF: Duration = Duration::from_secs(1);
 const LOOK: Duration = Duration::from_millis(1);
 const LAST_LOOK: Duration = Duration::from_millis(512);
 
-impl Client {
+impl SqliteClient {
     pub(super) async fn await_change(&mut self, request: &Request, at_most: Duration) -> Result<Wake> {
         self.slot(&request.key)?;
         let Self { slots, alarm, .. } = self;

@@ -47,12 +47,12 @@ use std::time::Duration;
 use ::redis::{Pipeline, Value};
 use async_trait::async_trait;
 
-pub use self::options::{Options, TairMode};
-use self::read::Version;
+pub use self::options::{TairMode, TairOptions};
+use self::read::TairVersion;
 use super::{
     kept::{Change, Kept, ReadFor, Snapshot, Store},
     pause::pause,
-    redis::{connection::Connection, failure, names::Names},
+    redis::{connection::RedisConnection, failure, names::RedisNames},
 };
 use crate::lock::{Capabilities, Effect, Error, HistoryEntry, Identity, Key, Kind, Note, Request, Result, SkipCount, Wake, Which};
 
@@ -75,29 +75,29 @@ pub type Tair = Kept<TairStore>;
 /// It has at most one connection, made by the first call that needs it. A call that is dropped or fails takes the
 /// connection with it, and the next call makes another.
 pub struct TairStore {
-    options: Options,
-    connection: Option<Connection>,
+    options: TairOptions,
+    connection: Option<RedisConnection>,
     /// What was last written for a hold that has its lock alone: enough to give it back without reading first.
-    written: Option<(Key, Snapshot<Version>)>,
+    written: Option<(Key, Snapshot<TairVersion>)>,
     /// The rules of the queue concern waiters of the lock that was last asked for.
     in_line: bool,
 }
 
 impl Tair {
     /// A backend for `options`. Without I/O.
-    pub fn new(options: Options) -> Self {
+    pub fn new(options: TairOptions) -> Self {
         Self::of(TairStore { options, connection: None, written: None, in_line: false })
     }
 }
 
 impl TairStore {
-    fn names(&self, key: &Key) -> Result<Names> {
-        Names::new(&self.options.namespace, key)
+    fn names(&self, key: &Key) -> Result<RedisNames> {
+        RedisNames::new(&self.options.namespace, key)
     }
 
     /// Sends several commands in one packet; `takes` says whether it had better not arrive at all if it is given up.
     async fn run(&mut self, pipeline: &Pipeline, takes: bool) -> Result<Vec<Value>> {
-        let mut connection = match self.connection.take().filter(Connection::is_open) {
+        let mut connection = match self.connection.take().filter(RedisConnection::is_open) {
             Some(connection) => connection,
             None => self.open().await?,
         };
@@ -116,11 +116,11 @@ impl TairStore {
     }
 
     /// Connects, logs in, and sees in the same round trip whether the server has the commands.
-    async fn open(&self) -> Result<Connection> {
+    async fn open(&self) -> Result<RedisConnection> {
         let mode = self.options.mode;
         let mut probe = ::redis::pipe();
         probe.cmd("COMMAND").arg("INFO").arg(mode.commands());
-        let (connection, answers) = Connection::open_and(&self.options.server, &probe).await?;
+        let (connection, answers) = RedisConnection::open_and(&self.options.server, &probe).await?;
         // A user that may not ask finds out by trying.
         if let Some(Value::Array(known)) = answers.first() {
             let missing = |(name, info): (&&str, &Value)| matches!(info, Value::Nil).then(|| name.to_uppercase());
@@ -142,7 +142,7 @@ impl TairStore {
 
 #[async_trait(?Send)]
 impl Store for TairStore {
-    type Version = Version;
+    type Version = TairVersion;
 
     fn identity(&self) -> Identity {
         let url = self.options.redacted_url();
@@ -153,11 +153,11 @@ impl Store for TairStore {
         Ok(self.names(key)?.lock)
     }
 
-    async fn read(&mut self, key: &Key, purpose: ReadFor<'_>) -> Result<Snapshot<Version>> {
+    async fn read(&mut self, key: &Key, purpose: ReadFor<'_>) -> Result<Snapshot<TairVersion>> {
         self.read_snapshot(key, purpose).await
     }
 
-    async fn swap(&mut self, key: &Key, was: Snapshot<Version>, change: Change<'_>) -> Result<bool> {
+    async fn swap(&mut self, key: &Key, was: Snapshot<TairVersion>, change: Change<'_>) -> Result<bool> {
         self.write(key, was, change).await
     }
 
@@ -178,7 +178,7 @@ impl Store for TairStore {
         Ok(true)
     }
 
-    async fn scan(&mut self, start: &str) -> Result<Vec<(Key, Snapshot<Version>)>> {
+    async fn scan(&mut self, start: &str) -> Result<Vec<(Key, Snapshot<TairVersion>)>> {
         self.read_all(start).await
     }
 

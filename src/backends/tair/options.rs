@@ -6,9 +6,9 @@ use crate::{backends::redis, lock::Namespace};
 
 /// Which server, and what is stored there.
 #[derive(Clone, Debug)]
-pub struct Options {
+pub struct TairOptions {
     /// How the server is spoken with. Its namespace counts for nothing.
-    pub server: redis::Options,
+    pub server: redis::RedisOptions,
     /// What a lock is stored as.
     pub mode: TairMode,
     /// The pause between two looks at a busy lock, give or take a half of it.
@@ -26,12 +26,12 @@ pub enum TairMode {
     Version,
 }
 
-impl Options {
+impl TairOptions {
     /// The default of `?retry_delay=`.
     pub const RETRY_DELAY: Duration = Duration::from_millis(200);
 
     /// Plain strings on `server` in the namespace `dlock`.
-    pub fn new(server: redis::Options) -> Self {
+    pub fn new(server: redis::RedisOptions) -> Self {
         Self { server, mode: TairMode::Plain, retry_delay: Self::RETRY_DELAY, namespace: Namespace::default() }
     }
 

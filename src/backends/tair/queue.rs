@@ -4,7 +4,7 @@ use ::redis::{Pipeline, Value};
 
 use super::{TairStore, line, value::readable};
 use crate::{
-    backends::redis::{names::Names, reply},
+    backends::redis::{names::RedisNames, reply},
     lock::{Metadata, Request, Result},
 };
 
@@ -30,7 +30,7 @@ impl TairStore {
     }
 
     /// Drops a waiter that died without leaving, when it has come to the front.
-    async fn drop_if_gone(&mut self, names: &Names, first: &str, now: u64) {
+    async fn drop_if_gone(&mut self, names: &RedisNames, first: &str, now: u64) {
         let mut look = ::redis::pipe();
         look.cmd("HGET").arg(&names.waiters).arg(first);
         let Ok(replies) = self.look(&look).await else { return };
@@ -45,7 +45,7 @@ impl TairStore {
 }
 
 /// Joins the list, or says that the waiter is still there.
-pub(super) fn add(pipeline: &mut Pipeline, names: &Names, request: &Request, now_us: u64) {
+pub(super) fn add(pipeline: &mut Pipeline, names: &RedisNames, request: &Request, now_us: u64) {
     let ms = now_us / 1000;
     let hold = request.token.hold_text();
     // Of texts and numbers, which can always be written.

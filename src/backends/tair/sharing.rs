@@ -1,8 +1,8 @@
 //! Which lock libraries share a lock on Tair.
 
-use super::{Options, TairMode};
+use super::{TairMode, TairOptions};
 use crate::{
-    backends::redis::{names::Names, sharing::OF_STRINGS},
+    backends::redis::{names::RedisNames, sharing::OF_STRINGS},
     lock::{Key, Result, Sharing},
 };
 
@@ -10,7 +10,7 @@ use crate::{
 ///
 /// # Errors
 /// For a key that has no name there.
-pub fn sharing(options: &Options, key: &Key) -> Result<Sharing> {
+pub fn sharing(options: &TairOptions, key: &Key) -> Result<Sharing> {
     let libraries = if options.mode == TairMode::Plain { &OF_STRINGS[..] } else { &[] };
-    Ok(Sharing::new(Names::new(&options.namespace, key)?.lock, libraries, &[]))
+    Ok(Sharing::new(RedisNames::new(&options.namespace, key)?.lock, libraries, &[]))
 }

@@ -10,10 +10,10 @@ use tokio::{
 
 use super::{
     ZooKeeper, failure,
-    hold::Hold,
+    hold::ZkHold,
     names::{folder, meta_folder},
-    session::{LONGEST, Purpose, Session},
-    wire::{Ask, Node, Reply},
+    session::{LONGEST, Purpose, ZkSession},
+    wire::{Ask, NodeKind, Reply},
 };
 use crate::{
     backends::net::{self, tls, transport},
@@ -35,8 +35,8 @@ impl ZooKeeper {
     async fn look_at_ensemble(&mut self) -> Result<Vec<Finding>> {
         self.options().check()?;
         // Requests for the minimum and the maximum reveal the range.
-        let shortest = Session::open(&self.ensemble, Ttl::MIN, Purpose::Visit).await?;
-        let mut longest = Session::open(&self.ensemble, LONGEST, Purpose::Visit).await?;
+        let shortest = ZkSession::open(&self.ensemble, Ttl::MIN, Purpose::Visit).await?;
+        let mut longest = ZkSession::open(&self.ensemble, LONGEST, Purpose::Visit).await?;
         let mut found = vec![timeouts(shortest.timeout, longest.timeout)];
         let asked = [Ask::Read("/zookeeper/config")];
         let mut answers = longest.ask(&asked).await?;
@@ -78,7 +78,7 @@ impl ZooKeeper {
             self.visiting = Some(self.visit().await?);
         }
         let Some(session) = &mut self.visiting else { return Ok(None) };
-        let asked = [Ask::Create(&now, &[], Node::Contender)];
+        let asked = [Ask::Create(&now, &[], NodeKind::Contender)];
         let mut answers = session.ask(&asked).await?;
         Ok(match answers.pop() {
             Some(Ok(Reply::Made { stat, .. })) => {
@@ -107,7 +107,7 @@ async fn four_letters(mut stream: impl AsyncRead + AsyncWrite + Unpin) -> Result
     Ok(String::from_utf8_lossy(&said).into_owned())
 }
 
-impl Hold {
+impl ZkHold {
     /// Explains why a server ended the connection, if it is too old. Servers of 3.4 do so at requests that they do not know, and lack what
     /// all newer ones have.
     pub(super) async fn explain(&mut self, error: lock::Error) -> lock::Error {

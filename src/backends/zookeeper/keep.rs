@@ -2,9 +2,9 @@
 
 use super::{
     CAPABILITIES, ZooKeeper,
-    failure::{self, Asked, Fault},
-    hold::Hold,
-    record::Granted,
+    failure::{self, Fault, ZkResult},
+    hold::ZkHold,
+    record::GrantMark,
 };
 use crate::lock::{Intent, Key, Renewal, Result, Token, Ttl};
 
@@ -54,10 +54,10 @@ impl ZooKeeper {
     }
 }
 
-impl Hold {
-    async fn renew(&mut self, intent: Intent) -> Asked<Renewal> {
+impl ZkHold {
+    async fn renew(&mut self, intent: Intent) -> ZkResult<Renewal> {
         let Some(mark) = self.confirm_and_read().await? else { return Ok(Renewal::NotHeld) };
-        let granted = mark.as_ref().and_then(|(says, stat)| Some((Granted::read(says)?, *stat)));
+        let granted = mark.as_ref().and_then(|(says, stat)| Some((GrantMark::read(says)?, *stat)));
         let broken = granted.as_ref().and_then(|(granted, _)| granted.hold.mark.clone());
         if let (Some(broken), Intent::Extend(_)) = (broken, intent) {
             if let Some(session) = &mut self.session {
@@ -73,7 +73,7 @@ impl Hold {
             }
         }
         // A hold that keeps the session that was handed down has already written the note.
-        if let (Some((granted @ Granted { heirloom: None, .. }, stat)), Intent::Drain) = (&granted, intent) {
+        if let (Some((granted @ GrantMark { heirloom: None, .. }, stat)), Intent::Drain) = (&granted, intent) {
             self.note_seen(granted, stat).await;
         }
         let (Some(place), Some(session)) = (&self.place, &mut self.session) else { return Err(failure::unsettled().into()) };

@@ -3,20 +3,20 @@
 use super::{
     ZooKeeper,
     acquire::LOOKS,
-    enter::Kept,
-    failure::{self, Asked, Fault},
+    enter::HoldNodes,
+    failure::{self, Fault, ZkResult},
     history::make,
-    hold::{Hold, Place, Stale, unexpected},
+    hold::{Place, Stale, ZkHold, unexpected},
     look::children,
-    names::{Memory, guid, holds_of, way_to},
-    runs::Change,
-    session::{Purpose, Session, VISIT},
-    wire::{Ask, Code, Node, Reply},
+    names::{HistoryKind, guid, holds_of, parents_of},
+    runs::RunRecordChange,
+    session::{Purpose, VISIT, ZkSession},
+    wire::{Ask, Code, NodeKind, Reply},
 };
 use crate::lock::{Key, Release, ReleaseInfo, Request, Result, RunState, Scope, Token};
 
 /// The history folders that a release may have to trim.
-const MEMORIES: [Memory; 2] = [Memory::Fine, Memory::Bad];
+const MEMORIES: [HistoryKind; 2] = [HistoryKind::Fine, HistoryKind::Bad];
 
 impl ZooKeeper {
     pub(super) async fn ask_release(&mut self, key: &Key, token: &Token, info: &ReleaseInfo) -> Result<Release> {
@@ -75,15 +75,15 @@ impl ZooKeeper {
         session.close();
         self.ensemble.tidy().await;
         let gone = async {
-            let mut visit = Session::open(&self.ensemble, VISIT, Purpose::Visit).await?;
+            let mut visit = ZkSession::open(&self.ensemble, VISIT, Purpose::Visit).await?;
             let asked = [Ask::Sync(&place.path), Ask::Exists(&place.path)];
             Ok(visit.ask(&asked).await?.pop() == Some(Err(Code::NoNode)))
         };
-        let gone: Asked<bool> = gone.await;
+        let gone: ZkResult<bool> = gone.await;
         gone.unwrap_or(false)
     }
 
-    pub(super) async fn leave_line(&mut self, request: &Request) -> Result<()> {
+    pub(super) async fn remove_from_queue(&mut self, request: &Request) -> Result<()> {
         let Some(at) = self.position(&request.key, &request.token).filter(|at| !self.holds[*at].granted) else { return Ok(()) };
         match self.holds[at].undo(None).await {
             Ok(_) | Err(Fault::Expired) => {}
@@ -106,9 +106,9 @@ struct Extras {
     nodes: bool,
 }
 
-impl Hold {
+impl ZkHold {
     /// Releases a granted hold.
-    async fn give_back(&mut self, info: &ReleaseInfo) -> Asked<Release> {
+    async fn give_back(&mut self, info: &ReleaseInfo) -> ZkResult<Release> {
         let Some(place) = self.place.clone() else { return Ok(Release::NotHeld) };
         // The order in which holds entered is not recorded: only the first hold is known to enclose all others.
         let whole = self.root && info.scope == Scope::Tree;
@@ -127,9 +127,9 @@ impl Hold {
         &mut self,
         info: &ReleaseInfo,
         place: &Place,
-        (whole, kept): (bool, Option<Kept>),
+        (whole, kept): (bool, Option<HoldNodes>),
         extras: &mut Extras,
-    ) -> Asked<Option<Release>> {
+    ) -> ZkResult<Option<Release>> {
         let (beat, mark, meta) = (self.beat(), self.names.mark(&guid(&self.token)), self.names.meta.clone());
         if kept.as_ref().is_some_and(|kept| !kept.holds.contains(&beat)) {
             return Ok(Some(Release::NotHeld));
@@ -143,7 +143,7 @@ impl Hold {
             Some(kept) if others == 0 => kept.unmark(&mark),
             Some(kept) => kept.remark(&mark, says.as_deref()),
         });
-        let granted = kept.as_ref().and_then(Kept::granted);
+        let granted = kept.as_ref().and_then(HoldNodes::granted);
         let number = granted.as_ref().map(|(granted, _)| granted).or(self.grant.as_ref()).and_then(|granted| granted.hold.number);
         let number = number.map(|number| self.names.permit(number));
         let nodes: Vec<_> = number.into_iter().chain(place.twin(&self.names)).filter(|_| others == 0 && extras.nodes).collect();
@@ -152,9 +152,9 @@ impl Hold {
         let run = if others == 0 && extras.run { self.run(info, granted) } else { None };
         let run = run.and_then(|run| run.node(&self.names));
         let outcome = self.ending(info.run_state).await?;
-        steps.extend(outcome.iter().map(Change::step));
+        steps.extend(outcome.iter().map(RunRecordChange::step));
         let last = steps.len();
-        steps.extend(run.iter().map(|(path, data)| Ask::Create(path, data, Node::Persistent)));
+        steps.extend(run.iter().map(|(path, data)| Ask::Create(path, data, NodeKind::Persistent)));
         let folders = MEMORIES.map(|what| self.names.memory(what));
         let mut asks = vec![Ask::All(steps), Ask::Children(&meta)];
         asks.extend(folders.iter().map(|path| Ask::Exists(path)));
@@ -182,7 +182,7 @@ impl Hold {
             Some(Ok(Reply::RolledBack { at, code })) if run.is_some() && at == last => {
                 extras.run = code == Code::NoNode && !extras.folders;
                 if extras.run {
-                    let folders: Vec<_> = folders.iter().flat_map(|folder| way_to(folder)).collect();
+                    let folders: Vec<_> = folders.iter().flat_map(|folder| parents_of(folder)).collect();
                     self.ask(&make(&folders)).await?;
                     extras.folders = true;
                 }
@@ -196,7 +196,7 @@ impl Hold {
     }
 
     /// Undoes an attempt that may have been granted without this process seeing the answer.
-    async fn undo(&mut self, run_state: Option<RunState>) -> Asked<Release> {
+    async fn undo(&mut self, run_state: Option<RunState>) -> ZkResult<Release> {
         if self.session.is_none() {
             return Ok(Release::NotHeld);
         }
@@ -208,14 +208,14 @@ impl Hold {
         }
         if self.place.is_none() && self.maybe_placed {
             let seen = self.read_line(true).await?;
-            self.find_place(&seen.line).await?;
+            self.find_place(&seen.contenders).await?;
         }
         let beat = self.beat();
         let mark = self.place.as_ref().map(|_| self.names.mark(&guid(&self.token)));
         let place = self.place.clone();
         // While this contender is first, no other one changes the run records.
         let changes = self.ending(run_state).await?;
-        let mut requests: Vec<_> = changes.iter().map(Change::step).collect();
+        let mut requests: Vec<_> = changes.iter().map(RunRecordChange::step).collect();
         let ended = requests.len();
         requests.push(Ask::Delete(&beat));
         let twin = place.as_ref().and_then(|place| place.twin(&self.names));

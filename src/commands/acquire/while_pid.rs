@@ -9,7 +9,7 @@ use std::{
 
 use rustix::process::{Signal, pidfd_send_signal};
 
-use super::{AcquireSettings, Hold, Taken, release, take};
+use super::{AcquireSettings, Taken, TakenLock, release, take};
 use crate::{
     commands::{
         Context,
@@ -75,7 +75,7 @@ async fn work(settings: &AcquireSettings, pid: i32, context: &Context, caller: D
 }
 
 /// Renews until the process has ended, and sends it TERM if a lock is lost or broken. The renewer's output is not read.
-async fn keep_on(mut holds: Vec<Hold>, limits: Limits<'_>, until: &Until, mut signals: Signals, monitor: &Monitor) {
+async fn keep_on(mut holds: Vec<TakenLock>, limits: Limits<'_>, until: &Until, mut signals: Signals, monitor: &Monitor) {
     let began = BootClock.now();
     let mut intent = Intent::Extend(None);
     let mut broken: Option<Break> = None;
@@ -115,7 +115,7 @@ async fn keep_on(mut holds: Vec<Hold>, limits: Limits<'_>, until: &Until, mut si
                 }
             }
             Err(Ok((at, unconfirmed @ Loss::Unconfirmed { .. }))) => {
-                let Hold { mut backend, lease } = holds.remove(at);
+                let TakenLock { mut backend, lease } = holds.remove(at);
                 let how = loss(&unconfirmed);
                 say(&lease.key, &format!("lost: {how}"));
                 end(until);
@@ -140,8 +140,8 @@ async fn keep_on(mut holds: Vec<Hold>, limits: Limits<'_>, until: &Until, mut si
 }
 
 /// Returns when the monitor must signal the process if the renewer sends no extension.
-fn deadlines(holds: &[Hold]) -> Vec<BootTime> {
-    let deadline = |hold: &Hold| hold.budget().map_or(hold.lease.t0, |budget| budget.kill_at(hold.lease.t0));
+fn deadlines(holds: &[TakenLock]) -> Vec<BootTime> {
+    let deadline = |hold: &TakenLock| hold.budget().map_or(hold.lease.t0, |budget| budget.kill_at(hold.lease.t0));
     holds.iter().map(deadline).collect()
 }
 
@@ -150,7 +150,7 @@ fn earliest(deadlines: &[BootTime]) -> BootTime {
 }
 
 /// Whether the lost hold was released by `dlock release` with the printed token.
-async fn was_released(Hold { backend, lease }: &mut Hold) -> bool {
+async fn was_released(TakenLock { backend, lease }: &mut TakenLock) -> bool {
     let question = async |backend: &mut dyn Backend| backend.history(&lease.key).await;
     let told = ask(&mut **backend, &BootClock, ASIDE, ("history", Some(&lease.key)), question).await;
     told.is_ok_and(|told| told.past.iter().any(|past| past.fence == Some(lease.fence) && past.end == End::Released))

@@ -14,7 +14,7 @@ use crate::{
     exit,
     lease::{BootClock, ask},
     lock::{Backend, Check, Error, Finding, Result, Role, Severity, Ttl, check},
-    output::doctor::{DoctorReport, Granted, Measured, Source, view},
+    output::doctor::{DoctorReport, GrantsReport, Measured, Source, view},
 };
 
 /// The arguments of `dlock doctor`.
@@ -126,7 +126,7 @@ fn print_grants(backend: &dyn Backend, role: Role, context: &Context) -> u8 {
     let grants = backend.grants(role);
     let out = &context.out;
     if out.is_json() {
-        return out.finish(out.json(&Granted::new(&grants, role, &backend.identity().url)), exit::OK);
+        return out.finish(out.json(&GrantsReport::new(&grants, role, &backend.identity().url)), exit::OK);
     }
     for note in &grants.notes {
         out.notice(note);

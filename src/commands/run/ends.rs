@@ -1,6 +1,6 @@
 //! The end of the wait for a lock, and the verdict at the end of a run.
 
-use super::{RunSettings, watch::Watch};
+use super::{RunSettings, watch::RunWatch};
 use crate::{
     exit,
     lease::may_warn,
@@ -10,7 +10,7 @@ use crate::{
 };
 
 /// Updates the verdict with a timeout, a break or a loss that the watch recorded.
-pub(super) fn conclude(verdict: &mut Verdict, watch: Watch<'_>, settings: &RunSettings) {
+pub(super) fn conclude(verdict: &mut Verdict, watch: RunWatch<'_>, settings: &RunSettings) {
     if watch.timed_out {
         verdict.outcome = RunResult::TimedOut;
         verdict.status = exit::TIMED_OUT;

@@ -21,7 +21,7 @@ const STOPS_WITHIN: Duration = Duration::from_secs(2);
 const LAST_WORD: Duration = Duration::from_millis(50);
 
 /// How the supervision of the command ended.
-pub(super) enum End {
+pub(super) enum SupervisionEnd {
     /// The tree is empty, or was left on purpose.
     Ended(Ended),
     /// The command was never executed: the exit status, the reason, and the hint.
@@ -32,7 +32,7 @@ pub(super) enum End {
 
 /// The state of a run while its command runs.
 #[allow(clippy::struct_excessive_bools)] // independent facts
-pub(super) struct Watch<'a> {
+pub(super) struct RunWatch<'a> {
     settings: &'a RunSettings,
     context: &'a Context,
     events: &'a Events<'a>,
@@ -77,7 +77,7 @@ pub(super) struct Watch<'a> {
     pub noting: Option<JoinHandle<io::Result<()>>>,
 }
 
-impl<'a> Watch<'a> {
+impl<'a> RunWatch<'a> {
     pub(super) fn new(settings: &'a RunSettings, context: &'a Context, events: &'a Events<'a>, budget: Budget) -> Self {
         let term_at = BootClock::read();
         Self {
@@ -107,7 +107,7 @@ impl<'a> Watch<'a> {
         }
     }
 
-    pub(super) fn event(&mut self, event: Event) -> Option<End> {
+    pub(super) fn event(&mut self, event: Event) -> Option<SupervisionEnd> {
         match event {
             Event::Started { .. } => self.note_start(),
             Event::Continued => (self.stopped, self.asked_to_stop) = (None, None),
@@ -142,7 +142,7 @@ impl<'a> Watch<'a> {
                 if ended.stopped == Some(Why::TimeUp) {
                     self.time_up();
                 }
-                return Some(End::Ended(ended));
+                return Some(SupervisionEnd::Ended(ended));
             }
         }
         None
@@ -261,7 +261,7 @@ impl<'a> Watch<'a> {
     }
 
     /// Returns the release info of the hold, for the history.
-    pub(super) fn info(&self, scope: Scope, end: &End, command: Option<CommandEnd>, ran: Duration) -> ReleaseInfo {
+    pub(super) fn info(&self, scope: Scope, end: &SupervisionEnd, command: Option<CommandEnd>, ran: Duration) -> ReleaseInfo {
         let run_state = match (&self.broken, command) {
             (None, Some(CommandEnd::Exited(0))) if !self.timed_out => RunState::Ok,
             _ => RunState::Failed,
@@ -271,7 +271,7 @@ impl<'a> Watch<'a> {
             (None, Some(mark), ..) => mark.into(),
             // A command that timed out has failed, even if it exits with 0 after TERM.
             (None, None, ..) if self.timed_out => (lock::End::Exited(exit::TIMED_OUT), Some(self.settings.max_runtime())),
-            (None, None, End::NotStarted(_, why, _), _) => (lock::End::NotStarted, Some(why.clone())),
+            (None, None, SupervisionEnd::NotStarted(_, why, _), _) => (lock::End::NotStarted, Some(why.clone())),
             (None, None, _, Some(CommandEnd::Exited(status))) => (lock::End::Exited(status), None),
             (None, None, _, Some(CommandEnd::Signalled(signal))) => (lock::End::Signalled(signal), None),
             (None, None, _, None) => (lock::End::Released, None),
@@ -365,9 +365,9 @@ impl<'a> Watch<'a> {
         }
     }
 
-    fn not_started(&self, why: CannotStart) -> End {
+    fn not_started(&self, why: CannotStart) -> SupervisionEnd {
         let program = self.settings.command.first().map(|name| name.to_string_lossy().into_owned()).unwrap_or_default();
         let (text, hint) = unstartable::explain(why, &program, self.granted_in_time, self.settings.nonblock);
-        End::NotStarted(why.status(), text, hint)
+        SupervisionEnd::NotStarted(why.status(), text, hint)
     }
 }

@@ -36,7 +36,7 @@ impl Clock for PausedClock {
 
 /// The fate of one call on its way to the store or back.
 #[derive(Clone, Copy)]
-enum Fault {
+enum CallFault {
     /// The call never reaches the store.
     Refused,
     /// The call is done, and its answer is lost.
@@ -54,9 +54,9 @@ enum Fault {
 /// A memory backend with planned faults, one for each acquire, renew and release.
 struct Faulty {
     inner: Memory,
-    faults: Rc<RefCell<VecDeque<Option<Fault>>>>,
+    faults: Rc<RefCell<VecDeque<Option<CallFault>>>>,
     /// The planned faults of attempts to leave the queue.
-    leaving: Rc<RefCell<VecDeque<Option<Fault>>>>,
+    leaving: Rc<RefCell<VecDeque<Option<CallFault>>>>,
     calls: Rc<RefCell<Vec<&'static str>>>,
     /// The drain delay of its grants.
     drain_delay: Duration,
@@ -77,18 +77,18 @@ impl Faulty {
         let lost = || Error::new(Kind::Unavailable, "connection reset");
         match fault {
             None => call(&mut self.inner).await,
-            Some(Fault::Refused) => Err(lost()),
-            Some(Fault::Denied) => Err(Error::new(Kind::Denied, "no rights")),
-            Some(Fault::Hangs) => pending().await,
-            Some(Fault::AnswerLost) => {
+            Some(CallFault::Refused) => Err(lost()),
+            Some(CallFault::Denied) => Err(Error::new(Kind::Denied, "no rights")),
+            Some(CallFault::Hangs) => pending().await,
+            Some(CallFault::AnswerLost) => {
                 call(&mut self.inner).await?;
                 Err(lost().effect(Effect::Unknown))
             }
-            Some(Fault::AnswerHangs) => {
+            Some(CallFault::AnswerHangs) => {
                 call(&mut self.inner).await?;
                 pending().await
             }
-            Some(Fault::AnswerLate(by)) => {
+            Some(CallFault::AnswerLate(by)) => {
                 let answer = call(&mut self.inner).await;
                 tokio::time::sleep(by).await;
                 answer
@@ -178,7 +178,7 @@ impl Tether for Faulty {
 }
 
 /// A store, a clock and what the tests do with them.
-struct World {
+struct LeaseWorld {
     store: MemoryStore,
     clock: PausedClock,
 }
@@ -207,12 +207,12 @@ fn budget() -> Budget {
     Budget::new(request().ttl, None, Pace::USUAL).unwrap()
 }
 
-impl World {
+impl LeaseWorld {
     fn new() -> Self {
         Self { store: MemoryStore::default(), clock: PausedClock(Instant::now()) }
     }
 
-    fn client(&self, faults: &[Option<Fault>]) -> Faulty {
+    fn client(&self, faults: &[Option<CallFault>]) -> Faulty {
         Faulty {
             inner: Memory::new(self.store.clone(), Namespace::default()),
             faults: Rc::new(RefCell::new(faults.iter().copied().collect())),

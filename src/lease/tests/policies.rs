@@ -8,7 +8,7 @@ fn with_terms(place: &str, guard: Option<u64>, at_least: Option<u64>, once: Opti
     Request { run_policy: Some(run_policy), ..request() }
 }
 
-impl World {
+impl LeaseWorld {
     /// Asks for it once, or waits.
     async fn ask(&self, request: Request, patience: WaitPolicy) -> Outcome<()> {
         acquire(&mut self.client(&[]), &self.clock, request, patience, LIMITS, pending(), |_: &Busy| ()).await.unwrap()
@@ -24,7 +24,7 @@ impl World {
 
 #[tokio::test(start_paused = true)]
 async fn who_tries_is_refused_at_once() {
-    let world = World::new();
+    let world = LeaseWorld::new();
     world.run(with_terms("a", Some(5), Some(3), Some(30)), WaitPolicy::Try).await;
     let began = Instant::now();
     let rule = |outcome| match outcome {
@@ -43,7 +43,7 @@ async fn who_tries_is_refused_at_once() {
 
 #[tokio::test(start_paused = true)]
 async fn who_waits_waits_for_at_least_and_for_no_guard() {
-    let world = World::new();
+    let world = LeaseWorld::new();
     world.run(with_terms("a", Some(60), Some(10), None), WaitPolicy::Try).await;
     let began = Instant::now();
     world.run(with_terms("b", Some(60), None, None), WaitPolicy::Forever).await;
@@ -55,7 +55,7 @@ async fn who_waits_waits_for_at_least_and_for_no_guard() {
 
 #[tokio::test(start_paused = true)]
 async fn who_waits_in_vain_for_at_least_is_refused_when_the_wait_is_over() {
-    let world = World::new();
+    let world = LeaseWorld::new();
     world.run(with_terms("a", None, Some(60), None), WaitPolicy::Try).await;
     let began = Instant::now();
     let outcome = world.ask(request(), WaitPolicy::For(secs(7))).await;
@@ -66,7 +66,7 @@ async fn who_waits_in_vain_for_at_least_is_refused_when_the_wait_is_over() {
 
 #[tokio::test(start_paused = true)]
 async fn no_run_waits_for_another_window() {
-    let world = World::new();
+    let world = LeaseWorld::new();
     world.run(with_terms("a", None, None, Some(3600)), WaitPolicy::Try).await;
     let began = Instant::now();
     let outcome = world.ask(with_terms("b", None, None, Some(3600)), WaitPolicy::Forever).await;
@@ -76,8 +76,8 @@ async fn no_run_waits_for_another_window() {
 
 #[tokio::test(start_paused = true)]
 async fn an_attempt_that_is_given_up_leaves_no_start() {
-    let world = World::new();
-    let mut client = world.client(&[Some(Fault::AnswerHangs)]);
+    let world = LeaseWorld::new();
+    let mut client = world.client(&[Some(CallFault::AnswerHangs)]);
     let stop = tokio::time::sleep(Duration::from_millis(100));
     let asked = with_terms("a", Some(60), Some(60), Some(3600));
     let outcome = acquire(&mut client, &world.clock, asked, WaitPolicy::Try, LIMITS, stop, |_: &Busy| ()).await.unwrap();
@@ -87,7 +87,7 @@ async fn an_attempt_that_is_given_up_leaves_no_start() {
 
 #[tokio::test(start_paused = true)]
 async fn a_hold_is_warned_of_at_each_doubling_by_one() {
-    let world = World::new();
+    let world = LeaseWorld::new();
     let lease = world.taken(&mut world.client(&[])).await;
     let hour = secs(3600);
     let (mut a, mut b) = (world.client(&[]).inner, world.client(&[]).inner);

@@ -26,7 +26,7 @@ use serde::{Deserialize, Serialize};
 
 use self::queue::Queue;
 pub use self::{
-    acquire::{Answer, Moment},
+    acquire::{AskOutcome, Moment},
     holder::{HoldEntry, HolderEntry},
     parts::Times,
     queue::QueueEntry,
@@ -106,12 +106,12 @@ impl Document {
     /// [`Kind::Layout`] if a newer dlock wrote it, [`Kind::Data`] if no dlock did.
     pub fn read(json: Option<&str>) -> Result<Self> {
         #[derive(Deserialize)]
-        struct Version {
+        struct DocumentVersion {
             v: u16,
         }
         let Some(json) = json else { return Ok(Self::default()) };
         let bad = |error| Error::new(Kind::Data, "the lock's document is not as dlock writes it").source(error);
-        let Version { v } = serde_json::from_str(json).map_err(bad)?;
+        let DocumentVersion { v } = serde_json::from_str(json).map_err(bad)?;
         if v >= LAYOUT_REFUSED {
             let text = format!("a newer dlock wrote the lock's document, in layout {}.{} which this one can't read", v / 100, v % 100);
             return Err(Error::new(Kind::Layout, text).hint("update dlock on this machine"));

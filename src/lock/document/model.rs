@@ -12,7 +12,7 @@
 use stateright::{Checker, HasDiscoveries, Model, Property};
 use uuid::Uuid;
 
-use super::{Answer, Document};
+use super::{AskOutcome, Document};
 use crate::lock::{Break, Fence, Intent, Key, Release, ReleaseInfo, Renewal, Request, Scope, Token, Ttl};
 
 use std::time::Duration;
@@ -201,7 +201,7 @@ impl BreakModel {
 
     fn succeed(next: &mut BreakModelState) -> bool {
         let granted = next.step(|document, now| match document.ask(&request(2), now, None, || None) {
-            Answer::Go => {
+            AskOutcome::Go => {
                 document.grant(&request(2), SUCCESSOR, now);
                 true
             }

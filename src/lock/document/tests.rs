@@ -44,12 +44,12 @@ impl World {
     fn ask(&mut self, request: &Request) -> std::result::Result<Grant, Busy> {
         self.step();
         match self.document.ask(request, self.now, self.outside, || None) {
-            Answer::Has(grant) => Ok(grant),
-            Answer::Go => {
+            AskOutcome::Has(grant) => Ok(grant),
+            AskOutcome::Go => {
                 self.fence += 1;
                 Ok(self.document.grant(request, Fence(self.fence), self.now))
             }
-            Answer::Busy(busy) => Err(busy),
+            AskOutcome::Busy(busy) => Err(busy),
             other => panic!("{other:?}"),
         }
     }
@@ -110,7 +110,7 @@ fn a_hold_asked_again_is_one_and_nested_ones_end_by_themselves() {
     let outer = request(Mode::Permits(2));
     let inner =
         Request { token: outer.token.nested(), entry: Entry::Reenter, ttl: Ttl::new(Duration::from_secs(5)).unwrap(), ..outer.clone() };
-    assert!(matches!(world.document.ask(&inner, world.now, None, || None), Answer::NotHeld));
+    assert!(matches!(world.document.ask(&inner, world.now, None, || None), AskOutcome::NotHeld));
     let first = world.take(&outer);
     assert_eq!(world.take(&outer), first);
     assert_eq!((world.take(&inner).holds, world.take(&inner).permit), (2, Some(0)));

@@ -91,14 +91,14 @@ mod tests {
     use std::time::Duration;
 
     use super::*;
-    use crate::lock::{Entry, Fence, HistoryEntry, Key, Release, ReleaseInfo, Request, Scope, Ttl, document::Answer};
+    use crate::lock::{Entry, Fence, HistoryEntry, Key, Release, ReleaseInfo, Request, Scope, Ttl, document::AskOutcome};
 
     fn request(mode: Mode) -> Request {
         Request { mode, waiting: true, ..Request::new(Key::new("job").unwrap(), Ttl::new(Duration::from_secs(10)).unwrap()) }
     }
 
     fn take(document: &mut Document, request: &Request, now: u64) {
-        assert!(matches!(document.ask(request, now, None, || None), Answer::Go));
+        assert!(matches!(document.ask(request, now, None, || None), AskOutcome::Go));
         document.grant(request, Fence(now), now);
     }
 
@@ -146,7 +146,7 @@ mod tests {
         let outer = request(Mode::Shared);
         take(&mut document, &outer, 0);
         let inner = Request { token: outer.token.nested(), entry: Entry::Reenter, ..outer.clone() };
-        assert!(matches!(document.ask(&inner, 1, None, || None), Answer::Has(_)));
+        assert!(matches!(document.ask(&inner, 1, None, || None), AskOutcome::Has(_)));
         document.forsake(&outer.token, is(&[&outer]));
         assert_eq!(document.release(&outer.token, &ReleaseInfo::from(Scope::Hold), 2), Release::Released);
     }
@@ -158,7 +158,7 @@ mod tests {
         let waiting = [(); 4].map(|()| request(Mode::Permits(1)));
         let other = request(Mode::Shared);
         for one in waiting.iter().chain([&other]) {
-            assert!(matches!(document.ask(one, 1, None, || None), Answer::Busy(_)));
+            assert!(matches!(document.ask(one, 1, None, || None), AskOutcome::Busy(_)));
         }
         let text = |at: usize| waiting[at].token.hold_text();
         let ahead = |document: &Document, of: &Request| document.ahead(&of.token).map(str::to_owned);

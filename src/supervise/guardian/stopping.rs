@@ -2,7 +2,7 @@
 
 use rustix::process::{Pid, Signal, getpid, kill_process, kill_process_group};
 
-use super::{DRAIN_DELAY, Guardian, Phase};
+use super::{DRAIN_DELAY, GuardianLoop, Phase};
 use crate::{
     lease::BootClock,
     lock::BootTime,
@@ -15,7 +15,7 @@ use crate::{
     },
 };
 
-impl Guardian {
+impl GuardianLoop {
     /// Acts on the deadlines and the state of the tree.
     pub(super) fn judge(&mut self, now: BootTime) {
         if matches!(self.phase, Phase::Idle) || self.is_done() {

@@ -10,7 +10,7 @@ use std::{
 use dlock::{
     backends::{
         Secret, Tls,
-        redis::{Options, Redis, Replicas},
+        redis::{Redis, RedisOptions, Replicas},
     },
     lease::{self, BootClock, Limits, Outcome, Released, WaitPolicy},
     lock::{Attempt, Backend as _, Effect, Intent, Kind as ErrorKind, Mode, Release, Renewal, Request, Scope},
@@ -66,7 +66,7 @@ fn client(cluster: &Cluster) -> Client {
 /// A client whose grants the replica has.
 fn replicated(cluster: &Cluster) -> Client {
     let replicas = Some(Replicas { count: 1, within: Duration::from_secs(2) });
-    Client(Box::new(Redis::new(Options { replicas, ..options_at([cluster.nodes[0].port]) })))
+    Client(Box::new(Redis::new(RedisOptions { replicas, ..options_at([cluster.nodes[0].port]) })))
 }
 
 /// A key whose slot a node has.
@@ -364,9 +364,9 @@ async fn nodes_are_spoken_with_over_tls(_: &Lab) {
     let cluster = Cluster::encrypted(&certificates);
     for node in &cluster.nodes {
         let tls = Some(Tls { ca_file: Some(ca.clone()), ..Tls::default() });
-        live(Options { tls, ..options_at([node.tls_port]) }).await;
+        live(RedisOptions { tls, ..options_at([node.tls_port]) }).await;
     }
-    let distrustful = Options { tls: Some(Tls::default()), ..options_at([cluster.nodes[0].tls_port]) };
+    let distrustful = RedisOptions { tls: Some(Tls::default()), ..options_at([cluster.nodes[0].tls_port]) };
     let error = Redis::new(distrustful).try_acquire(&request(&key("job"), LONG)).await.expect_err("an authority of our own");
     assert_eq!((error.kind, error.effect), (ErrorKind::Denied, Effect::NotApplied), "{error:?}");
 }
@@ -379,7 +379,8 @@ async fn a_user_with_the_least_rights_can_do_all(_: &Lab) {
         }
     };
     allow(&LEAST.split_ascii_whitespace().collect::<Vec<_>>());
-    let options = || Options { user: Some("app".into()), password: Some(Secret::new("secret")), ..options_at([cluster.nodes[0].port]) };
+    let options =
+        || RedisOptions { user: Some("app".into()), password: Some(Secret::new("secret")), ..options_at([cluster.nodes[0].port]) };
     // Without a map there is no listing, but all else.
     let mut a = Client(Box::new(Redis::new(options())));
     let held = a.hold(&key("job")).await;

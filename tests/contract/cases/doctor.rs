@@ -176,14 +176,14 @@ async fn a_replica_is_seen_from_both_sides(lab: &Lab) {
     });
     let mut master = lab.client().await;
     assert_found(&examine(&mut master).await, "replication", Severity::Warn, "1 replica, and grants wait for none");
-    let mut options = redis::Options::new(redis::Server::Tcp { host: "127.0.0.1".into(), port: lab.redis().server().port });
+    let mut options = redis::RedisOptions::new(redis::Server::Tcp { host: "127.0.0.1".into(), port: lab.redis().server().port });
     for (count, severity) in [(1, Severity::Ok), (2, Severity::Unsafe)] {
         options.replicas = Some(redis::Replicas { count, within: redis::Replicas::WITHIN });
         let mut waiting = Client(Box::new(redis::Redis::new(options.clone())));
         assert_eq!(of(&examine(&mut waiting).await, "replication").severity, severity);
     }
     let at = redis::Server::Tcp { host: "127.0.0.1".into(), port: replica.port };
-    let mut slave = Client(Box::new(redis::Redis::new(redis::Options::new(at))));
+    let mut slave = Client(Box::new(redis::Redis::new(redis::RedisOptions::new(at))));
     assert_found(&examine(&mut slave).await, "replication", Severity::Unsafe, "a replica of 127.0.0.1");
 }
 
@@ -191,7 +191,7 @@ async fn rights_that_are_missing_are_said(lab: &Lab) {
     let with = |user: &str, rules: &str| {
         let words: Vec<&str> = ["ACL", "SETUSER", user, "reset", "on", ">pw"].into_iter().chain(rules.split(' ')).collect();
         lab.redis().server().command(&words);
-        let mut options = redis::Options::new(redis::Server::Tcp { host: "127.0.0.1".into(), port: lab.redis().server().port });
+        let mut options = redis::RedisOptions::new(redis::Server::Tcp { host: "127.0.0.1".into(), port: lab.redis().server().port });
         options.user = Some(user.into());
         options.password = Some(dlock::backends::Secret::new("pw"));
         Client(Box::new(redis::Redis::new(options)))
@@ -239,7 +239,7 @@ async fn a_directory_for_everybody_is_seen(_: &Lab) {
     use std::os::unix::fs::PermissionsExt as _;
     let folder = support::folder();
     let namespace = dlock::lock::Namespace::default();
-    let options = dlock::backends::sqlite::Options::at(folder.path().join("x.db"), namespace);
+    let options = dlock::backends::sqlite::SqliteOptions::at(folder.path().join("x.db"), namespace);
     let mut client = Client(Box::new(dlock::backends::sqlite::Sqlite::new(options)));
     let found = examine(&mut client).await;
     assert_found(&found, "layout", Severity::Ok, "no database yet");

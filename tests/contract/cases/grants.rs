@@ -185,12 +185,12 @@ fn assert_nothing_refused<'a>(servers: impl IntoIterator<Item = &'a support::red
     }
 }
 
-fn as_user(options: &redis::Options, user: &str) -> redis::Options {
-    redis::Options { user: Some(user.into()), password: Some(Secret::new("pw")), ..options.clone() }
+fn as_user(options: &redis::RedisOptions, user: &str) -> redis::RedisOptions {
+    redis::RedisOptions { user: Some(user.into()), password: Some(Secret::new("pw")), ..options.clone() }
 }
 
 async fn redis_users_can_do_their_part(lab: &Lab) {
-    let options = redis::Options::new(redis::Server::Tcp { host: "127.0.0.1".into(), port: lab.redis().server().port });
+    let options = redis::RedisOptions::new(redis::Server::Tcp { host: "127.0.0.1".into(), port: lab.redis().server().port });
     set_users(&lab.redis().server(), &lab.client().await);
     try_out(lab, true, |user| Client(Box::new(redis::Redis::new(as_user(&options, user))))).await;
     assert_nothing_refused([&*lab.redis().server()]);
@@ -198,9 +198,9 @@ async fn redis_users_can_do_their_part(lab: &Lab) {
 
 async fn a_namespace_bounds_its_users(lab: &Lab) {
     set_users(&lab.redis().server(), &lab.client_in("one").await);
-    let options = redis::Options {
+    let options = redis::RedisOptions {
         namespace: dlock::lock::Namespace::new("other").expect("a namespace"),
-        ..redis::Options::new(redis::Server::Tcp { host: "127.0.0.1".into(), port: lab.redis().server().port })
+        ..redis::RedisOptions::new(redis::Server::Tcp { host: "127.0.0.1".into(), port: lab.redis().server().port })
     };
     let mut stranger = Client(Box::new(redis::Redis::new(as_user(&options, "dlock-run"))));
     let error = stranger.0.try_acquire(&request(&key("job"), LONG)).await.expect_err("another namespace's");
@@ -235,7 +235,7 @@ async fn users_of_all_nodes_can_do_their_part(lab: &Lab) {
     }
     try_out(lab, true, |user| {
         let nodes = options.nodes.iter().map(|node| as_user(node, user)).collect();
-        Client(Box::new(Redlock::new(dlock::backends::redlock::Options { nodes, ..options.clone() })))
+        Client(Box::new(Redlock::new(dlock::backends::redlock::RedlockOptions { nodes, ..options.clone() })))
     })
     .await;
     for n in 0..redlock::NODES {
@@ -276,7 +276,7 @@ async fn users_of_mariadb_can_do_their_part(lab: &Lab) {
 
 async fn users_of_etcd_can_do_their_part(lab: &Lab) {
     let mut server = support::etcd::Etcd::plain();
-    let options = etcd::Options::new(server.ports().iter().map(|port| ("127.0.0.1".into(), *port)).collect());
+    let options = etcd::EtcdOptions::new(server.ports().iter().map(|port| ("127.0.0.1".into(), *port)).collect());
     let client = etcd::Etcd::new(options.clone());
     for role in ROLES {
         use dlock::lock::Admin as _;
@@ -287,7 +287,7 @@ async fn users_of_etcd_can_do_their_part(lab: &Lab) {
     }
     server.authenticate("somebody", "else", &[]);
     try_out(lab, true, |user| {
-        let options = etcd::Options { user: Some(user.into()), password: Some(Secret::new("pw")), ..options.clone() };
+        let options = etcd::EtcdOptions { user: Some(user.into()), password: Some(Secret::new("pw")), ..options.clone() };
         Client(Box::new(etcd::Etcd::new(options)))
     })
     .await;
@@ -306,7 +306,7 @@ async fn a_login_of_zookeeper_can_do_its_part(lab: &Lab) {
     let hosts = zookeeper.servers().hosts();
     try_out(lab, false, |_| {
         let options = zookeeper.options(hosts.clone(), "dlock");
-        Client(Box::new(ZooKeeper::new(dlock::backends::zookeeper::Options {
+        Client(Box::new(ZooKeeper::new(dlock::backends::zookeeper::ZooKeeperOptions {
             login: Some(("dlock-run".into(), Secret::new("pw"))),
             ..options
         })))

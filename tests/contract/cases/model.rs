@@ -4,7 +4,7 @@ use std::{collections::HashMap, env, fmt::Write as _};
 
 use dlock::{
     backends::memory::{Memory, MemoryStore},
-    lock::{Attempt, Entry, Fence, Namespace, Release, Renewal, Request, Scope, Session, Token},
+    lock::{Attempt, Entry, Fence, Namespace, Release, Renewal, Request, Scope, StoreSession, Token},
 };
 
 use super::{Case, cases};
@@ -49,7 +49,7 @@ struct Side {
     clients: Vec<Client>,
     fences: Fences,
     /// What was handed over with holds that outlive their process.
-    sessions: HashMap<String, Session>,
+    sessions: HashMap<String, StoreSession>,
 }
 
 #[derive(Clone, Debug)]

@@ -7,7 +7,7 @@ use redis::{Pipeline, Value};
 use super::text;
 use crate::{
     backends::redis::{
-        options::{Address, Options, Replicas},
+        options::{Address, RedisOptions, Replicas},
         reply,
     },
     lock::{Check, Finding, ServerTime, Severity, check},
@@ -26,7 +26,7 @@ pub const SERVER: &[Check] = &[
 /// The rights that a release needs to wake a waiter.
 pub const WAKING: &[Check] = &[check("rights", "ACL rights to the fence counter, the wake-up list and Redisson's channels")];
 
-/// What [`Server::read`] wants the replies of.
+/// What [`ServerReport::read`] wants the replies of.
 pub(in crate::backends) fn questions() -> Pipeline {
     let mut pipeline = redis::pipe();
     pipeline.cmd("INFO");
@@ -38,7 +38,7 @@ pub(in crate::backends) fn questions() -> Pipeline {
 
 /// What a server is for a lock.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(in crate::backends) enum Part {
+pub(in crate::backends) enum ServerRole {
     /// It has the lock.
     Store,
     /// It has one vote of several.
@@ -48,7 +48,7 @@ pub(in crate::backends) enum Part {
 }
 
 /// What a server said of itself.
-pub(in crate::backends) struct Server {
+pub(in crate::backends) struct ServerReport {
     /// `INFO`, or why there is none.
     info: Result<String, String>,
     appendfsync: Option<String>,
@@ -58,7 +58,7 @@ pub(in crate::backends) struct Server {
     no_config: String,
 }
 
-impl Server {
+impl ServerReport {
     pub(in crate::backends) fn read(replies: &[Value]) -> Self {
         let config = |at: usize| {
             let pairs = replies.get(at).and_then(reply::pairs)?;
@@ -83,7 +83,7 @@ impl Server {
     }
 
     /// What it makes of locks on this server.
-    pub(in crate::backends) fn findings(&self, options: &Options, part: Part) -> Vec<Finding> {
+    pub(in crate::backends) fn findings(&self, options: &RedisOptions, part: ServerRole) -> Vec<Finding> {
         if let Err(why) = &self.info {
             let unchecked = |check: &Check| {
                 let what = check.about.split([':', ';']).next().unwrap_or(check.about);
@@ -170,7 +170,7 @@ impl Server {
         }
     }
 
-    fn replication(&self, options: &Options, part: Part) -> Finding {
+    fn replication(&self, options: &RedisOptions, part: ServerRole) -> Finding {
         const ID: &str = "replication";
         let fails_over = !matches!(options.server, super::options::Server::Tcp { .. } | super::options::Server::Unix(_));
         if let Some(role) = self.field("role").filter(|role| *role != "master") {
@@ -216,9 +216,9 @@ impl Server {
                 };
                 let risk = format!("a failover forgets a lock that they had not heard of, so that two may run{least}");
                 Finding::warn(ID, format!("{has}, and grants wait for none"), risk).fix(match part {
-                    Part::Store => "replicas=all in the URL; CONFIG SET min-replicas-to-write 1",
-                    Part::Vote => "REPLICAOF NO ONE on them: the other nodes are what makes up for one that fails",
-                    Part::Tair => "no setting closes that gap: have the resource check DLOCK_FENCE",
+                    ServerRole::Store => "replicas=all in the URL; CONFIG SET min-replicas-to-write 1",
+                    ServerRole::Vote => "REPLICAOF NO ONE on them: the other nodes are what makes up for one that fails",
+                    ServerRole::Tair => "no setting closes that gap: have the resource check DLOCK_FENCE",
                 })
             }
         }
@@ -336,19 +336,19 @@ fn megabytes(bytes: u64) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::backends::redis::options::Server as Place;
+    use crate::backends::redis::options::Server;
 
-    fn nothing() -> Server {
-        Server::read(&[Value::Nil, Value::Nil, Value::Nil, Value::Nil])
+    fn nothing() -> ServerReport {
+        ServerReport::read(&[Value::Nil, Value::Nil, Value::Nil, Value::Nil])
     }
 
-    fn server(info: &str) -> Server {
-        Server { info: Ok(info.replace(' ', "\r\n")), ..nothing() }
+    fn server(info: &str) -> ServerReport {
+        ServerReport { info: Ok(info.replace(' ', "\r\n")), ..nothing() }
     }
 
-    fn options(replicas: Option<u32>) -> Options {
+    fn options(replicas: Option<u32>) -> RedisOptions {
         let replicas = replicas.map(|count| Replicas { count, within: Replicas::WITHIN });
-        Options { replicas, ..Options::new(Place::Tcp { host: "h".into(), port: 1 }) }
+        RedisOptions { replicas, ..RedisOptions::new(Server::Tcp { host: "h".into(), port: 1 }) }
     }
 
     #[test]
@@ -361,11 +361,12 @@ mod tests {
         }
         assert_eq!(server("maxmemory_policy:noeviction").eviction().severity, Severity::Ok);
         assert_eq!(
-            server("role:slave master_host:r1 master_port:7").replication(&options(None), Part::Store).text,
+            server("role:slave master_host:r1 master_port:7").replication(&options(None), ServerRole::Store).text,
             "the server is a replica of r1:7"
         );
-        let with =
-            |count, wanted| server(&format!("role:master connected_slaves:{count}")).replication(&options(wanted), Part::Store).severity;
+        let with = |count, wanted| {
+            server(&format!("role:master connected_slaves:{count}")).replication(&options(wanted), ServerRole::Store).severity
+        };
         assert_eq!((with(0, None), with(1, None)), (Severity::Ok, Severity::Warn));
         assert_eq!((with(1, Some(1)), with(1, Some(2))), (Severity::Ok, Severity::Unsafe));
         assert_eq!((with(2, Some(2)), with(2, Some(1))), (Severity::Ok, Severity::Unsafe), "one cut off with its master, one promoted");
@@ -375,7 +376,7 @@ mod tests {
     #[test]
     fn what_is_not_told_is_not_invented() {
         let empty = server("");
-        for findings in [nothing().findings(&options(None), Part::Store), empty.findings(&options(None), Part::Store)] {
+        for findings in [nothing().findings(&options(None), ServerRole::Store), empty.findings(&options(None), ServerRole::Store)] {
             assert_eq!(findings.len(), SERVER.len());
             assert!(findings.iter().all(|f| f.severity == Severity::Warn && f.text.starts_with("not checked: ")), "{findings:?}");
         }

@@ -231,9 +231,9 @@ async fn odd_keys_are_locks_of_their_own_and_namespaces_are_apart() {
 
 #[tokio::test]
 async fn what_the_backend_cannot_do_is_refused_without_asking() {
-    let mut nowhere = crate::backends::redis::Redis::new(crate::backends::redis::Options {
+    let mut nowhere = crate::backends::redis::Redis::new(crate::backends::redis::RedisOptions {
         namespace: Namespace::new("x").unwrap(),
-        ..crate::backends::redis::Options::new(crate::backends::redis::Server::Tcp { host: "127.0.0.1".into(), port: 1 })
+        ..crate::backends::redis::RedisOptions::new(crate::backends::redis::Server::Tcp { host: "127.0.0.1".into(), port: 1 })
     });
     let run_policy = crate::lock::RunPolicy {
         place: "web1".into(),

@@ -5,8 +5,8 @@ use std::time::Duration;
 use dlock::{
     backends::{
         Secret, Tls,
-        redis::{Options as NodeOptions, Server},
-        redlock::{Options, Redlock},
+        redis::{RedisOptions, Server},
+        redlock::{Redlock, RedlockOptions},
     },
     lock::{Backend as _, Effect, Kind as ErrorKind, Scope},
 };
@@ -93,13 +93,13 @@ async fn strings_without_an_end_are_another_librarys(lab: &Lab) {
     a.hold(&job).await;
 }
 
-fn at(host: &str, port: u16) -> NodeOptions {
-    NodeOptions::new(Server::Tcp { host: host.into(), port })
+fn at(host: &str, port: u16) -> RedisOptions {
+    RedisOptions::new(Server::Tcp { host: host.into(), port })
 }
 
 async fn one_server_under_two_names_counts_once(lab: &Lab) {
     let ports = lab.redlock().ports();
-    let two_of_three = Options::new(vec![at("127.0.0.1", ports[0]), at("localhost", ports[0]), at("127.0.0.1", ports[1])]);
+    let two_of_three = RedlockOptions::new(vec![at("127.0.0.1", ports[0]), at("localhost", ports[0]), at("127.0.0.1", ports[1])]);
     let mut a = Client(Box::new(Redlock::new(two_of_three)));
     let held = a.hold(&key("job")).await;
     let told = a.0.notices();
@@ -130,8 +130,8 @@ async fn a_refused_password_is_denied(_: &Lab) {
     let servers: Vec<_> =
         (0..3).map(|_| support::redis::Redis::with(support::redis::Options { password: Some("right"), ..Default::default() })).collect();
     let with = |password: &str| {
-        let node = |server: &support::redis::Redis| NodeOptions { password: Some(Secret::new(password)), ..at("127.0.0.1", server.port) };
-        Redlock::new(Options::new(servers.iter().map(node).collect()))
+        let node = |server: &support::redis::Redis| RedisOptions { password: Some(Secret::new(password)), ..at("127.0.0.1", server.port) };
+        Redlock::new(RedlockOptions::new(servers.iter().map(node).collect()))
     };
     let error = with("wr0ng-secret").try_acquire(&request(&key("job"), LONG)).await.expect_err("refused");
     assert_eq!((error.kind, error.effect), (ErrorKind::Denied, Effect::NotApplied), "{error:?}");
@@ -153,8 +153,8 @@ async fn every_node_is_verified(_: &Lab) {
             .map(|server| std::fs::read(&server.certificates.as_ref().expect("a certificate").ca).expect("a certificate"));
         std::fs::write(&file, authorities.collect::<Vec<_>>().concat()).expect("a certificate");
         let tls = Some(Tls { ca_file: Some(file), ..Tls::default() });
-        let nodes = servers.iter().map(|server| NodeOptions { tls: tls.clone(), ..at("127.0.0.1", server.tls_port) });
-        Redlock::new(Options::new(nodes.collect()))
+        let nodes = servers.iter().map(|server| RedisOptions { tls: tls.clone(), ..at("127.0.0.1", server.tls_port) });
+        Redlock::new(RedlockOptions::new(nodes.collect()))
     };
     let mut all = Client(Box::new(with(3)));
     let held = all.hold(&key("job")).await;
