@@ -2,11 +2,12 @@
 //!
 //! A waiter only extends its lease, once per third of its length. One waiter, the queue monitor, checks the front of the queue every
 //! second. The monitor probes the waiters at the front, and more of them while they don't answer. A probe is a key that the probed waiter
-//! watches. A probed waiter extends its lease at once, answers, and then extends its lease every [`BEAT`]. A waiter that is silent for
-//! [`SILENT`] after its probe is dead. It is removed once it is in the way.
+//! watches. A probed waiter extends its lease at once, answers, and then extends it every [`BEAT`]. A waiter that is silent for [`SILENT`]
+//! after its probe is dead, and is removed once it is in the way.
 //!
-//! The monitor's key is [`EtcdNames::monitor`], on a lease of a few seconds. All waiters watch the key. When the key goes, a waiter recreates
-//! it. The server tells how long ago a lease was extended. A probe states that time as of its creation, so any client can judge the answer.
+//! The monitor's key is [`EtcdNames::monitor`], on a lease of a few seconds. All waiters watch the key. When the key goes, a waiter
+//! recreates it. The server tells how long ago a lease was extended. A probe states that time as of its creation, so any client can judge
+//! the answer.
 
 use std::time::Duration;
 

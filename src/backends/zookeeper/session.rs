@@ -5,8 +5,8 @@
 //! requests over that session keep it alive.
 //!
 //! A session ends by [`ZkSession::close`], or by itself a timeout after its client is gone: a dropped session stays as after a crash. Only
-//! a visiting session, or one that is no longer waited for when it is opened, is always ended. Ending takes place in the background, and each
-//! request waits for that at the end.
+//! a visiting session, or one that is no longer waited for when it is opened, is always ended. Ending takes place in the background, and
+//! each request waits for that at the end.
 
 use std::{
     future::Future,
