@@ -1,7 +1,7 @@
 //! One folder per store. They see [`crate::lock`] and nothing else.
 
+pub mod cas;
 pub mod etcd;
-pub mod kept;
 pub mod memory;
 pub mod mysql;
 mod net;

@@ -79,7 +79,7 @@ pub fn main(arguments: &[OsString]) -> u8 {
                 Err(error) => return out.error(&error),
             };
             let status = commands::perform(work, &context).unwrap_or_else(|error: Error| context.out.error(&context.explain(error)));
-            commands::print_the_rest();
+            commands::finish_printing();
             status
         }
     }

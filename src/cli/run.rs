@@ -65,7 +65,7 @@ pub fn settings(args: Args, key: Key, layers: &Layers<'_>) -> Result<RunSettings
         metrics_file: layers.get("metrics_file", args.metrics_file.as_deref())?.map(|setting| metrics_file(&setting)).transpose()?,
         on_event: layers.get("on_event", args.on_event.as_deref())?.map(|setting| setting.text).filter(|line| !line.trim().is_empty()),
         log: layers.get("log", args.log.as_deref())?.map_or(Ok(SyslogPolicy::Auto), |setting| setting.choice(&log))?,
-        kept_variables: spec::kept(),
+        kept_variables: spec::kept_variables(),
     })
 }
 

@@ -48,12 +48,12 @@ pub struct AcquireSettings {
 pub fn run(settings: &AcquireSettings, context: &Context) -> Result<u8> {
     match settings.while_pid {
         Some(pid) => while_pid::run(settings, pid, context),
-        None => super::block_on(unkept(settings, context)),
+        None => super::block_on(acquire_once(settings, context)),
     }
 }
 
 /// Acquires the lock for one TTL, without a renewer.
-async fn unkept(settings: &AcquireSettings, context: &Context) -> Result<u8> {
+async fn acquire_once(settings: &AcquireSettings, context: &Context) -> Result<u8> {
     context.out.check_token_has_a_reader()?;
     let mut signals = Signals::new().map_err(|error| Error::new(Kind::Unavailable, "signals can't be watched").source(error))?;
     match take(&settings.wanted, true, None, context, interrupted(&mut signals)).await? {
@@ -96,7 +96,7 @@ pub(super) fn acquired(holds: &[TakenLock]) -> json::Acquired<'_> {
 fn stopped(signal: Signal, key: &Key, context: &Context) -> u8 {
     let status = context.out.interrupted(key, signal.number);
     if signal.from_terminal {
-        super::die_by(signal);
+        super::die_by_signal(signal);
     }
     status
 }

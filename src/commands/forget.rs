@@ -90,7 +90,7 @@ pub async fn run(settings: ForgetSettings, context: &Context) -> Result<u8> {
             return Ok(status);
         }
     }
-    let by = Break { by: consent::decider(context), why: settings.reason.clone(), seen: false };
+    let by = Break { by: consent::operator(context), why: settings.reason.clone(), seen: false };
     let info = ReleaseInfo {
         end: Some(End::Forgotten),
         why: Some(by.to_string()),

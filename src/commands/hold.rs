@@ -11,7 +11,7 @@ use std::{
 
 use tokio::task::{JoinHandle, spawn_blocking};
 
-use self::until::{Over, Until};
+use self::until::{HoldEnd, Until};
 use super::{
     Context, WantedArgs,
     acquire::acquired,
@@ -82,7 +82,7 @@ pub async fn run(settings: &HoldSettings, context: &Context) -> Result<u8> {
     let stop = async {
         if settings.wanted.patience == WaitPolicy::Try {
             // A try is always finished, so that its outcome is reported.
-            return Over::Signal(interrupted(&mut signals).await);
+            return HoldEnd::Signal(interrupted(&mut signals).await);
         }
         until.ended_or(interrupted(&mut signals)).await
     };
@@ -90,11 +90,11 @@ pub async fn run(settings: &HoldSettings, context: &Context) -> Result<u8> {
         Taken::Granted(holds) => holds,
         Taken::Not(status) => return Ok(status),
         // The process that needs the lock is gone.
-        Taken::Stopped(Over::Ended) => return Ok(exit::OK),
-        Taken::Stopped(Over::Signal(signal)) => {
+        Taken::Stopped(HoldEnd::Ended) => return Ok(exit::OK),
+        Taken::Stopped(HoldEnd::Signal(signal)) => {
             let status = out.interrupted(&settings.wanted.key, signal.number);
             if signal.from_terminal {
-                super::die_by(signal);
+                super::die_by_signal(signal);
             }
             return Ok(status);
         }
@@ -138,9 +138,9 @@ async fn keep_on(
         over = until.ended_or(interrupted(&mut signals)) => Ok(over),
     };
     let mut status = match over {
-        Ok(Over::Ended) => exit::OK,
-        Ok(Over::Signal(_)) if settings.until == HoldUntil::Signal => exit::OK,
-        Ok(Over::Signal(signal)) => exit::signalled(signal.number),
+        Ok(HoldEnd::Ended) => exit::OK,
+        Ok(HoldEnd::Signal(_)) if settings.until == HoldUntil::Signal => exit::OK,
+        Ok(HoldEnd::Signal(signal)) => exit::signalled(signal.number),
         Err((at, lost)) => {
             let how = loss(&lost);
             // No release: the caller needs the rest of the leases to stop its work.

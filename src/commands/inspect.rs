@@ -41,7 +41,7 @@ pub async fn run(settings: InspectSettings, context: &Context) -> Result<u8> {
     let now = Now::read();
     let lock = LockView::with_record(state, record, &now);
     let written = if out.is_json() {
-        out.json(&json::Inspected::new(&lock, &backend.identity().url, &now))
+        out.json(&json::InspectReport::new(&lock, &backend.identity().url, &now))
     } else {
         out.data(&inspect::view(&lock, context.target.name.as_deref(), &backend.identity().url, &now, out.table_style()))
     };

@@ -10,7 +10,7 @@ use super::{
 };
 use crate::{
     exit,
-    lease::{BootClock, Clock as _, ask, ask_at_length},
+    lease::{BootClock, Clock as _, ask, ask_long},
     lock::{Backend, Error, Kind, LockState, Result, Rule, Which},
     output::{self, LockView, Now, json, list, overview::Summary},
     supervise::{Signal, Signals, reraise, stop_self},
@@ -86,7 +86,7 @@ pub async fn run(settings: ListSettings, context: &Context) -> Result<u8> {
     if settings.all {
         return all(&settings, &mut *backend, context).await;
     }
-    let (locks, unknown) = match look_unless(signals.as_mut(), &settings, &mut *backend, context).await {
+    let (locks, unknown) = match read_locks_or_signal(signals.as_mut(), &settings, &mut *backend, context).await {
         Ok(found) => found?,
         Err(signal) => return Ok(ended_by(signal)),
     };
@@ -124,7 +124,7 @@ async fn watch(
             shown = (screen, size);
             drawn
         } else {
-            out.data(&json::line(&json::Listed::new(&locks, &backend.identity().url, &now)))
+            out.data(&json::line(&json::ListReport::new(&locks, &backend.identity().url, &now)))
         };
         if written.is_err() {
             return Ok(out.finish(written, exit::OK));
@@ -149,7 +149,7 @@ async fn watch(
                 () = BootClock.sleep_until(next) => {}
             }
             next = BootClock.now().plus(pause);
-            let found = match look_unless(Some(&mut signals), settings, backend, context).await {
+            let found = match read_locks_or_signal(Some(&mut signals), settings, backend, context).await {
                 Ok(found) => found,
                 Err(signal) => return Ok(ended_by(signal)),
             };
@@ -178,7 +178,7 @@ fn ended_by(signal: Signal) -> u8 {
 }
 
 /// Returns the result of [`read_locks`], or the signal that came before the store answered.
-async fn look_unless(
+async fn read_locks_or_signal(
     signals: Option<&mut Signals>,
     settings: &ListSettings,
     backend: &mut dyn Backend,
@@ -202,7 +202,7 @@ async fn all(settings: &ListSettings, backend: &mut dyn Backend, context: &Conte
     let summary = |known: KnownKey, now: &Now| {
         let skips = known.skips.iter().map(|skips| skips.count).sum();
         let one = Summary::new(known.key, &known.runs, skips, now);
-        let chosen = one.last.as_ref().map_or(settings.choice == Choice::default(), |run| settings.choice.takes(run, now));
+        let chosen = one.last.as_ref().map_or(settings.choice == Choice::default(), |run| settings.choice.matches_run(run, now));
         Some(one).filter(|_| chosen)
     };
     let mut keys = overview::each(backend, &settings.start, context, summary).await?;
@@ -224,7 +224,7 @@ async fn all(settings: &ListSettings, backend: &mut dyn Backend, context: &Conte
 fn once(locks: &[LockView], store: &str, context: &Context) -> u8 {
     let out = &context.out;
     if out.is_json() {
-        return out.finish(out.json(&json::Listed::new(locks, store, &Now::read())), exit::OK);
+        return out.finish(out.json(&json::ListReport::new(locks, store, &Now::read())), exit::OK);
     }
     if locks.is_empty() {
         if out.attended() {
@@ -238,9 +238,9 @@ fn once(locks: &[LockView], store: &str, context: &Context) -> u8 {
 /// Returns the locks to show, sorted, and the number of locks that could not be checked.
 async fn read_locks(settings: &ListSettings, backend: &mut dyn Backend, context: &Context) -> Result<(Vec<LockView>, usize)> {
     let question = async |b: &mut dyn Backend| b.list(&settings.start).await;
-    let locks = ask_at_length(backend, &BootClock, context.limits(), ("list", None), question).await?;
+    let locks = ask_long(backend, &BootClock, context.limits(), ("list", None), question).await?;
     let mut locks: Vec<LockView> = locks.into_iter().map(|state| LockState::in_order(state).into()).collect();
-    locks.retain(|lock| lock.state.holders.iter().any(|holder| settings.choice.is_of(holder.metadata.as_ref())));
+    locks.retain(|lock| lock.state.holders.iter().any(|holder| settings.choice.matches_holder(holder.metadata.as_ref())));
     if settings.choice == Choice::default() {
         locks.extend(denied(settings, backend, context, &locks).await?);
     }
@@ -271,7 +271,7 @@ async fn denied(settings: &ListSettings, backend: &mut dyn Backend, context: &Co
         return Ok(Vec::new());
     }
     let question = async |b: &mut dyn Backend| b.known(&settings.start, Which::Kept).await;
-    let keys = ask_at_length(backend, &BootClock, context.limits(), ("list", None), question).await?;
+    let keys = ask_long(backend, &BootClock, context.limits(), ("list", None), question).await?;
     let keys: Vec<_> = keys.into_iter().filter(|key| held.binary_search_by(|lock| lock.state.key.cmp(key)).is_err()).collect();
     let denied = overview::ask_each(backend, keys, context, async |backend, key| {
         let about = ("list", Some(key));

@@ -185,7 +185,7 @@ pub fn run(settings: &RunSettings, context: &Context) -> u8 {
         out.warn(&format!("{}: the status can't be written: {}", file.path().display(), plain(&error)));
     }
     events.finish(out);
-    super::print_the_rest();
+    super::finish_printing();
     if let Some(signal) = reraise {
         supervise::reraise(signal);
     }

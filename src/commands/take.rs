@@ -61,7 +61,7 @@ pub async fn take<S>(
     context: &Context,
     stop: impl Future<Output = S>,
 ) -> Result<Taken<S>> {
-    output::write_aside();
+    output::print_in_background();
     let (out, clock) = (&context.out, BootClock);
     let us = wanted
         .metadata

@@ -186,7 +186,7 @@ impl<'a> AcquireLoop<'a> {
             self.limits.asked(|| url.clone(), sent, self.outage_until);
             let full = self.attempt();
             let answer = bounded(clock, end, backend.try_acquire(request)).await;
-            self.limits.answered_if(matches!(answer, Some(Ok(_))));
+            self.limits.record_answer(matches!(answer, Some(Ok(_))));
             self.silences = if answer.is_some() { 0 } else { self.silences + 1 };
             let error = match answer {
                 Some(Ok(Attempt::Granted(grant))) => match self.granted(clock, capabilities, request, grant, sent).await? {
@@ -207,7 +207,7 @@ impl<'a> AcquireLoop<'a> {
                     found.position = found.position.filter(|_| request.fair || capabilities.always_fair);
                     pause = Pause::new();
                     let now = clock.now();
-                    let Some(most) = self.found_busy(now, &found, capabilities, busy) else { return Ok(Outcome::Busy(found)) };
+                    let Some(most) = self.wait_for_busy(now, &found, capabilities, busy) else { return Ok(Outcome::Busy(found)) };
                     // The next request shows whether the store failed.
                     let grown = most.saturating_add(self.limits.attempt());
                     match bounded(clock, now.plus(grown), backend.wait(request, most)).await {
@@ -219,7 +219,7 @@ impl<'a> AcquireLoop<'a> {
                     self.in_flight = false;
                     pause = Pause::new();
                     let now = clock.now();
-                    if !(matches!(denial.rule, Rule::AtLeast(_)) && self.waits_at(now)) {
+                    if !(matches!(denial.rule, Rule::AtLeast(_)) && self.may_wait(now)) {
                         return Ok(Outcome::Denied(denial));
                     }
                     // The waiter is first in the queue, and shows by asking that it is alive.
@@ -238,7 +238,7 @@ impl<'a> AcquireLoop<'a> {
             };
             let again = clock.now().plus(pause.next());
             if !error.is_transient() || self.outage_until.is_some_and(|end| again >= end) {
-                self.limits.answered_if(true);
+                self.limits.record_answer(true);
                 return Err(error.backend(url));
             }
             self.limits.failed(&error);
@@ -248,7 +248,7 @@ impl<'a> AcquireLoop<'a> {
     }
 
     /// Whether waiting goes on.
-    fn waits_at(&self, now: BootTime) -> bool {
+    fn may_wait(&self, now: BootTime) -> bool {
         self.wait_until.is_none_or(|end| now < end)
     }
 
@@ -294,8 +294,8 @@ impl<'a> AcquireLoop<'a> {
     }
 
     /// Returns how long to wait for a lock that was found busy. Returns `None` if waiting has ended.
-    fn found_busy(&mut self, now: BootTime, found: &Busy, capabilities: &Capabilities, busy: &mut dyn FnMut(&Busy)) -> Option<Duration> {
-        if self.waits_at(now) {
+    fn wait_for_busy(&mut self, now: BootTime, found: &Busy, capabilities: &Capabilities, busy: &mut dyn FnMut(&Busy)) -> Option<Duration> {
+        if self.may_wait(now) {
             busy(found);
             // A store that announces no release sets the pace of its waiters itself.
             return Some(self.longest_wait(now, found.expires_in, found.notifies || !capabilities.notification));

@@ -37,7 +37,7 @@ impl Limits<'_> {
     }
 
     /// Records that a question was answered or given up.
-    pub(super) fn answered_if(&self, over: bool) {
+    pub(super) fn record_answer(&self, over: bool) {
         if let Some(silence) = self.silence.filter(|_| over) {
             silence.over();
         }
@@ -118,7 +118,7 @@ pub async fn ask<T>(
 }
 
 /// Asks a question with a long answer, such as a list: if no other server can be asked, the first attempt has all the time.
-pub async fn ask_at_length<T>(
+pub async fn ask_long<T>(
     backend: &mut dyn Backend,
     clock: &dyn Clock,
     limits: Limits<'_>,
@@ -150,7 +150,7 @@ async fn ask_first<T>(
         let full = sent.plus(std::mem::replace(&mut attempt, limits.attempt()));
         let error = match bounded(clock, full.min(until), question(backend)).await {
             Some(Ok(answer)) => {
-                limits.answered_if(true);
+                limits.record_answer(true);
                 return Ok(answer);
             }
             Some(Err(error)) => error,
@@ -159,7 +159,7 @@ async fn ask_first<T>(
         unknown |= error.effect != Effect::NotApplied;
         let again = clock.now().plus(pause.next());
         if !error.is_transient() || again >= until {
-            limits.answered_if(true);
+            limits.record_answer(true);
             let effect = if unknown { Effect::Unknown } else { error.effect };
             return Err(error.effect(effect).about(operation, &backend.identity().url, key));
         }

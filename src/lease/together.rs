@@ -73,7 +73,7 @@ pub async fn acquire_all<S>(
         let end = loop {
             let (taken, wanted) = claims.split_at_mut(leases.len());
             let Some(Claim { backend, request }) = wanted.first_mut() else { return Ok(GroupOutcome::Granted(leases)) };
-            let patience = if taken.is_empty() { patience } else { what_is_left(until, clock.now()) };
+            let patience = if taken.is_empty() { patience } else { remaining_wait(until, clock.now()) };
             let budget = Budget::new(request.ttl, None, backend.identity().capabilities.pace)?;
             let held = taken.iter_mut().map(|claim| &mut claim.backend).zip(&mut leases).enumerate();
             let interrupted = async {
@@ -155,7 +155,7 @@ enum GroupFailure<S> {
 }
 
 /// Returns how much longer dlock may wait for the others.
-fn what_is_left(until: Option<BootTime>, now: BootTime) -> WaitPolicy {
+fn remaining_wait(until: Option<BootTime>, now: BootTime) -> WaitPolicy {
     match until.map(|end| end.since(now)) {
         None => WaitPolicy::Forever,
         Some(Duration::ZERO) => WaitPolicy::Try,

@@ -225,7 +225,7 @@ impl LastRun {
     }
 
     /// Whether `once` lets another run follow this one.
-    pub fn lets(&self, once: &Once, now_ms: u64) -> bool {
+    pub fn allows(&self, once: &Once, now_ms: u64) -> bool {
         self.is_over(once, now_ms)
             || match self.state {
                 RunState::Started => once.retry_crashed,
@@ -273,7 +273,7 @@ impl RunRecord {
             }
         }
         let once = run_policy?.once?;
-        let before = self.start.as_ref().filter(|start| !start.is_of(&own) && !start.lets(&once, now_ms));
+        let before = self.start.as_ref().filter(|start| !start.is_of(&own) && !start.allows(&once, now_ms));
         before.map(|start| start.denial(&once, now_ms))
     }
 

@@ -6,7 +6,7 @@ use serde::Serialize;
 
 use super::{
     TableStyle,
-    json::{ErrorReport, Head, head},
+    json::{ErrorReport, ReportHead, head},
     wrapped,
 };
 use crate::{
@@ -80,7 +80,7 @@ impl DoctorReport {
 #[derive(Debug, Serialize)]
 pub struct Json<'a> {
     #[serde(flatten)]
-    head: Head,
+    head: ReportHead,
     backend: &'a str,
     name: Option<&'a str>,
     from: Option<&'a str>,
@@ -117,7 +117,7 @@ impl<'a> FindingReport<'a> {
 #[derive(Debug, Serialize)]
 pub struct GrantsReport<'a> {
     #[serde(flatten)]
-    head: Head,
+    head: ReportHead,
     backend: &'a str,
     role: &'static str,
     text: &'a str,

@@ -38,11 +38,11 @@ pub use event::{EventReport, RunEvent};
 pub use holders::{described, fence, holder, loss, mark, shell, user_at_host};
 pub use lock_view::LockView;
 pub use metrics::MetricsFile;
-pub use printed::{reason, said};
+pub use printed::{last_lines, reason};
 use serde::Serialize;
 pub use skip::{Cause, Skip};
 pub use status_file::StatusFile;
-pub use stderr::{drain, write_aside};
+pub use stderr::{drain, print_in_background};
 pub use syslog::{Syslog, SyslogPolicy};
 pub use time::{Now, age};
 pub use verdict::{CommandEnd, ReleaseResult, RunResult, Verdict};
@@ -263,7 +263,7 @@ impl Output {
     }
 
     /// Reports that the hold is marked to be broken and was not extended, and returns the exit status.
-    pub fn to_be_broken(&self, key: &Key, backend: &str, mark: &Break) -> u8 {
+    pub fn marked_broken(&self, key: &Key, backend: &str, mark: &Break) -> u8 {
         if self.json {
             return self.finish(self.json(&json::ToBeBroken::new(key, backend, mark)), exit::NOT_HELD);
         }

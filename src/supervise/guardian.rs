@@ -16,7 +16,7 @@ use rustix::{
 };
 
 use super::{
-    CannotStart, Contain, Deadlines, Ended, OnLost, Plan, ProcessEnd, Why,
+    CannotStart, Contain, Deadlines, Ended, OnLost, Plan, ProcessEnd, StopReason,
     cgroup::{Cgroup, Parent},
     command::{Launch, Launched, environment},
     hunt::Hunt,
@@ -95,7 +95,7 @@ struct GuardianLoop {
     orphaned: bool,
     /// Whether the deadlines count.
     bound: bool,
-    why: Option<Why>,
+    why: Option<StopReason>,
     command: Option<Launched>,
     /// Whether the command was executed; `None` until that is known.
     verdict: Option<Result<(), CannotStart>>,
@@ -179,7 +179,7 @@ impl GuardianLoop {
             self.judge(BootClock::read());
             self.wake_dlock();
             if self.is_done() && !self.wakes_dlock() {
-                self.say_goodbye();
+                self.report_end();
                 return;
             }
             self.sleep();
@@ -201,13 +201,13 @@ impl GuardianLoop {
                 let now = BootClock::read();
                 // No process renews any more. A lease that was given up earlier (`continue`) still sets no deadline.
                 self.bound |= now < self.deadlines.term_at;
-                self.stop(Why::Orphaned, now.plus(self.setup.plan.grace), Signal::TERM);
+                self.stop(StopReason::Orphaned, now.plus(self.setup.plan.grace), Signal::TERM);
                 false
             }
             Received::Datagram(datagram, descriptors) => {
                 self.lifelines.extend(descriptors);
                 if let Some((number, order)) = decode(&datagram) {
-                    self.obey(order);
+                    self.execute_order(order);
                     self.report(&Report::Ack(number));
                 }
                 true
@@ -215,15 +215,15 @@ impl GuardianLoop {
         }
     }
 
-    fn obey(&mut self, order: Order) {
+    fn execute_order(&mut self, order: Order) {
         match order {
             Order::Start { start_by, deadlines, environment } if matches!(self.phase, Phase::Idle) => {
                 self.deadlines = deadlines;
                 self.start(start_by, &environment);
             }
             Order::Extend(deadlines) if !self.lapsed => self.deadlines = deadlines,
-            Order::Lost if self.setup.plan.on_lost != OnLost::Continue => self.kill(Why::Lost),
-            Order::Stop(grace) => self.stop(Why::Stop, BootClock::read().plus(grace), Signal::TERM),
+            Order::Lost if self.setup.plan.on_lost != OnLost::Continue => self.kill(StopReason::Lost),
+            Order::Stop(grace) => self.stop(StopReason::Stop, BootClock::read().plus(grace), Signal::TERM),
             Order::Forward(number) => self.forward(number),
             Order::Pause(begins) => self.paused = begins,
             Order::Start { .. } | Order::Extend(_) | Order::Lost | Order::Ping => {}
@@ -331,7 +331,7 @@ impl GuardianLoop {
         }
     }
 
-    fn say_goodbye(&mut self) {
+    fn report_end(&mut self) {
         self.return_terminal();
         let leftover_left = self.leaves_leftover() && !self.empty;
         if let Some(cgroup) = self.cgroup.take() {

@@ -37,7 +37,7 @@ pub struct Hunt {
 
 /// A round's news about a process.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum News {
+pub enum ProcessNews {
     /// The process can't be killed (yet). PID 0 stands for an invisible process.
     Stuck(i32, Unkillable),
     /// The process was stuck, and is gone.
@@ -63,7 +63,7 @@ impl Hunt {
     }
 
     /// Kills all processes that it finds, beginning with the command's process group, if that group is still valid.
-    pub fn round(&mut self, group: Option<Pid>, cgroup: Option<&Cgroup>, now: BootTime) -> Vec<News> {
+    pub fn round(&mut self, group: Option<Pid>, cgroup: Option<&Cgroup>, now: BootTime) -> Vec<ProcessNews> {
         // One call for most of the tree. Where CPU time is short, it is what the tree itself would use meanwhile.
         if let Some(group) = group {
             let _ = kill_process_group(group, Signal::KILL);
@@ -81,10 +81,10 @@ impl Hunt {
         }
         if self.seen.is_empty() && !self.told_unseen && now.since(self.began) >= STUCK {
             self.told_unseen = true;
-            news.push(News::Stuck(0, Unkillable::Unknown));
+            news.push(ProcessNews::Stuck(0, Unkillable::Unknown));
         } else if self.told_unseen && !self.seen.is_empty() {
             self.told_unseen = false;
-            news.push(News::Gone(0));
+            news.push(ProcessNews::Gone(0));
         }
         self.next_at = now.plus(self.pause);
         if !more {
@@ -94,14 +94,14 @@ impl Hunt {
     }
 
     /// Kills every process found. Returns whether some were new, since their children may have been missed.
-    fn kill(&mut self, now: BootTime, news: &mut Vec<News>) -> bool {
+    fn kill(&mut self, now: BootTime, news: &mut Vec<ProcessNews>) -> bool {
         let mut found = Vec::new();
         let _ = tree::walk(self.root, &self.spared, |one| found.push((one.process, one.send(Signal::KILL))));
         let there = |seen: &SurvivingProcess| {
             found.iter().any(|(process, _)| process.pid == seen.process.pid && process.started == seen.process.started)
         };
         for gone in self.seen.extract_if(.., |seen| !there(seen)).filter(|seen| seen.told.is_some()) {
-            news.push(News::Gone(gone.process.pid));
+            news.push(ProcessNews::Gone(gone.process.pid));
         }
         let mut more = false;
         for (process, sent) in found {
@@ -122,7 +122,7 @@ impl Hunt {
             };
             if let Some(why) = why.filter(|_| why != seen.told) {
                 seen.told = Some(why);
-                news.push(News::Stuck(process.pid, why));
+                news.push(ProcessNews::Stuck(process.pid, why));
             }
         }
         more

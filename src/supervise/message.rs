@@ -151,7 +151,7 @@ pub fn transmit(socket: &OwnedFd, datagram: &[u8], descriptors: &[OwnedFd]) -> i
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::supervise::{ProcessEnd, Why};
+    use crate::supervise::{ProcessEnd, StopReason};
 
     fn at(ms: u64) -> BootTime {
         BootTime::from_boot(Duration::from_millis(ms))
@@ -212,10 +212,13 @@ mod tests {
             Report::TimeUp,
             Report::Gone(0),
             ended(None, None),
-            ended(Some(ProcessEnd::Exited(255)), Some(Why::Deadline)),
-            ended(Some(ProcessEnd::Signalled(9)), Some(Why::Orphaned)),
+            ended(Some(ProcessEnd::Exited(255)), Some(StopReason::Deadline)),
+            ended(Some(ProcessEnd::Signalled(9)), Some(StopReason::Orphaned)),
         ];
-        all.extend([Why::Lost, Why::Stop, Why::Leftover, Why::Guardian, Why::TimeUp].map(|why| ended(None, Some(why))));
+        all.extend(
+            [StopReason::Lost, StopReason::Stop, StopReason::Leftover, StopReason::Guardian, StopReason::TimeUp]
+                .map(|why| ended(None, Some(why))),
+        );
         let reasons = [Unkillable::NotPermitted, Unkillable::Uninterruptible, Unkillable::Unknown];
         all.extend(reasons.map(|why| Report::Unkillable(9, why)));
         for report in all {

@@ -199,7 +199,7 @@ pub struct Ended {
     /// How the command itself ended; `None` if its end is unknown, or the command was never started.
     pub outcome: Option<ProcessEnd>,
     /// Why the tree was stopped, if it was.
-    pub stopped: Option<Why>,
+    pub stopped: Option<StopReason>,
     /// Whether descendants were left running ([`Leftover::Leave`]).
     pub leftover_left: bool,
 }
@@ -225,7 +225,7 @@ impl ProcessEnd {
 
 /// Why the tree was stopped.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub enum Why {
+pub enum StopReason {
     /// The lease ran out.
     Deadline,
     /// dlock no longer holds the lock.

@@ -223,7 +223,7 @@ impl Supervisor {
             let now = BootClock::read();
             self.told_to_kill = Some(now);
             if let Some(takeover) = &mut self.takeover {
-                takeover.hurry(now);
+                takeover.kill_no_later_than(now);
             }
             let _ = self.order(&Order::Lost, None);
         }
@@ -238,7 +238,7 @@ impl Supervisor {
         if self.stopping.is_none_or(|before| kill_at < before.kill_at) {
             self.stopping = Some(Deadlines { term_at: self.stopping.map_or(now, |before| before.term_at), kill_at });
             if let Some(takeover) = &mut self.takeover {
-                takeover.hurry(kill_at);
+                takeover.kill_no_later_than(kill_at);
             }
             let _ = self.order(&Order::Stop(grace), None);
         }
@@ -331,7 +331,7 @@ impl Supervisor {
                 Received::Datagram(datagram, _) => {
                     self.heard = BootClock::read();
                     if let Some(report) = decode(&datagram) {
-                        self.take_in(report);
+                        self.handle_report(report);
                     }
                 }
             }
@@ -341,7 +341,7 @@ impl Supervisor {
         }
     }
 
-    fn take_in(&mut self, report: Report) {
+    fn handle_report(&mut self, report: Report) {
         let event = match report {
             Report::Ack(number) => {
                 while let Some(done) = self.unanswered.front().filter(|order| order.number <= number) {

@@ -194,10 +194,10 @@ pub fn set_ignored(signal: i32, ignored: bool) {
 }
 
 /// Makes the signal have no effect until the next exec, unless the signal is already ignored.
-pub fn swallow_until_exec(signal: i32) {
-    extern "C" fn nothing(_: libc::c_int) {}
+pub fn ignore_until_exec(signal: i32) {
+    extern "C" fn do_nothing(_: libc::c_int) {}
     if !is_ignored(signal) {
-        let handler = nothing as extern "C" fn(libc::c_int);
+        let handler = do_nothing as extern "C" fn(libc::c_int);
         // SAFETY: a handler that does nothing may run at any time.
         unsafe { libc::signal(signal, handler as libc::sighandler_t) };
     }
@@ -262,7 +262,7 @@ extern "C" fn remember_start() {
 static BEFORE_MAIN: extern "C" fn() = remember_start;
 
 /// Closes each of stdin, stdout and stderr that was closed when this program was executed.
-pub fn close_what_was_closed() {
+pub fn keep_closed_stdio() {
     let closed = WAS_CLOSED.load(Ordering::Relaxed);
     (0..3).filter(|number| closed & 1 << number != 0).for_each(close);
 }

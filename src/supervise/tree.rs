@@ -279,7 +279,7 @@ pub fn signal_all(root: i32, spared: &[Process], group: Option<Pid>, which: Sign
 }
 
 /// Returns the process group that the command leads, if `parent` hasn't reaped the command: then its ID is still valid.
-pub fn led_group(command: Pid, parent: Pid) -> Option<Pid> {
+pub fn group_led_by(command: Pid, parent: Pid) -> Option<Pid> {
     let process = look(command.as_raw_pid())?;
     (process.parent == parent.as_raw_pid() && process.group == process.pid).then_some(command)
 }

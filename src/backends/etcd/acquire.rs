@@ -22,7 +22,7 @@ use super::{
     hold::TRIES,
     messages::{Compare, RequestOp},
     ops, permits,
-    position::{retire, still_queued},
+    position::{check_position, retire},
     queue::{Keys, LockAtRevision},
     runs::{Leases, RunKeys, records},
     session::{EtcdSession, HoldState, OwnHold, seconds, ttl},
@@ -37,7 +37,7 @@ use crate::{
 };
 
 /// One attempt to take the lock for a token that is not nested.
-pub(super) struct Taking<'a> {
+pub(super) struct AcquireAttempt<'a> {
     pub client: &'a mut EtcdClient,
     pub session: &'a mut EtcdSession,
     pub request: &'a Request,
@@ -59,12 +59,12 @@ enum FirstPosition {
 /// Takes the lock for a token that is not nested.
 pub(super) async fn take(client: &mut EtcdClient, session: &mut EtcdSession, request: &Request) -> EtcdResult<Attempt> {
     if let HoldState::Queued(queued) = &mut session.state
-        && let Some(busy) = still_queued(client, (&session.names, session.lease), queued, session.watches.is_some()).await?
+        && let Some(busy) = check_position(client, (&session.names, session.lease), queued, session.watches.is_some()).await?
     {
         return Ok(Attempt::Busy(busy));
     }
     let own = session.names.own(request.mode, session.lease);
-    let mut taking = Taking { client, session, request, own, leases: None, granted: None };
+    let mut taking = AcquireAttempt { client, session, request, own, leases: None, granted: None };
     let look = taking.stand().await?;
     let (look, turn) = match request.mode {
         Mode::Permits(_) => taking.take_permit(look).await?,
@@ -75,12 +75,12 @@ pub(super) async fn take(client: &mut EtcdClient, session: &mut EtcdSession, req
     };
     match turn {
         None => taking.declined(&look).await,
-        Some((at, false)) => taking.behind(&look, at).await,
+        Some((at, false)) => taking.wait_behind(&look, at).await,
         Some((at, true)) => taking.first(&look, at).await,
     }
 }
 
-impl Taking<'_> {
+impl AcquireAttempt<'_> {
     /// Puts the own key into the queue, if it belongs there. Returns the lock after that.
     async fn stand(&mut self) -> EtcdResult<LockAtRevision> {
         match self.session.state {
@@ -159,7 +159,7 @@ impl Taking<'_> {
         free.extend(RunKeys::default().unchanged(names, run_policy));
         let empty = LockAtRevision::new(names, 0, Keys::default())?;
         let counted = |look: &LockAtRevision| -> Vec<Compare> {
-            if matches!(request.mode, Mode::Permits(_)) { permits::as_counted(names, look) } else { Vec::new() }
+            if matches!(request.mode, Mode::Permits(_)) { permits::permits_unchanged(names, look) } else { Vec::new() }
         };
         // A reader joins other readers, and one of those may be this contender.
         let mut compare = vec![ops::absent(own)];
@@ -236,7 +236,7 @@ impl Taking<'_> {
             },
         };
         if let Some(leases) = &self.leases {
-            leases.freshen(self.client).await;
+            leases.extend_if_late(self.client).await;
         }
         retire(self.client, self.session);
         let dying = look.dying(self.request.mode);
@@ -249,7 +249,7 @@ impl Taking<'_> {
             session: None,
             permit: number.as_ref().map(|number| number.number),
         };
-        history::bury_old(self.client, &self.session.names, look).await;
+        history::archive_outdated(self.client, &self.session.names, look).await;
         self.session.state = HoldState::Held(OwnHold {
             own: self.own,
             created: one.created,

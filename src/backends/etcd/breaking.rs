@@ -81,7 +81,7 @@ pub(super) async fn evict(client: &mut EtcdClient, key: &Key, fence: Fence, mark
     let past = HistoryEntry { fence: Some(fence), started_ms: since_ms, ended_ms: None, end, why, metadata };
     let compare = vec![ops::created_at(&one.name, one.created)];
     let mut gone = vec![ops::delete_under(&names.nested(one.lease)), ops::delete(&one.name)];
-    gone.extend(look.number_of(at).map(|number| permits::give_back(&names, number)));
+    gone.extend(look.number_of(at).map(|number| permits::release(&names, number)));
     let mut history = vec![ops::put(&names.last(), one.created.to_string(), 0)];
     history.extend(record.map(|record| ops::put(&record.name, HoldRecord::waiting(record.says.mode).write(), 0)));
     let outcome = ReleaseWrites { history, ..ReleaseWrites::default() };

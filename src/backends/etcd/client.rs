@@ -51,7 +51,7 @@ impl EtcdClient {
     }
 
     /// Changes to the next member.
-    pub(super) fn move_on(&mut self) {
+    pub(super) fn next_member(&mut self) {
         self.connection = None;
         self.at = (self.at + 1) % self.options.endpoints.len().max(1);
     }
@@ -59,7 +59,7 @@ impl EtcdClient {
     /// Connects, if need be, to the first member from the current one on that accepts a connection, and logs in.
     pub(super) async fn open(&mut self) -> EtcdResult<()> {
         if std::mem::replace(&mut self.under_way, true) {
-            self.move_on();
+            self.next_member();
         }
         if self.connection.as_ref().is_some_and(|connection| !connection.is_open()) {
             self.connection = None;
@@ -87,7 +87,7 @@ impl EtcdClient {
                 Ok(answer) => break answer,
                 Err(NoAnswer::Silent) => {
                     others -= 1;
-                    self.move_on();
+                    self.next_member();
                     self.connection = Some(self.connect().await?);
                 }
                 Err(NoAnswer::Failed(status)) => return Err(not_yet(self.explain(failure::of(status)).await)),
@@ -116,7 +116,7 @@ impl EtcdClient {
                 Some(Err(error)) => return Err(error),
                 None => {}
             }
-            self.move_on();
+            self.next_member();
         }
         Err(failed.unwrap_or_else(|| Error::new(Kind::Config, "there is no member to connect to")))
     }
@@ -215,7 +215,7 @@ impl EtcdClient {
                 Err(NoAnswer::Silent) => {
                     others -= 1;
                     self.under_way = false;
-                    self.move_on();
+                    self.next_member();
                     continue;
                 }
             };
@@ -228,11 +228,11 @@ impl EtcdClient {
                 Trouble::Elsewhere(_) if others > 0 => {
                     others -= 1;
                     self.under_way = false;
-                    self.move_on();
+                    self.next_member();
                 }
                 trouble => {
                     if matches!(trouble, Trouble::Elsewhere(_) | Trouble::Broken(_)) {
-                        self.move_on();
+                        self.next_member();
                     }
                     return Err(trouble);
                 }
@@ -286,7 +286,7 @@ impl EtcdClient {
                 };
             }
             if broken {
-                self.move_on();
+                self.next_member();
             }
             self.under_way = false;
         }

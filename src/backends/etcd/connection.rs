@@ -190,19 +190,19 @@ pub(super) struct Channel(SendRequest<Body>);
 
 /// A request without an answer.
 #[derive(Debug)]
-pub(super) struct Lost {
+pub(super) struct LostRequest {
     /// Whether the member may have received it.
     pub sent: bool,
     source: hyper::Error,
 }
 
-impl fmt::Display for Lost {
+impl fmt::Display for LostRequest {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         self.source.fmt(f)
     }
 }
 
-impl error::Error for Lost {
+impl error::Error for LostRequest {
     fn source(&self) -> Option<&(dyn error::Error + 'static)> {
         Some(&self.source)
     }
@@ -210,11 +210,11 @@ impl error::Error for Lost {
 
 impl Service<http::Request<Body>> for Channel {
     type Response = http::Response<Incoming>;
-    type Error = Lost;
-    type Future = Pin<Box<dyn Future<Output = std::result::Result<Self::Response, Lost>> + Send>>;
+    type Error = LostRequest;
+    type Future = Pin<Box<dyn Future<Output = std::result::Result<Self::Response, LostRequest>> + Send>>;
 
-    fn poll_ready(&mut self, context: &mut Context<'_>) -> Poll<std::result::Result<(), Lost>> {
-        self.0.poll_ready(context).map_err(|source| Lost { sent: false, source })
+    fn poll_ready(&mut self, context: &mut Context<'_>) -> Poll<std::result::Result<(), LostRequest>> {
+        self.0.poll_ready(context).map_err(|source| LostRequest { sent: false, source })
     }
 
     fn call(&mut self, request: http::Request<Body>) -> Self::Future {
@@ -223,7 +223,7 @@ impl Service<http::Request<Body>> for Channel {
             answer.await.map_err(|mut failed| {
                 // hyper returns the message if it was never sent.
                 let sent = failed.take_message().is_none();
-                Lost { sent, source: failed.into_error() }
+                LostRequest { sent, source: failed.into_error() }
             })
         })
     }

@@ -41,7 +41,7 @@ pub(super) async fn enter(client: &mut EtcdClient, session: &mut EtcdSession, re
     }
     answers.skip(1);
     let created = answers.one()?.ok_or_else(failure::unreadable)?.create_revision;
-    let left = session.names.left(session.lease);
+    let left = session.names.released_mark(session.lease);
     let (marks, holds): (Vec<_>, Vec<_>) = answers.keys()?.into_iter().partition(|kv| kv.key == left.as_bytes());
     let holds = u32::try_from(holds.len() + usize::from(marks.is_empty())).unwrap_or(u32::MAX);
     let hold = OwnHold { seen: answers.revision, nested: Some(Nested { name, lease, created }), ..found.hold.clone() };

@@ -71,7 +71,7 @@ async fn end_records(client: &mut EtcdClient, records: Vec<(Key, KeyValue)>, unu
 async fn forget(client: &mut EtcdClient) -> EtcdResult<()> {
     let namespace = client.options().namespace.clone();
     let mut keys = BTreeSet::new();
-    for folder in names::memories(&namespace) {
+    for folder in names::history_folders(&namespace) {
         let mut answers = client.run(vec![ops::under(&folder, true)]).await?;
         let name_of = |kv: &KeyValue| -> Option<Key> {
             names::ENCODING.decode(str::from_utf8(&kv.key).ok()?.strip_prefix(&*folder)?.split('/').next()?)

@@ -51,19 +51,19 @@ pub(super) fn forget(record: &StoredRecord) -> RequestOp {
 }
 
 /// Removes the record likewise, and puts the history entry of its hold if there is none.
-pub(super) fn bury(names: &EtcdNames, record: &StoredRecord) -> RequestOp {
+pub(super) fn archive(names: &EtcdNames, record: &StoredRecord) -> RequestOp {
     let Some((run, value)) = record.past().and_then(|past| line(names, &past)) else { return forget(record) };
     let compare = vec![ops::unchanged(&record.name, record.revision), ops::absent(&run)];
     ops::when(compare, vec![ops::delete(&record.name), ops::put(&run, value, 0)], vec![forget(record)])
 }
 
 /// Moves the vanished holders that no successor has to wait for any more to the history.
-pub(super) async fn bury_old(client: &mut EtcdClient, names: &EtcdNames, look: &LockAtRevision) {
+pub(super) async fn archive_outdated(client: &mut EtcdClient, names: &EtcdNames, look: &LockAtRevision) {
     let old = look.outdated();
     if old.is_empty() {
         return;
     }
-    let ops = old.into_iter().take(ops::MOST_OPS).map(|record| bury(names, record)).chain(counts(names)).collect();
+    let ops = old.into_iter().take(ops::MOST_OPS).map(|record| archive(names, record)).chain(counts(names)).collect();
     if let Ok(mut answers) = client.run(ops).await {
         trim(client, names, counted(&mut answers)).await;
     }
@@ -94,7 +94,7 @@ pub(super) async fn trim(client: &mut EtcdClient, names: &EtcdNames, counts: Cou
 
 /// A lock that was freed.
 #[derive(Default)]
-pub(super) struct Freed {
+pub(super) struct FreedLock {
     /// The leases of the nested holds.
     pub leases: Vec<i64>,
     pub runs: Counts,
@@ -120,7 +120,7 @@ pub(super) async fn end(
     gone: Vec<RequestOp>,
     outcome: ReleaseWrites,
     past: Option<&HistoryEntry>,
-) -> EtcdResult<Option<Freed>> {
+) -> EtcdResult<Option<FreedLock>> {
     let run = past.and_then(|past| line(names, past));
     let ReleaseWrites { runs, history } = outcome;
     let mut success = [gone.clone(), runs.clone(), history].concat();
@@ -140,10 +140,10 @@ pub(super) async fn end(
     if !answers.succeeded {
         // A store that becomes full may do a write that it reports as failed.
         let done = answers.one().ok().flatten().is_some_and(|kv| run.is_some_and(|(_, value)| kv.value == value));
-        return Ok(done.then(Freed::default));
+        return Ok(done.then(FreedLock::default));
     }
     let leases = answers.deleted()?.iter().map(|kv| kv.lease).filter(|lease| *lease != 0).collect();
-    Ok(Some(Freed { leases, runs: if in_full { counted(&mut answers) } else { Counts::default() } }))
+    Ok(Some(FreedLock { leases, runs: if in_full { counted(&mut answers) } else { Counts::default() } }))
 }
 
 /// Removes the first `many` keys of a folder.

@@ -15,7 +15,7 @@ use super::{
     client::{EtcdClient, EtcdResult},
     failure::{self, Trouble},
     history::{self, ReleaseWrites},
-    look::{self, Left},
+    inspect::{self, Remaining},
     messages::Compare,
     monitor, ops, permits, queue,
     record::StoredRecord,
@@ -114,13 +114,17 @@ pub(super) async fn renew(client: &mut EtcdClient, session: &mut EtcdSession, in
     let mut hold = hold.clone();
     let token_name = hold.nested.as_ref().map_or(&hold.own, |nested| &nested.name);
     let names = &session.names;
-    let mut reads =
-        vec![ops::peek(&hold.own), ops::peek(token_name), ops::peek(&names.left(session.lease)), ops::get(&names.open_of(session.lease))];
+    let mut reads = vec![
+        ops::peek(&hold.own),
+        ops::peek(token_name),
+        ops::peek(&names.released_mark(session.lease)),
+        ops::get(&names.open_of(session.lease)),
+    ];
     reads.extend(hold.number.iter().map(|number| ops::peek(&names.number(number.number))));
     let dead = hold.dead().len();
     let mut ops = reads.clone();
     if dead > 0 {
-        ops.extend(hold.dead().iter().map(|record| history::bury(names, record)));
+        ops.extend(hold.dead().iter().map(|record| history::archive(names, record)));
         ops.extend(history::counts(names));
     }
     let (mut answers, buried) = match client.run(ops).await {
@@ -183,10 +187,10 @@ pub(super) async fn verify(client: &mut EtcdClient, session: &EtcdSession) -> Et
     let Some(found) = find(client, session).await?.filter(FoundHold::holds_token) else { return Ok(Renewal::NotHeld) };
     let mut expires_in = None;
     for lease in [session.lease].into_iter().chain(found.hold.nested.map(|nested| nested.lease)) {
-        match look::left(client, lease).await? {
-            Left::For { left, .. } => expires_in = Some(expires_in.map_or(left, |other| left.min(other))),
-            Left::Unknown => {}
-            Left::Over => return Ok(Renewal::NotHeld),
+        match inspect::remaining(client, lease).await? {
+            Remaining::For { left, .. } => expires_in = Some(expires_in.map_or(left, |other| left.min(other))),
+            Remaining::Unknown => {}
+            Remaining::Over => return Ok(Renewal::NotHeld),
         }
     }
     Ok(Renewal::Kept { expires_in })
@@ -246,7 +250,7 @@ async fn remember_expired(client: &mut EtcdClient, session: &EtcdSession) -> Etc
     }
     let record = client.run(vec![ops::get(&session.names.open_of(session.lease))]).await?.one()?.and_then(StoredRecord::read);
     let Some(record) = record else { return Ok(()) };
-    match client.run(vec![history::bury(&session.names, &record)]).await {
+    match client.run(vec![history::archive(&session.names, &record)]).await {
         // A release needs neither space nor rights to the history.
         Ok(_) | Err(Trouble::Full(_) | Trouble::Refused(_)) => Ok(()),
         Err(trouble) => Err(trouble),
@@ -261,7 +265,7 @@ async fn release_root(
     info: &ReleaseInfo,
 ) -> EtcdResult<Option<Release>> {
     let inner = session.names.nested(session.lease);
-    let mut compare = vec![ops::created_at(&hold.own, hold.created), ops::absent(&session.names.left(session.lease))];
+    let mut compare = vec![ops::created_at(&hold.own, hold.created), ops::absent(&session.names.released_mark(session.lease))];
     if info.scope == Scope::Hold {
         compare.push(ops::nothing_under(&inner));
     }
@@ -276,7 +280,7 @@ async fn release_nested(
     nested: &Nested,
     info: &ReleaseInfo,
 ) -> EtcdResult<Option<Release>> {
-    let (hold, left) = (&found.hold, session.names.left(session.lease));
+    let (hold, left) = (&found.hold, session.names.released_mark(session.lease));
     let mut compare = vec![ops::created_at(&hold.own, hold.created), ops::created_at(&nested.name, nested.created)];
     if found.marked && found.others.is_empty() {
         compare.push(ops::nothing_newer_under(&session.names.nested(session.lease), found.hold.seen));
@@ -303,7 +307,7 @@ async fn release_around(
     found: &FoundHold,
     info: &ReleaseInfo,
 ) -> EtcdResult<Option<Release>> {
-    let left = session.names.left(session.lease);
+    let left = session.names.released_mark(session.lease);
     let mut compare = vec![ops::created_at(&found.hold.own, found.hold.created), ops::absent(&left)];
     compare.extend(found.others.first().map(|other| ops::created_at(&other.name, other.created)));
     let mut success = vec![ops::put(&left, "", session.lease)];
@@ -323,8 +327,8 @@ async fn free(
     let names = &session.names;
     let mut gone =
         vec![ops::delete_under(&names.nested(session.lease)), ops::delete(&hold.own), ops::delete(&names.open_of(session.lease))];
-    gone.extend(hold.number.as_ref().map(|number| permits::give_back(names, number)));
-    let mut history: Vec<_> = hold.dead().iter().map(|record| history::bury(names, record)).collect();
+    gone.extend(hold.number.as_ref().map(|number| permits::release(names, number)));
+    let mut history: Vec<_> = hold.dead().iter().map(|record| history::archive(names, record)).collect();
     history.push(ops::put(&names.last(), hold.created.to_string(), 0));
     // The outcome of a nested hold does not concern the outer run.
     let runs = hold.runs.end(names, hold.fence(), info.run_state.filter(|_| hold.nested.is_none()));

@@ -20,7 +20,7 @@ mod failure;
 mod gc;
 mod history;
 mod hold;
-mod look;
+mod inspect;
 mod messages;
 mod monitor;
 mod names;
@@ -197,15 +197,15 @@ impl Backend for Etcd {
     }
 
     async fn inspect(&mut self, key: &Key) -> Result<LockState> {
-        Ok(look::inspect(&mut self.client, key).await?)
+        Ok(inspect::inspect(&mut self.client, key).await?)
     }
 
     async fn list(&mut self, start: &str) -> Result<Vec<LockState>> {
-        Ok(look::list(&mut self.client, start).await?)
+        Ok(inspect::list(&mut self.client, start).await?)
     }
 
     async fn known(&mut self, start: &str, which: Which) -> Result<Vec<Key>> {
-        Ok(look::known(&mut self.client, start, which).await?)
+        Ok(inspect::known(&mut self.client, start, which).await?)
     }
 
     async fn history(&mut self, key: &Key) -> Result<History> {

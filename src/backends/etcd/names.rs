@@ -46,7 +46,7 @@ impl EtcdNames {
     }
 
     /// Returns the name for people: the folder, without its final slash.
-    pub(super) fn shown(&self) -> String {
+    pub(super) fn display_name(&self) -> String {
         self.folder.trim_end_matches('/').to_owned()
     }
 
@@ -61,7 +61,7 @@ impl EtcdNames {
     }
 
     /// Returns the beginning of the keys of contenders that are compatible with `mode`, if there are such keys.
-    pub(super) fn alike(&self, mode: Mode) -> Option<String> {
+    pub(super) fn compatible_prefix(&self, mode: Mode) -> Option<String> {
         match mode {
             Mode::Exclusive => None,
             Mode::Shared => Some(format!("{}{READ}", self.folder)),
@@ -126,7 +126,7 @@ impl EtcdNames {
     }
 
     /// Returns the mark that the hold with this lease was given back. It lasts as long as the nested holds.
-    pub(super) fn left(&self, lease: i64) -> String {
+    pub(super) fn released_mark(&self, lease: i64) -> String {
         format!("{}{LEFT}", self.nested(lease))
     }
 
@@ -201,7 +201,7 @@ pub(super) fn records(namespace: &Namespace) -> [String; 2] {
 }
 
 /// Returns the folders of the locks' histories.
-pub(super) fn memories(namespace: &Namespace) -> [String; 3] {
+pub(super) fn history_folders(namespace: &Namespace) -> [String; 3] {
     [FINE, BAD, SKIPS].map(|folder| side(namespace) + folder)
 }
 
@@ -240,7 +240,7 @@ mod tests {
             let (first, second) = (names(&one, &a), names(&other, &b));
             let run = first.run(true, Fence(1));
             let sides = [
-                first.open_of(1), first.nested_hold(1, "00"), first.left(1), first.last(), first.skips(), run, first.least(), first.number(0)
+                first.open_of(1), first.nested_hold(1, "00"), first.released_mark(1), first.last(), first.skips(), run, first.least(), first.number(0)
             ];
             for side in &sides {
                 // Neither the folder nor a contender's name collides.

@@ -30,7 +30,7 @@ pub(super) fn when(compare: Vec<Compare>, success: Vec<RequestOp>, failure: Vec<
 
 /// Does `then` if no contender before `created` blocks one of `mode`. Requires that the own key is still there.
 pub(super) fn when_first(names: &EtcdNames, mode: Mode, created: i64, then: RequestOp) -> RequestOp {
-    let is_among_them = names.alike(mode).is_none();
+    let is_among_them = names.compatible_prefix(mode).is_none();
     blocking(names, mode).into_iter().fold(then, |then, (start, end)| {
         let newer = vec![compare(&start, end.clone(), CompareResult::Greater, created.saturating_sub(1))];
         if is_among_them {
@@ -152,10 +152,10 @@ pub(super) fn nothing_under(start: &str) -> Compare {
 fn blocking(names: &EtcdNames, mode: Mode) -> Vec<(String, Vec<u8>)> {
     let folder = &names.folder;
     let end = names::range_end(folder);
-    let Some(alike) = names.alike(mode) else { return vec![(folder.clone(), end)] };
+    let Some(compatible_prefix) = names.compatible_prefix(mode) else { return vec![(folder.clone(), end)] };
     // The ranges before and after the contenders that are compatible with this one.
-    let after = String::from_utf8(names::range_end(&alike)).unwrap_or_else(|_| folder.clone());
-    vec![(folder.clone(), alike.into_bytes()), (after, end)]
+    let after = String::from_utf8(names::range_end(&compatible_prefix)).unwrap_or_else(|_| folder.clone());
+    vec![(folder.clone(), compatible_prefix.into_bytes()), (after, end)]
 }
 
 /// Requires that the folder has no key that keeps a contender of `mode` from the lock. A permit needs an empty folder.

@@ -23,7 +23,7 @@
 //! - *There is no space.* Without a number nothing is granted.
 
 use super::{
-    acquire::Taking,
+    acquire::AcquireAttempt,
     client::EtcdResult,
     failure::{self, Trouble},
     messages::{Compare, RequestOp},
@@ -37,7 +37,7 @@ use crate::backends::queue::record::HoldRecord;
 const TRIES: u32 = 16;
 
 /// Requires that no permit was taken since the look, so that its count is still valid.
-pub(super) fn as_counted(names: &EtcdNames, look: &LockAtRevision) -> Vec<Compare> {
+pub(super) fn permits_unchanged(names: &EtcdNames, look: &LockAtRevision) -> Vec<Compare> {
     vec![ops::nothing_newer_under(&names.numbers(), look.revision), ops::absent(&names.number(look.queue.free_number()))]
 }
 
@@ -47,12 +47,12 @@ pub(super) fn take(names: &EtcdNames, look: &LockAtRevision, lease: i64) -> Requ
 }
 
 /// Gives a permit back, if the key is still the one that was taken.
-pub(super) fn give_back(names: &EtcdNames, number: &Permit) -> RequestOp {
+pub(super) fn release(names: &EtcdNames, number: &Permit) -> RequestOp {
     let name = names.number(number.number);
     ops::when(vec![ops::created_at(&name, number.created)], vec![ops::delete(&name)], Vec::new())
 }
 
-impl Taking<'_> {
+impl AcquireAttempt<'_> {
     /// Takes a permit, if this contender may have one. Returns the last look, and the own position if there is one. The flag tells whether
     /// the contender has a permit, or only the run policy denies one.
     pub(super) async fn take_permit(&mut self, mut look: LockAtRevision) -> EtcdResult<(LockAtRevision, Option<(usize, bool)>)> {
@@ -73,7 +73,7 @@ impl Taking<'_> {
             let (one, open) = (&look.contenders[at], names.open_of(lease));
             let mut compare = vec![ops::created_at(&one.name, one.created)];
             compare.push(ops::unchanged(&open, look.record_of(one).map_or(0, |record| record.revision)));
-            compare.extend(as_counted(names, &look));
+            compare.extend(permits_unchanged(names, &look));
             let held = HoldRecord::of(request, Some(one.fence())).write();
             let puts = vec![ops::put(&open, held, 0), take(names, &look, lease)];
             look = self.client.put_and_look(names, compare, puts).await.map_err(|trouble| match trouble {

@@ -1,13 +1,13 @@
 //! A position in the queue: entering the queue, answering from one look to the next, and leaving.
 
 use super::{
-    acquire::Taking,
+    acquire::AcquireAttempt,
     client::{EtcdClient, EtcdResult},
-    failure, hold, look,
+    failure, hold, inspect,
     monitor::{self, QueueMonitor},
     names::EtcdNames,
     ops,
-    queue::{Before, LockAtRevision},
+    queue::{AwaitedKeys, LockAtRevision},
     runs,
     session::{EtcdSession, HoldState, Queued},
     waiting,
@@ -22,20 +22,20 @@ const CHECKS: u32 = 5;
 /// The number of first waiters that learn when a holder's lease ends. A thousand waiters that ask keep the server busy for seconds.
 const NEAR: u32 = 3;
 
-impl Taking<'_> {
+impl AcquireAttempt<'_> {
     /// Keeps a waiter that is not yet first in the queue, on a lease that was granted now or is still alive.
-    pub(super) async fn behind(mut self, look: &LockAtRevision, at: usize) -> EtcdResult<Attempt> {
+    pub(super) async fn wait_behind(mut self, look: &LockAtRevision, at: usize) -> EtcdResult<Attempt> {
         let mode = self.request.mode;
         let blocker = look.queue.blocker(mode, at).map(|other| &look.contenders[other]);
         if let Some(endless) = blocker.filter(|one| one.lease == 0) {
-            return Err(failure::no_end(&endless.name).into());
+            return Err(failure::never_expires(&endless.name).into());
         }
         if !self.request.waiting {
             return self.declined(look).await;
         }
         self.drop_leases().await;
         let place = look.queue.position(at);
-        let busy = Busy { position: Some(place), ..self.told(look, place <= NEAR).await? };
+        let busy = Busy { position: Some(place), ..self.read_busy(look, place <= NEAR).await? };
         let permits = matches!(mode, Mode::Permits(_)).then_some(look.queue.permits());
         // Only the first waiter behind sees what a reader or writer in front of a permit's waiter does.
         let checks = if permits.is_some() && blocker.is_some() { u32::MAX } else { 0 };
@@ -57,7 +57,7 @@ impl Taking<'_> {
         Queued {
             own: self.own.clone(),
             created: look.contenders[at].created,
-            before: Before::default(),
+            before: AwaitedKeys::default(),
             permits: None,
             seen: look.revision,
             busy: Busy::default(),
@@ -72,7 +72,7 @@ impl Taking<'_> {
 
     /// Handles a first contender that the run policy denies the lock. A waiter stays first, and extends its lease by asking again.
     pub(super) async fn stay_first(self, look: &LockAtRevision, at: usize, ttl: Ttl, denial: (Denial, i64)) -> EtcdResult<Attempt> {
-        let before = Before { key: Some(self.own.clone()), ..Before::default() };
+        let before = AwaitedKeys { key: Some(self.own.clone()), ..AwaitedKeys::default() };
         self.session.state = HoldState::Queued(Queued { before, ..self.queued(look, at, Some(ttl)) });
         self.refused(look, denial).await
     }
@@ -99,7 +99,7 @@ impl Taking<'_> {
         };
         let denial = runs::with_times(self.client, denial, waits).await;
         if !self.request.waiting {
-            self.go(look).await?;
+            self.withdraw(look).await?;
         }
         Ok(Attempt::Denied(denial))
     }
@@ -108,15 +108,15 @@ impl Taking<'_> {
     async fn busy(mut self, look: &LockAtRevision) -> EtcdResult<Attempt> {
         let (mode, end) = (self.request.mode, look.queue.len());
         let blocker = look.queue.blocker(mode, end).map(|other| &look.contenders[other]);
-        let endless = blocker.filter(|one| one.lease == 0).map(|one| failure::no_end(&one.name));
-        let told = self.told(look, true).await;
+        let endless = blocker.filter(|one| one.lease == 0).map(|one| failure::never_expires(&one.name));
+        let told = self.read_busy(look, true).await;
         let ahead = look.first_waiting(self.session.lease).filter(|_| told.is_ok() && look.queue.only_waiters_block(mode));
         let removed = match &ahead {
             Some(ahead) => monitor::remove_if_gone(self.client, &self.session.names, ahead).await?,
             None => false,
         };
         let free = removed || look.queue.may_hold(mode, end);
-        self.go(look).await?;
+        self.withdraw(look).await?;
         match endless {
             Some(error) => Err(error.into()),
             None => told.map(|told| Attempt::Busy(Busy { transient: told.transient || free, ..told })),
@@ -124,9 +124,9 @@ impl Taking<'_> {
     }
 
     /// Returns the holders of the lock, and whether this waiter is next. With `ends`, adds when the holders' leases end.
-    async fn told(&mut self, look: &LockAtRevision, ends: bool) -> EtcdResult<Busy> {
+    async fn read_busy(&mut self, look: &LockAtRevision, ends: bool) -> EtcdResult<Busy> {
         let own = |at: &usize| look.contenders[*at].lease == self.session.lease;
-        let holders = look::tell(self.client, look, look.queue.holders().filter(|at| !own(at)), ends).await?;
+        let holders = inspect::read_holders(self.client, look, look.queue.holders().filter(|at| !own(at)), ends).await?;
         let next = look.queue.waiters().next().is_none_or(|at| own(&at));
         Ok(queue::busy(self.request.mode, holders, None, next))
     }
@@ -139,7 +139,7 @@ impl Taking<'_> {
     }
 
     /// Removes everything of this request. Without the lease no further key is put.
-    async fn go(&mut self, look: &LockAtRevision) -> EtcdResult<()> {
+    async fn withdraw(&mut self, look: &LockAtRevision) -> EtcdResult<()> {
         if look.contenders.iter().any(|one| one.lease == self.session.lease) {
             hold::leave(self.client, self.session, self.request.mode).await
         } else {
@@ -158,7 +158,7 @@ pub(super) fn retire(client: &EtcdClient, session: &EtcdSession) {
 }
 
 /// Returns the answer for a queue position without reading the whole queue; `None` if something changed.
-pub(super) async fn still_queued(
+pub(super) async fn check_position(
     client: &mut EtcdClient,
     (names, lease): (&EtcdNames, i64),
     queued: &mut Queued,
@@ -174,7 +174,7 @@ pub(super) async fn still_queued(
         // The watch would have reported a change, through a member that answered recently.
         return Ok(Some(queued.busy.clone()));
     }
-    let Before { key, record, .. } = &queued.before;
+    let AwaitedKeys { key, record, .. } = &queued.before;
     let keys: Vec<_> = [&queued.own].into_iter().chain(key).chain(record).collect();
     let mut ops: Vec<_> = keys.iter().map(|key| ops::peek(key)).collect();
     ops.extend([ops::peek(&names.monitor()), ops::get(&names.probe(lease)), ops::count(&names.numbers())]);

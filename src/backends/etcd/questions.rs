@@ -14,7 +14,7 @@ use super::{
     },
     names::EtcdNames,
     ops::{self, TxnAnswers},
-    queue::{Before, LockAtRevision},
+    queue::{AwaitedKeys, LockAtRevision},
 };
 
 pub(super) const TXN: &str = "/etcdserverpb.KV/Txn";
@@ -133,12 +133,12 @@ impl EtcdClient {
         let path = PathAndQuery::from_static("/etcdserverpb.Watch/Watch");
         let opened = connection.grpc.streaming(request, path, ProstCodec::<WatchRequest, WatchResponse>::default()).await;
         match opened {
-            Ok(answers) => Ok(Watches { wanted, answers: answers.into_inner(), before: Before::default() }),
+            Ok(answers) => Ok(Watches { wanted, answers: answers.into_inner(), before: AwaitedKeys::default() }),
             Err(status) => {
                 let trouble = failure::of(status);
                 match trouble {
                     Trouble::LoginOver(_) => self.login = None,
-                    _ => self.move_on(),
+                    _ => self.next_member(),
                 }
                 Err(trouble)
             }
@@ -151,5 +151,5 @@ pub(super) struct Watches {
     pub wanted: mpsc::UnboundedSender<WatchRequest>,
     pub answers: Streaming<WatchResponse>,
     /// The keys that are waited for. They are among the watched keys.
-    pub before: Before,
+    pub before: AwaitedKeys,
 }

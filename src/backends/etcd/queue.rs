@@ -111,7 +111,7 @@ pub(super) struct Permit {
 
 /// The keys that a waiter waits for.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub(super) struct Before {
+pub(super) struct AwaitedKeys {
     /// The waiter waits for this key to be deleted.
     pub key: Option<String>,
     /// The record of that key, to change: its contender waits for a permit too, and the grant rewrites the record.
@@ -240,12 +240,12 @@ impl LockAtRevision {
     }
 
     /// Returns the keys that a contender of `mode` waits for at this position, while it can't have the lock yet.
-    pub(super) fn before(&self, names: &EtcdNames, mode: Mode, at: usize) -> Before {
+    pub(super) fn before(&self, names: &EtcdNames, mode: Mode, at: usize) -> AwaitedKeys {
         let awaited = self.queue.awaited(mode, at);
         let contender = awaited.contender.map(|other| &self.contenders[other]);
         let is_permit =
             awaited.contender.is_some_and(|other| matches!((mode, self.queue.all()[other].mode), (Mode::Permits(_), Mode::Permits(_))));
-        Before {
+        AwaitedKeys {
             key: contender.map(|one| one.name.clone()),
             record: contender.filter(|_| is_permit).map(|one| names.open_as(one.id())),
             numbers: awaited.permits.then(|| names.numbers()),

@@ -22,7 +22,7 @@ use tokio::time::Instant;
 use super::{
     client::{EtcdClient, EtcdResult},
     failure::{self, Trouble},
-    look::{self, Left},
+    inspect::{self, Remaining},
     messages::{Compare, KeyValue, RequestOp},
     names::EtcdNames,
     ops, queue,
@@ -91,7 +91,8 @@ struct RunKey {
 
 impl RunKey {
     fn read(kv: &KeyValue) -> Result<Self> {
-        let mut record = read_runs(&kv.value).map_err(|error| if error.kind == Kind::Layout { error } else { failure::spoilt(&kv.key) })?;
+        let mut record =
+            read_runs(&kv.value).map_err(|error| if error.kind == Kind::Layout { error } else { failure::unreadable_value(&kv.key) })?;
         let (cooldown, start) =
             (record.cooldown.as_mut().map(|cooldown| &mut cooldown.fence), record.start.as_mut().map(|start| &mut start.fence));
         for fence in [cooldown, start].into_iter().flatten().filter(|fence| fence.0 == 0) {
@@ -161,7 +162,7 @@ impl Leases {
     }
 
     /// Extends the leases, if the grant took so long that it matters. A grant does not depend on the extension.
-    pub(super) async fn freshen(&self, client: &mut EtcdClient) {
+    pub(super) async fn extend_if_late(&self, client: &mut EtcdClient) {
         if is_past(self.late_at) {
             for id in self.ids.into_iter().flatten() {
                 let _ = client.keep_alive(id).await;
@@ -281,8 +282,8 @@ impl RunKeys {
 /// A waiter is told to ask again before its position's lease, of length `waits`, ends.
 pub(super) async fn with_times(client: &mut EtcdClient, (denial, lease): (Denial, i64), waits: Option<Duration>) -> Box<Denial> {
     // No denial depends on these times.
-    let (left, began) = match look::left(client, lease).await {
-        Ok(Left::For { left, ago }) => (Some(left), Some(ago)),
+    let (left, began) = match inspect::remaining(client, lease).await {
+        Ok(Remaining::For { left, ago }) => (Some(left), Some(ago)),
         _ => (None, None),
     };
     let again_in = match waits {

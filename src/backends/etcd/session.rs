@@ -13,7 +13,7 @@ use super::{
     names::EtcdNames,
     ops::MOST_OPS,
     questions::Watches,
-    queue::{Before, Permit, fence},
+    queue::{AwaitedKeys, Permit, fence},
     record::StoredRecord,
     runs::RunKeys,
 };
@@ -62,7 +62,7 @@ pub(super) struct Queued {
     /// The create revision of the own key.
     pub created: i64,
     /// The keys that are waited for.
-    pub before: Before,
+    pub before: AwaitedKeys,
     /// How many permits were held; `None` if the waiter wants no permit.
     pub permits: Option<usize>,
     /// The revision of the look.

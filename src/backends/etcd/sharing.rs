@@ -21,5 +21,5 @@ pub(in crate::backends) const LIBRARIES: [Library; 6] = [
 
 /// Returns each library's argument for a lock.
 pub fn sharing(options: &EtcdOptions, key: &Key) -> Sharing {
-    Sharing::new(EtcdNames::new(&options.namespace, key).shown(), &LIBRARIES, &[])
+    Sharing::new(EtcdNames::new(&options.namespace, key).display_name(), &LIBRARIES, &[])
 }

@@ -16,7 +16,7 @@ use super::{
     monitor::{self, BEAT, HERE, Probe, QueueMonitor},
     names::{self, EtcdNames},
     questions::Watches,
-    queue::Before,
+    queue::AwaitedKeys,
     session::{EtcdSession, HoldState, Queued},
 };
 use crate::lock::{Ttl, Wake};
@@ -53,7 +53,7 @@ enum StreamEvent {
 }
 
 impl Watches {
-    fn also(mut self, before: &Before) -> Self {
+    fn also(mut self, before: &AwaitedKeys) -> Self {
         before.clone_into(&mut self.before);
         self
     }
@@ -82,7 +82,7 @@ fn deletions(key: &str, since: i64) -> WatchRequest {
 }
 
 /// Returns the watches that tell when the wait for `before` is over.
-fn changes(before: &Before, since: i64) -> Vec<WatchRequest> {
+fn changes(before: &AwaitedKeys, since: i64) -> Vec<WatchRequest> {
     let key = before.key.iter().map(|key| deletions(key, since));
     let record = before.record.iter().map(|record| watching(record, Vec::new(), Vec::new(), since));
     let numbers = before.numbers.iter().map(|folder| watching(folder, names::range_end(folder), vec![NO_PUT], since));

@@ -15,7 +15,7 @@ use std::{
 use async_trait::async_trait;
 use tokio::{sync::Notify, time::Instant};
 
-use super::kept::{self, Base, Change, Kept, ReadFor, Snapshot, in_order};
+use super::cas::{self, Base, CasBackend, Change, ReadFor, Snapshot, in_order};
 use crate::lock::{
     Capabilities, Fence, HistoryEntry, Identity, Key, Namespace, Note, REMEMBERED, Request, Result, SKIPPING_HOSTS, SkipCount, Wake, Which,
     document::Document,
@@ -103,7 +103,7 @@ const CAPABILITIES: Capabilities = Capabilities {
 };
 
 /// The backend of one client of a [`MemoryStore`].
-pub type Memory = Kept<MemoryClient>;
+pub type Memory = CasBackend<MemoryClient>;
 
 impl Memory {
     /// Returns a client that keeps its locks in `store`.
@@ -125,7 +125,7 @@ impl MemoryClient {
 }
 
 #[async_trait(?Send)]
-impl kept::Store for MemoryClient {
+impl cas::Store for MemoryClient {
     type Version = u64;
 
     fn identity(&self) -> Identity {

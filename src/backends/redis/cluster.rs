@@ -47,7 +47,7 @@ pub(super) enum Redirect {
 }
 
 /// What the nodes say of themselves.
-struct Map {
+struct ClusterMap {
     masters: Vec<Address>,
     all: Vec<Address>,
     /// Whether every slot has a node.
@@ -181,8 +181,8 @@ fn address(host: &str, port: u16, from: &Address) -> Option<Address> {
 }
 
 /// The answer to `CLUSTER SLOTS`: `[first, last, master, replica…]…`, each node as `[host, port, id, …]`.
-fn read_map(reply: &Value, from: &Address) -> Option<Map> {
-    let mut map = Map { masters: Vec::new(), all: Vec::new(), whole: false };
+fn read_map(reply: &Value, from: &Address) -> Option<ClusterMap> {
+    let mut map = ClusterMap { masters: Vec::new(), all: Vec::new(), whole: false };
     let mut slots = 0;
     for range in reply::items(reply)? {
         let [first, last, nodes @ ..] = reply::items(range)? else { return None };

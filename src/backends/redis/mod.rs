@@ -116,7 +116,7 @@ impl Redis {
             line.connection.drop_unsent_on_close(takes);
             let mut reply = line.ask(&script.by_sha(keys, arguments)).await?;
             if matches!(&reply, Value::ServerError(error) if error.code() == "NOSCRIPT") {
-                reply = line.ask(&script.in_full(keys, arguments)).await?;
+                reply = line.ask(&script.eval_command(keys, arguments)).await?;
             }
             line.connection.drop_unsent_on_close(false);
             match line.redirect(&reply) {
@@ -257,7 +257,7 @@ impl Redis {
         Ok(wake)
     }
 
-    async fn ask_abandon(&mut self, request: &Request) -> Result<()> {
+    async fn ask_leave_queue(&mut self, request: &Request) -> Result<()> {
         if !self.is_queued(request) {
             return Ok(());
         }
@@ -376,7 +376,7 @@ impl Backend for Redis {
     }
 
     async fn leave_queue(&mut self, request: &Request) -> Result<()> {
-        self.ask_abandon(request).await
+        self.ask_leave_queue(request).await
     }
 
     async fn renew(&mut self, key: &Key, token: &Token, intent: Intent) -> Result<Renewal> {

@@ -126,7 +126,7 @@ pub(in crate::backends) fn side_of<'a>(namespace: &Namespace, name: &'a str) -> 
 }
 
 /// What lies next to a lock, as [`side_of`] calls it, and tells of runs.
-pub(in crate::backends) fn tells_of_runs(what: &str) -> bool {
+pub(in crate::backends) fn is_run_data(what: &str) -> bool {
     ["record", "runs", "bad-runs", "skips", "starts"].contains(&what) || what.starts_with("starts-")
 }
 

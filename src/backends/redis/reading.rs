@@ -10,7 +10,7 @@ use super::{
     REDIRECTIONS, Redis,
     cluster::Redirect,
     failure,
-    names::{ENCODING, RedisNames, key_of, pattern, prefix, side_of, side_start, tells_of_runs},
+    names::{ENCODING, RedisNames, is_run_data, key_of, pattern, prefix, side_of, side_start},
     reply,
     servers::ServerConnection,
     starts,
@@ -105,7 +105,7 @@ impl Redis {
 
     pub(super) async fn known_keys(&mut self, start: &str, which: Which) -> Result<Vec<Key>> {
         let namespace = self.options().namespace.clone();
-        let wanted = |what: &str| if which == Which::Kept { what == "starts" } else { tells_of_runs(what) };
+        let wanted = |what: &str| if which == Which::Kept { what == "starts" } else { is_run_data(what) };
         let of = |name: &str| side_of(&namespace, name).filter(|(_, what)| wanted(what)).map(|(key, _)| key);
         let pattern = pattern(&side_start(&namespace, start));
         let mut known = BTreeSet::new();
@@ -115,7 +115,7 @@ impl Redis {
             if which == Which::All {
                 known.extend(keys);
             } else {
-                self.keep_kept(&mut line, &keys.into_iter().collect::<Vec<_>>(), &mut known).await?;
+                self.keep_denying(&mut line, &keys.into_iter().collect::<Vec<_>>(), &mut known).await?;
             }
             self.servers.rest(line);
         }
@@ -123,7 +123,7 @@ impl Redis {
     }
 
     /// Those of the keys whose run records may keep other runs away.
-    async fn keep_kept(&self, line: &mut ServerConnection, keys: &[Key], known: &mut BTreeSet<Key>) -> Result<()> {
+    async fn keep_denying(&self, line: &mut ServerConnection, keys: &[Key], known: &mut BTreeSet<Key>) -> Result<()> {
         for batch in keys.chunks(10 * BATCH) {
             let mut pipeline = redis::pipe();
             pipeline.cmd("TIME");

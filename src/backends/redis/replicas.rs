@@ -18,14 +18,14 @@ impl Redis {
             return Ok(self.wait_for(line, replicas, Pipeline::new()).await?.err());
         }
         if self.servers.replicas_of(line).is_none() {
-            let replies = line.exchange(&self.who_copies()).await?;
+            let replies = line.exchange(&self.replication_info()).await?;
             if let Err(error) = self.learn_replicas(line, &replies) {
                 return Ok(Some(error.effect(Effect::Unknown)));
             }
         }
         loop {
             let count = self.servers.replicas_of(line).unwrap_or_default().max(1);
-            let replies = match self.wait_for(line, Replicas { count, ..replicas }, self.who_copies()).await? {
+            let replies = match self.wait_for(line, Replicas { count, ..replicas }, self.replication_info()).await? {
                 Ok(replies) => replies,
                 Err(error) => return Ok(Some(error)),
             };
@@ -56,7 +56,7 @@ impl Redis {
         Ok(Ok(replies.split_off(1)))
     }
 
-    fn who_copies(&self) -> Pipeline {
+    fn replication_info(&self) -> Pipeline {
         let mut question = redis::pipe();
         match self.options().server {
             Server::Cluster(_) => question.cmd("CLUSTER").arg("NODES"),

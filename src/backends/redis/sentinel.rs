@@ -51,7 +51,7 @@ impl Sentinels {
             }
             Err(failures) => failures,
         };
-        Err(most_telling(failures))
+        Err(most_specific(failures))
     }
 }
 
@@ -79,7 +79,7 @@ pub(super) async fn ask_any(options: &RedisOptions, theirs: &Sentinel, questions
             .map(|(_, replies)| replies)
             .map_err(|error| Failure { of_master: false, error: failure::of("sentinel", sentinel, credentials(error)) })
     });
-    race::first(ways).await.map_err(most_telling)
+    race::first(ways).await.map_err(most_specific)
 }
 
 fn login(options: &RedisOptions, theirs: &Sentinel, sentinel: &Address) -> RedisOptions {
@@ -152,7 +152,7 @@ fn credentials(error: Error) -> Error {
 }
 
 /// What is wrong with the master that was found, or with the question; else what the last sentinel met.
-fn most_telling(failures: Vec<Failure>) -> Error {
+fn most_specific(failures: Vec<Failure>) -> Error {
     let count = failures.len();
     let rank = |failure: &Failure| (failure.of_master, !failure.error.is_transient());
     match failures.into_iter().max_by_key(rank) {

@@ -5,10 +5,10 @@ use std::{cmp::Reverse, time::Duration};
 use ::redis::Value;
 
 use super::{
-    CAPABILITIES, Failures, Redlock, flag, most,
+    CAPABILITIES, Failures, Redlock, flag, most_common,
     nodes::{NodeAnswers, majority},
     release_keys, script,
-    view::{NodeLock, Picture},
+    view::{MajorityView, NodeLock},
     word,
 };
 use crate::{
@@ -55,11 +55,11 @@ impl Redlock {
             attempt = format!("{:016x}", random());
             votes = self.first_phase(request, &attempt, bound, true).await?;
         }
-        if let Some(((_, fence), count)) = most(votes.entered.iter().map(|(attempt, fence, _)| (attempt, *fence)))
+        if let Some(((_, fence), count)) = most_common(votes.entered.iter().map(|(attempt, fence, _)| (attempt, *fence)))
             && count >= needed
         {
             let holds = votes.entered.iter().map(|(_, _, holds)| *holds).max().unwrap_or(1);
-            self.leave_behind(request, count);
+            self.note_granted(request, count);
             return Ok(granted(request, fence, holds));
         }
         if request.entry == Entry::Reenter {
@@ -161,7 +161,7 @@ impl Redlock {
             }
         }
         if committed >= self.nodes.majority() {
-            self.leave_behind(request, committed);
+            self.note_granted(request, committed);
             return Ok(granted(request, fence, 1));
         }
         self.undo(request, bound).await;
@@ -209,7 +209,7 @@ impl Redlock {
         {
             return Err(failure::no_lock(&format!("a {}", seen.kind)));
         }
-        let picture = Picture::of(&votes.seen, needed);
+        let picture = MajorityView::of(&votes.seen, needed);
         self.transient = picture.transient;
         let mut places = votes.places;
         places.sort_unstable();
@@ -228,7 +228,7 @@ impl Redlock {
     }
 
     /// It was granted on so many nodes. On the others it may be in the queue still, and is until it is given back.
-    fn leave_behind(&mut self, request: &Request, granted: usize) {
+    fn note_granted(&mut self, request: &Request, granted: usize) {
         if self.is_queued(request) && granted < self.nodes.len() {
             self.left_behind.push((request.key.clone(), request.token));
         }
@@ -318,7 +318,7 @@ fn read_starts(now: &Value, starts: &Value) -> Result<(RunRecord, u64)> {
 
 /// The reason to refuse the request, from what `known` nodes of so many know of starts, each with its time.
 fn judge(known: &[(RunRecord, u64)], nodes: usize, request: &Request) -> Option<Denial> {
-    let (cooldown, start) = what_counts(known, nodes);
+    let (cooldown, start) = counted_records(known, nodes);
     let by = |record: RunRecord, now| record.judge(request.run_policy.as_ref(), &request.token, now);
     let cooldown = cooldown.and_then(|(cooldown, now)| by(RunRecord { cooldown: Some(cooldown), start: None }, now));
     cooldown.or_else(|| start.and_then(|(start, now)| by(RunRecord { cooldown: None, start: Some(start) }, now)))
@@ -331,7 +331,7 @@ type Timed<T> = (T, u64);
 ///
 /// A start counts if a majority may know of it: those that say so, those that know of a later one, and those that said nothing. Fewer prove
 /// that it was never granted. Of one that not all nodes heard the end of, the end counts.
-pub(super) fn what_counts(known: &[(RunRecord, u64)], nodes: usize) -> (Option<Timed<Cooldown>>, Option<Timed<LastRun>>) {
+pub(super) fn counted_records(known: &[(RunRecord, u64)], nodes: usize) -> (Option<Timed<Cooldown>>, Option<Timed<LastRun>>) {
     let silent = nodes - known.len();
     let counts = |fences: Vec<Fence>, fence: Fence| fences.into_iter().filter(|known| *known >= fence).count() + silent >= majority(nodes);
     let cooldown = || known.iter().filter_map(|(record, now)| Some((record.cooldown.clone()?, *now)));

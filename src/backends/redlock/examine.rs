@@ -66,7 +66,7 @@ impl Redlock {
             return vec![Finding::unchecked(ID, "whether the nodes are independent", why).fix("ACL SETUSER USER +info")];
         }
         let facts = told.iter().map(|(n, server)| NodeInfo { n: *n, field: Box::new(|name| server.field(name).map(str::to_owned)) });
-        let kin = self.kin(facts.collect());
+        let kin = self.related_nodes(facts.collect());
         if !kin.is_empty() {
             let risk = "one failure counts twice, and two holders may each have a majority";
             let found = |notice: Notice| Finding {
@@ -105,7 +105,7 @@ impl Redlock {
     }
 
     /// Nodes that are one server, or copy another of them: their votes are not independent.
-    pub(super) fn kin(&self, told: Vec<NodeInfo<'_>>) -> Vec<Notice> {
+    pub(super) fn related_nodes(&self, told: Vec<NodeInfo<'_>>) -> Vec<Notice> {
         let mut notices = Vec::new();
         let mut notice = |text: String, hint: &str| notices.push(Notice { warning: true, text, hint: Some(hint.into()) });
         let mut servers: Vec<(String, usize)> = Vec::new();

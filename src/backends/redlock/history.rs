@@ -5,7 +5,7 @@
 
 use std::collections::BTreeMap;
 
-use super::{Failures, Redlock, acquire::what_counts, flag, reading::PER_LOCK, script, word};
+use super::{Failures, Redlock, acquire::counted_records, flag, reading::PER_LOCK, script, word};
 use crate::{
     backends::redis::{
         failure,
@@ -108,7 +108,7 @@ impl Redlock {
         }
         // What one node lost its holder may still have.
         found.retain(|past| past.fence.is_none_or(|fence| !held.contains(&fence)));
-        let (cooldown, start) = what_counts(&records, self.nodes.len());
+        let (cooldown, start) = counted_records(&records, self.nodes.len());
         let record = RunRecord { cooldown: cooldown.map(|(cooldown, _)| cooldown), start: start.map(|(start, _)| start) };
         Ok(History { record, ..History::new(found, skips.into_values().collect()) })
     }

@@ -1,6 +1,6 @@
 //! Extending a hold and giving it back.
 
-use super::{CAPABILITIES, Failures, Redlock, flag, most, release_keys, script, word};
+use super::{CAPABILITIES, Failures, Redlock, flag, most_common, release_keys, script, word};
 use crate::{
     backends::redis::{answer::read_mark, failure, history::how, reply},
     lock::{Effect, End, Fence, Intent, Key, Release, ReleaseInfo, Renewal, Result, Scope, Token, Ttl},
@@ -62,7 +62,7 @@ impl Redlock {
             }
         }
         let needed = self.nodes.majority();
-        let hold = most(extended.iter().chain(&shorter).map(|(hold, _)| hold.clone()));
+        let hold = most_common(extended.iter().chain(&shorter).map(|(hold, _)| hold.clone()));
         if let Some(((fence, attempt), count)) = hold
             && count >= needed
         {
@@ -85,7 +85,7 @@ impl Redlock {
     }
 
     /// Gives the hold back on all nodes. Asked again after too few had answered, the nodes that did count still.
-    pub(super) async fn give_back(&mut self, key: &Key, token: &Token, info: &ReleaseInfo) -> Result<Release> {
+    pub(super) async fn release_hold(&mut self, key: &Key, token: &Token, info: &ReleaseInfo) -> Result<Release> {
         let names = self.names(key)?;
         let scope = info.scope;
         let how = info.end.as_ref().map(|end| how(end, info.why.as_deref())).transpose()?.unwrap_or_default();

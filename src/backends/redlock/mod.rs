@@ -192,7 +192,7 @@ impl Backend for Redlock {
     }
 
     async fn release(&mut self, key: &Key, token: &Token, info: &ReleaseInfo) -> Result<Release> {
-        self.give_back(key, token, info).await
+        self.release_hold(key, token, info).await
     }
 
     async fn amend(&mut self, key: &Key, change: Amendment<'_>) -> Result<bool> {
@@ -246,7 +246,7 @@ fn word(answer: Result<Value>) -> Result<Word> {
 }
 
 /// The largest of the values that several nodes have, and how many have it.
-fn most<T: PartialEq>(of: impl IntoIterator<Item = T>) -> Option<(T, usize)> {
+fn most_common<T: PartialEq>(of: impl IntoIterator<Item = T>) -> Option<(T, usize)> {
     let mut counted: Vec<(T, usize)> = Vec::new();
     for value in of {
         match counted.iter_mut().find(|(known, _)| *known == value) {

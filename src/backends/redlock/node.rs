@@ -71,7 +71,7 @@ impl RedlockNode {
             self.unheard = 0;
             self.line = Rc::default();
         }
-        self.exchange = Some(Box::pin(converse(Rc::clone(&self.options), Rc::clone(&self.line), question)));
+        self.exchange = Some(Box::pin(exchange_one(Rc::clone(&self.options), Rc::clone(&self.line), question)));
     }
 
     /// The answer to the last question, once it has come.
@@ -85,7 +85,7 @@ impl RedlockNode {
     }
 }
 
-async fn converse(options: Rc<RedisOptions>, line: Rc<Mutex<Option<NodeConnection>>>, question: Question) -> Result<Value> {
+async fn exchange_one(options: Rc<RedisOptions>, line: Rc<Mutex<Option<NodeConnection>>>, question: Question) -> Result<Value> {
     // Never waited for: the exchange before, which had it, is gone.
     let mut place = line.lock().await;
     let line = match place.take().filter(NodeConnection::is_usable) {
@@ -102,10 +102,10 @@ async fn converse(options: Rc<RedisOptions>, line: Rc<Mutex<Option<NodeConnectio
             // A question that was given up before may have left it the other way.
             line.connection.drop_unsent_on_close(takes);
             // Behind another question, the reply that the script is unknown could come too late.
-            let packed = if line.owed > 0 { script.in_full(&keys, &arguments) } else { script.by_sha(&keys, &arguments) };
+            let packed = if line.owed > 0 { script.eval_command(&keys, &arguments) } else { script.by_sha(&keys, &arguments) };
             let mut replies = line.ask(&packed, 1).await?;
             if matches!(replies.first(), Some(Value::ServerError(error)) if error.code() == "NOSCRIPT") {
-                replies = line.ask(&script.in_full(&keys, &arguments), 1).await?;
+                replies = line.ask(&script.eval_command(&keys, &arguments), 1).await?;
             }
             if takes {
                 line.connection.drop_unsent_on_close(false);

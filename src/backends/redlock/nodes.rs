@@ -56,7 +56,7 @@ impl Nodes {
         let in_time = timeout(
             bound,
             poll_fn(|context| {
-                self.hear(context, &mut open, &mut answers);
+                self.poll_answers(context, &mut open, &mut answers);
                 let heard = answers.iter().filter(|answer| matches!(answer, Some(Ok(_)))).count();
                 let enough = heard >= majority && open.iter().all(|n| self.0[*n].late);
                 if open.is_empty() || enough { Poll::Ready(()) } else { Poll::Pending }
@@ -64,7 +64,7 @@ impl Nodes {
         );
         if in_time.await.is_ok() && !open.is_empty() {
             let rest = poll_fn(|context| {
-                self.hear(context, &mut open, &mut answers);
+                self.poll_answers(context, &mut open, &mut answers);
                 if open.is_empty() { Poll::Ready(()) } else { Poll::Pending }
             });
             // Whether they come or not: what counts is in `answers`.
@@ -77,7 +77,7 @@ impl Nodes {
         answers
     }
 
-    fn hear(&mut self, context: &mut Context<'_>, open: &mut Vec<usize>, answers: &mut NodeAnswers) {
+    fn poll_answers(&mut self, context: &mut Context<'_>, open: &mut Vec<usize>, answers: &mut NodeAnswers) {
         open.retain(|n| match self.0[*n].poll(context) {
             Poll::Ready(answer) => {
                 self.0[*n].late = false;

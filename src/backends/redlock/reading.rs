@@ -8,13 +8,13 @@ use super::{
     Failures, Redlock,
     examine::NodeInfo,
     node::Question,
-    view::{NodeLock, Picture, last_fence},
+    view::{MajorityView, NodeLock, last_fence},
 };
 use crate::{
     backends::redis::{
         examine::field,
         failure,
-        names::{ENCODING, RedisNames, key_of, pattern, prefix, side_of, side_start, tells_of_runs},
+        names::{ENCODING, RedisNames, is_run_data, key_of, pattern, prefix, side_of, side_start},
         reading::{add_scanned, read_time, readable},
         reply,
         state::{read_shares, waiters},
@@ -77,7 +77,7 @@ impl Redlock {
         add_reads(&mut pipeline, &names);
         pipeline.cmd("INFO").arg("server").cmd("INFO").arg("replication");
         let answers = self.read(|_| Some(pipeline.clone())).await?;
-        self.look_for_kinship(&answers);
+        self.check_independence(&answers);
         let each = answers.iter().map(|answer| answer.as_ref().map(|replies| replies.get(..PER_LOCK).unwrap_or_default())).collect();
         self.put_together(key.clone(), &names, each)
     }
@@ -117,7 +117,7 @@ impl Redlock {
 
     pub(super) async fn known_keys(&mut self, start: &str, which: Which) -> Result<Vec<Key>> {
         let namespace = self.options.namespace.clone();
-        let wanted = |what: &str| if which == Which::Kept { what == "starts" } else { tells_of_runs(what) };
+        let wanted = |what: &str| if which == Which::Kept { what == "starts" } else { is_run_data(what) };
         let of = |name: &str| side_of(&namespace, name).filter(|(_, what)| wanted(what)).map(|(key, _)| key);
         Ok(self.scan_for(&pattern(&side_start(&namespace, start)), None, of).await?.into_iter().collect())
     }
@@ -193,7 +193,7 @@ impl Redlock {
         {
             return Err(failure::no_lock(&format!("a {}", first.kind)));
         }
-        let picture = Picture::of(&seen, needed);
+        let picture = MajorityView::of(&seen, needed);
         let nodes = seen.iter().zip(failed).enumerate().map(|(n, (seen, error))| NodeView {
             node: self.nodes.name(n).to_owned(),
             held: seen.as_ref().map(|seen| !seen.is_free()),
@@ -216,7 +216,7 @@ impl Redlock {
     }
 
     /// Notices nodes that are one server, or copy another of them: their votes are not independent.
-    fn look_for_kinship(&mut self, answers: &[Result<Vec<Value>>]) {
+    fn check_independence(&mut self, answers: &[Result<Vec<Value>>]) {
         let told = answers.iter().enumerate().map(|(n, answer)| {
             let info = move |at| answer.as_ref().ok().and_then(|replies| reply::text(replies.get(at)?));
             let field = move |name: &str| {
@@ -224,7 +224,7 @@ impl Redlock {
             };
             NodeInfo { n, field: Box::new(field) }
         });
-        for notice in self.kin(told.collect()) {
+        for notice in self.related_nodes(told.collect()) {
             self.notice(notice.warning, notice.text, notice.hint);
         }
     }

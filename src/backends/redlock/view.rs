@@ -127,7 +127,7 @@ impl NodeLock {
 
 /// A lock on all nodes.
 #[derive(Debug)]
-pub(super) struct Picture {
+pub(super) struct MajorityView {
     /// The holders of a majority of the nodes, or of what may be one if some did not answer.
     pub holders: Vec<Holder>,
     /// The nodes that are the holders'.
@@ -138,7 +138,7 @@ pub(super) struct Picture {
     pub transient: bool,
 }
 
-impl Picture {
+impl MajorityView {
     /// From what each node says, `None` where one didn't.
     pub(super) fn of(seen: &[Option<NodeLock>], majority: usize) -> Self {
         let unknown = seen.iter().filter(|seen| seen.is_none()).count();
@@ -278,8 +278,8 @@ mod tests {
         Some(NodeLock { kind: "none".into(), pttl: Some(-2), ..NodeLock::default() })
     }
 
-    fn of(nodes: &[Option<NodeLock>]) -> Picture {
-        Picture::of(nodes, nodes.len() / 2 + 1)
+    fn of(nodes: &[Option<NodeLock>]) -> MajorityView {
+        MajorityView::of(nodes, nodes.len() / 2 + 1)
     }
 
     #[test]

@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use super::names::{OWNER, locked_by};
 use crate::{
-    backends::kept::Outside,
+    backends::cas::Outside,
     lock::{
         self, Error, Fence, Holder, Kind, Metadata, Mode, Request, Result, Token, Ttl, Waiter,
         document::{Document, Times},

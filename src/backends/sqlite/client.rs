@@ -8,16 +8,16 @@ use std::{collections::HashMap, fs::DirBuilder, os::unix::fs::DirBuilderExt, pat
 
 use super::{
     SqliteOptions,
-    alarm::Alarm,
     database::{Database, ListedWaiter, StoredRow},
     failure, location,
     lock_file::{Bytes, LockFile},
+    lock_file_watch::LockFileWatch,
     ours,
     slot::Slot,
     watch::PathWatch,
 };
 use crate::{
-    backends::kept::{Base, Outside, Snapshot, in_order},
+    backends::cas::{Base, Outside, Snapshot, in_order},
     lock::{Entry, Error, Holder, Key, Kind, Mode, Request, Result, Token, document::Document},
 };
 
@@ -34,12 +34,12 @@ pub(super) struct SqliteClient {
     pub prepared: bool,
     pub database: Option<Database>,
     pub slots: HashMap<Key, Slot>,
-    pub alarm: Option<Alarm>,
+    pub lock_file_watch: Option<LockFileWatch>,
     pub watch: Option<PathWatch>,
     /// Other processes were in the way, and so are likely to wait.
     pub contended: bool,
     /// Watchers of the lock file must be woken.
-    ring: bool,
+    notify_watchers: bool,
 }
 
 /// What a write depends on.
@@ -53,24 +53,24 @@ pub(super) struct SqliteVersion {
 
 /// The kernel's word on which processes live. What it can't say counts as alive.
 #[derive(Clone, Copy)]
-enum Witness<'a> {
+enum LiveProcesses<'a> {
     /// For a process that may have bytes of its own, whose lock file is the one that other processes take.
     Slot(&'a Slot),
     /// For other processes. Without a file no byte is locked.
     File(Option<&'a LockFile>, Bytes),
 }
 
-impl Witness<'_> {
-    fn stands(self, hold: &str) -> bool {
+impl LiveProcesses<'_> {
+    fn has_process(self, hold: &str) -> bool {
         match self {
-            Self::Slot(slot) => slot.stands(hold).unwrap_or(true),
+            Self::Slot(slot) => slot.has_process(hold).unwrap_or(true),
             Self::File(file, bytes) => file.is_some_and(|file| file.others_write(bytes.of_hold(hold).first()).unwrap_or(true)),
         }
     }
 
-    fn awaits(self, hold: &str) -> bool {
+    fn has_waiter(self, hold: &str) -> bool {
         match self {
-            Self::Slot(slot) => slot.awaits(hold).unwrap_or(true),
+            Self::Slot(slot) => slot.has_waiter(hold).unwrap_or(true),
             Self::File(file, bytes) => file.is_some_and(|file| file.others_write(bytes.of_hold(hold).alive()).unwrap_or(true)),
         }
     }
@@ -101,10 +101,10 @@ impl SqliteClient {
             prepared: false,
             database: None,
             slots: HashMap::new(),
-            alarm: None,
+            lock_file_watch: None,
             watch: None,
             contended: false,
-            ring: false,
+            notify_watchers: false,
         }
     }
 
@@ -144,7 +144,7 @@ impl SqliteClient {
         }
         let file = self.open_lock_file(false)?;
         self.slots.clear();
-        self.alarm = None;
+        self.lock_file_watch = None;
         Ok(Arc::clone(self.file.insert(file)))
     }
 
@@ -175,8 +175,8 @@ impl SqliteClient {
     pub(super) fn confirm(&self, key: &Key, token: &Token) -> Result<(bool, bool)> {
         match self.slots.get(key) {
             Some(slot) if slot.has(token) => {
-                let stands = slot.stands(&token.hold_text()).map_err(|error| ours(&error))?;
-                Ok((stands, slot.file.is_current()))
+                let has_process = slot.has_process(&token.hold_text()).map_err(|error| ours(&error))?;
+                Ok((has_process, slot.file.is_current()))
             }
             _ => Ok((false, true)),
         }
@@ -227,23 +227,23 @@ impl SqliteClient {
     }
 
     /// Wakes the watchers of the lock file if a step asked for it.
-    pub(super) fn ring(&mut self) {
-        if std::mem::take(&mut self.ring)
+    pub(super) fn notify_watchers(&mut self) {
+        if std::mem::take(&mut self.notify_watchers)
             && let Ok(Some(file)) = self.file_now()
         {
-            file.ring();
+            file.notify_watchers();
         }
     }
 
     pub(super) fn wake_watchers(&mut self) {
-        self.ring = true;
+        self.notify_watchers = true;
     }
 
     /// The lock file that other processes take now, and what this process has in it.
-    fn witness<'a>(&'a self, key: &Key, file: Option<&'a LockFile>) -> Witness<'a> {
+    fn witness<'a>(&'a self, key: &Key, file: Option<&'a LockFile>) -> LiveProcesses<'a> {
         match self.slots.get(key) {
-            Some(slot) if file.is_some_and(|file| file.id() == slot.file.id()) => Witness::Slot(slot),
-            _ => Witness::File(file, self.bytes(key)),
+            Some(slot) if file.is_some_and(|file| file.id() == slot.file.id()) => LiveProcesses::Slot(slot),
+            _ => LiveProcesses::File(file, self.bytes(key)),
         }
     }
 
@@ -258,11 +258,11 @@ impl SqliteClient {
         let mut absorbed = Vec::new();
         for waiter in listed {
             absorbed.push(waiter.place);
-            if witness.awaits(&waiter.hold) {
+            if witness.has_waiter(&waiter.hold) {
                 document.absorb(waiter.hold, waiter.metadata, waiter.since_ms.min(now), now);
             }
         }
-        document.witness(now, |hold| witness.stands(hold), |hold| witness.awaits(hold));
+        document.witness(now, |hold| witness.has_process(hold), |hold| witness.has_waiter(hold));
         let version = SqliteVersion { revision: row.revision, lock_file: witness.file(), absorbed };
         Snapshot { document, now_us: now * 1000, fence: row.fence, outside: None, base: Base::Document, apart: false, version }
     }
@@ -313,7 +313,7 @@ impl SqliteClient {
         database.add_waiter(&options.namespace, request).await?;
         database.prepare_to_take().await?;
         for hold in database.first_waiters(&options.namespace, &request.key).await? {
-            if !slot.awaits(&hold).map_err(|error| ours(&error))? {
+            if !slot.has_waiter(&hold).map_err(|error| ours(&error))? {
                 database.remove_waiter(&options.namespace, &request.key, &hold).await?;
             }
         }

@@ -81,7 +81,7 @@ impl Bytes {
     }
 
     /// The byte whose holder watches a detached hold for all waiters.
-    pub(super) fn gate(self) -> Range {
+    pub(super) fn watcher(self) -> Range {
         Range { start: self.0 + 2, len: 1 }
     }
 
@@ -228,8 +228,8 @@ impl LockFile {
         Ok(i32::from(found.l_type) != libc::F_UNLCK)
     }
 
-    /// Wakes every process that watches the file ([`super::alarm`]).
-    pub(super) fn ring(&self) {
+    /// Wakes every process that watches the file ([`super::lock_file_watch`]).
+    pub(super) fn notify_watchers(&self) {
         let now = Timespec { tv_sec: 0, tv_nsec: UTIME_NOW };
         // A wake-up is a hint: a waiter that misses one wakes at the end of the lease.
         let _ = rustix::fs::futimens(&self.fd, &Timestamps { last_access: now, last_modification: now });

@@ -5,8 +5,8 @@ use std::{collections::BTreeSet, io, sync::Arc};
 use uuid::Uuid;
 
 use super::{
-    latch::Latch,
     lock_file::{Bytes, LockFile, LockKind, Range},
+    range_lock::RangeLock,
 };
 use crate::lock::{Entry, Fence, Mode, Request, Token, Ttl, document::Document};
 
@@ -59,7 +59,7 @@ impl OwnHolds {
 #[derive(Default)]
 pub(super) struct WaiterWatch {
     /// The waiter whose end is waited for, and its byte; `None` if this waiter is among the first of its kind, which watch the lock file.
-    pub ahead: Option<(String, Latch)>,
+    pub ahead: Option<(String, RangeLock)>,
     /// What stays locked until something changes without a notice.
     pub bytes: Vec<WatchedByte>,
 }
@@ -70,10 +70,10 @@ type WatchedByte = (Range, LockKind);
 pub(super) struct Slot {
     pub bytes: Bytes,
     pub file: Arc<LockFile>,
-    pub hold: Latch,
-    pub gate: Latch,
+    pub hold: RangeLock,
+    pub watcher: RangeLock,
     /// The byte that all sharing holders have locked for reading.
-    shared: Latch,
+    shared: RangeLock,
     ours: Vec<OwnHolds>,
     /// The waiters of this process: one, as a rule.
     queued: Vec<Token>,
@@ -93,13 +93,13 @@ pub(super) struct Slot {
 
 impl Slot {
     pub(super) fn new(file: &Arc<LockFile>, bytes: Bytes) -> Self {
-        let latch = |range, kind| Latch::new(Arc::clone(file), range, kind);
+        let range_lock = |range, kind| RangeLock::new(Arc::clone(file), range, kind);
         Self {
             bytes,
             file: Arc::clone(file),
-            hold: latch(bytes.all(), LockKind::Write),
-            gate: latch(bytes.gate(), LockKind::Write),
-            shared: latch(bytes.first(), LockKind::Read),
+            hold: range_lock(bytes.all(), LockKind::Write),
+            watcher: range_lock(bytes.watcher(), LockKind::Write),
+            shared: range_lock(bytes.first(), LockKind::Read),
             ours: Vec::new(),
             queued: Vec::new(),
             obstacle: Obstacle::Bytes,
@@ -246,9 +246,9 @@ impl Slot {
         if any(KeyByte::Alone) {
             return;
         }
-        self.hold.let_go();
+        self.hold.unlock();
         if !any(KeyByte::Shared) {
-            self.shared.let_go();
+            self.shared.unlock();
         }
         if !any(KeyByte::Nested) {
             self.file.unlock(self.bytes.nested());
@@ -257,7 +257,7 @@ impl Slot {
 
     /// Whether a process is behind this hold. Of a hold of this process the bytes are locked anew if they are free: the guardian
     /// unlocks all of them in its last resort, and the row tells whether another hold has come since.
-    pub(super) fn stands(&self, hold: &str) -> io::Result<bool> {
+    pub(super) fn has_process(&self, hold: &str) -> io::Result<bool> {
         let byte = self.bytes.of_hold(hold).first();
         let Some(ours) = self.ours.iter().find(|ours| ours.holds.iter().any(|id| text_of(*id) == hold)) else {
             return self.file.others_write(byte);
@@ -271,7 +271,7 @@ impl Slot {
     }
 
     /// Whether a process waits for this hold.
-    pub(super) fn awaits(&self, hold: &str) -> io::Result<bool> {
+    pub(super) fn has_waiter(&self, hold: &str) -> io::Result<bool> {
         let ours = self.queued.iter().any(|token| token.hold_text() == hold);
         Ok(ours || self.file.others_write(self.bytes.of_hold(hold).alive())?)
     }
@@ -323,23 +323,23 @@ impl Slot {
         if self.watching.ahead.as_ref().map(|(hold, _)| hold) != ahead.as_ref() {
             self.stop_watching();
             self.watching.ahead = ahead.map(|hold| {
-                let latch = Latch::new(Arc::clone(&self.file), self.bytes.of_hold(&hold).alive(), LockKind::Read);
-                (hold, latch)
+                let range_lock = RangeLock::new(Arc::clone(&self.file), self.bytes.of_hold(&hold).alive(), LockKind::Read);
+                (hold, range_lock)
             });
         }
     }
 
     /// Stops waiting for the waiter ahead.
     pub(super) fn stop_watching(&mut self) {
-        if let Some((_, latch)) = self.watching.ahead.take() {
-            latch.let_go();
+        if let Some((_, range_lock)) = self.watching.ahead.take() {
+            range_lock.unlock();
         }
     }
 
     /// Whether nothing would be lost with this slot.
     pub(super) fn is_idle(&self) -> bool {
-        let latches = [&self.hold, &self.gate, &self.shared];
-        self.ours.is_empty() && self.queued.is_empty() && !latches.iter().any(|latch| latch.is_locked())
+        let range_locks = [&self.hold, &self.watcher, &self.shared];
+        self.ours.is_empty() && self.queued.is_empty() && !range_locks.iter().any(|range_lock| range_lock.is_locked())
     }
 }
 

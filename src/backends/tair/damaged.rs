@@ -4,8 +4,8 @@ use serde_json::json;
 
 use super::{
     history,
-    line::StoredQueue,
     options::TairMode,
+    stored_queue::StoredQueue,
     value::{self, TairSnapshot, What},
 };
 use crate::{backends::redis::damaged::reply, damage, lock::document::Document};

@@ -34,11 +34,11 @@
 mod damaged;
 mod examine;
 mod history;
-mod line;
 mod options;
 mod queue;
 mod read;
 pub mod sharing;
+mod stored_queue;
 mod swap;
 pub(super) mod value;
 
@@ -50,7 +50,7 @@ use async_trait::async_trait;
 pub use self::options::{TairMode, TairOptions};
 use self::read::TairVersion;
 use super::{
-    kept::{Change, Kept, ReadFor, Snapshot, Store},
+    cas::{CasBackend, Change, ReadFor, Snapshot, Store},
     pause::pause,
     redis::{connection::RedisConnection, failure, names::RedisNames},
 };
@@ -68,7 +68,7 @@ pub(super) const CAPABILITIES: Capabilities = Capabilities {
 };
 
 /// Locks on one Tair.
-pub type Tair = Kept<TairStore>;
+pub type Tair = CasBackend<TairStore>;
 
 /// One Tair.
 ///
@@ -162,7 +162,7 @@ impl Store for TairStore {
     }
 
     async fn wait(&mut self, _: &Request, at_most: Duration, transient: bool) -> Result<Wake> {
-        let delay = if self.in_line { self.options.retry_delay.min(line::LOOK) } else { self.options.retry_delay };
+        let delay = if self.in_line { self.options.retry_delay.min(stored_queue::LOOK) } else { self.options.retry_delay };
         Ok(pause(delay, transient, at_most).await)
     }
 
@@ -173,7 +173,7 @@ impl Store for TairStore {
     async fn remove_waiter(&mut self, request: &Request) -> Result<bool> {
         let names = self.names(&request.key)?;
         let mut leave = ::redis::pipe();
-        line::remove(&mut leave, &names, &request.token.hold_text(), !super::kept::in_order(request));
+        stored_queue::remove(&mut leave, &names, &request.token.hold_text(), !super::cas::in_order(request));
         self.look(&leave).await?;
         Ok(true)
     }

@@ -2,7 +2,7 @@
 
 use ::redis::{Pipeline, Value};
 
-use super::{TairStore, line, value::readable};
+use super::{TairStore, stored_queue, value::readable};
 use crate::{
     backends::redis::{names::RedisNames, reply},
     lock::{Metadata, Request, Result},
@@ -38,7 +38,7 @@ impl TairStore {
         let seen: Option<u64> = said.as_deref().and_then(|said| said.split(':').next()?.parse().ok());
         if matches!(replies.first(), Some(Value::Nil)) || seen.is_some_and(|seen| now.saturating_sub(seen) > GONE_MS) {
             let mut drop = ::redis::pipe();
-            line::remove(&mut drop, names, first, true);
+            stored_queue::remove(&mut drop, names, first, true);
             let _ = self.look(&drop).await;
         }
     }

@@ -6,16 +6,16 @@ use ::redis::{Pipeline, Value};
 
 use super::{
     TairStore, history,
-    line::{self, StoredQueue},
     options::TairMode,
+    stored_queue::{self, StoredQueue},
     value::{self, READS, Stored, TairSnapshot, What, created, readable},
 };
 use crate::{
     backends::{
-        kept::{Base, Outside, ReadFor, Snapshot, in_order},
+        cas::{Base, Outside, ReadFor, Snapshot, in_order},
         redis::{
             failure,
-            names::{ENCODING, RedisNames, key_of, pattern, prefix, side_of, side_start, tells_of_runs},
+            names::{ENCODING, RedisNames, is_run_data, key_of, pattern, prefix, side_of, side_start},
             reading::add_scanned,
             state::foreign,
         },
@@ -56,10 +56,10 @@ impl Parts {
         mode.read_value(pipeline, &mode.policy(names));
         if self.most {
             history::read_outbox(pipeline, names);
-            line::read_turns(pipeline, names);
+            stored_queue::read_turns(pipeline, names);
         }
         if self.queue {
-            line::read_queue(pipeline, names);
+            stored_queue::read_queue(pipeline, names);
         }
     }
 
@@ -135,8 +135,8 @@ impl TairStore {
             if !snapshot.apart {
                 // The rest of the queue, of which no more was read than that there is one.
                 let mut packet = ::redis::pipe();
-                line::read_turns(&mut packet, names);
-                line::read_queue(&mut packet, names);
+                stored_queue::read_turns(&mut packet, names);
+                stored_queue::read_queue(&mut packet, names);
                 let replies = self.look(&packet).await?;
                 let (turns, queue) = replies.split_first().ok_or_else(failure::unreadable)?;
                 snapshot.version.line = StoredQueue::read(turns, queue)?;
@@ -150,7 +150,7 @@ impl TairStore {
     /// What is known of a lock whose value was last written by this client, for a hold that has it alone.
     fn as_written(&mut self, key: &Key, token: &Token, info: &ReleaseInfo) -> Option<Snapshot<TairVersion>> {
         let (_, mut snapshot) = self.written.take().filter(|(of, _)| of == key)?;
-        let (since, ends) = (snapshot.document.alone()?, snapshot.document.ends()?);
+        let (since, ends) = (snapshot.document.held_alone_since()?, snapshot.document.ends()?);
         if let Some(held) = info.held_ms {
             snapshot.now_us = snapshot.now_us.max(since.saturating_add(held).saturating_mul(1000));
         }
@@ -207,7 +207,7 @@ impl TairStore {
     pub(super) async fn known_keys(&mut self, start: &str, which: Which) -> Result<Vec<Key>> {
         let namespace = self.options.namespace.clone();
         let policy = format!("starts-{}", self.options.mode.kind());
-        let wanted = |what: &str| if which == Which::Kept { what == policy } else { tells_of_runs(what) };
+        let wanted = |what: &str| if which == Which::Kept { what == policy } else { is_run_data(what) };
         let of = |name: &str| side_of(&namespace, name).filter(|(_, what)| wanted(what)).map(|(key, _)| key);
         Ok(self.scan_for(&pattern(&side_start(&namespace, start)), None, of).await?.into_iter().collect())
     }

@@ -3,15 +3,14 @@
 use ::redis::{Pipeline, Value};
 
 use super::{
-    TairStore, history,
-    line::remove_gone,
-    millis,
+    TairStore, history, millis,
     read::TairVersion,
+    stored_queue::remove_gone,
     value::{Compared, Stored, compared, created, holders},
 };
 use crate::{
     backends::{
-        kept::{Base, Change, Snapshot},
+        cas::{Base, Change, Snapshot},
         redis::{failure, history::to_json, names::RedisNames, reply},
     },
     lock::{Error, Fence, Key, Kind, Result, document::Document, whole_ms},
@@ -201,7 +200,7 @@ impl TairStore {
     }
 
     fn note_written(&mut self, key: &Key, was: &Snapshot<TairVersion>, change: &Change<'_>, value: Option<Stored>, policy: Option<Stored>) {
-        let Some(stored) = value.filter(|_| change.document.alone().is_some()) else { return };
+        let Some(stored) = value.filter(|_| change.document.held_alone_since().is_some()) else { return };
         let Ok(mut document) = Document::read(change.document.write_holders().as_deref()) else { return };
         document.set_run_record(change.document.run_record().clone());
         let version = TairVersion { stored: Some(stored), policy, ..TairVersion::default() };

@@ -7,8 +7,8 @@ use super::{
     contender::ContenderNode,
     failure::{self, Fault, ZkResult},
     hold::{LockListing, Place, ZkHold, unexpected},
+    inspect::fence,
     join::Joined,
-    look::fence,
     names::guid,
     record::{GrantMark, write_last},
     runs::{RunRecordChange, RunRecordNode, records},
@@ -265,7 +265,7 @@ impl ZkHold {
             return Ok(false);
         }
         (self.granted, self.blocker, self.stale) = (true, None, stale);
-        self.bury_old().await;
+        self.archive_stale().await;
         Ok(true)
     }
 
@@ -387,7 +387,7 @@ impl ZkHold {
             session: session.hand_over(),
             permit: self.grant.as_ref().and_then(|granted| granted.hold.number),
         };
-        session.let_go();
+        session.stop_keeping_alive();
         Ok(Attempt::Granted(grant))
     }
 }

@@ -55,7 +55,7 @@ pub(super) struct Waits {
 }
 
 impl ZooKeeper {
-    pub(super) async fn await_turn(&mut self, request: &Request, at_most: Duration) -> Result<Wake> {
+    pub(super) async fn await_change(&mut self, request: &Request, at_most: Duration) -> Result<Wake> {
         let until = Instant::now() + at_most;
         let hold = self.holds.iter_mut().find(|hold| hold.is(&request.key, &request.token));
         let Some(hold) = hold.filter(|hold| hold.blocker.is_some()) else {
@@ -144,7 +144,7 @@ impl ZkHold {
         let asks = [prove].into_iter().chain(paths.iter().flat_map(Paths::asks)).collect::<Vec<_>>();
         let mut answers = self.ask(&asks).await?.into_iter();
         let now = match answers.next() {
-            Some(Ok(Reply::Made { stat, .. } | Reply::Stat(stat))) => {
+            Some(Ok(Reply::Created { stat, .. } | Reply::Stat(stat))) => {
                 self.waits.made = true;
                 stat.mtime
             }

@@ -17,7 +17,7 @@ use super::{
     failure::{self, ZkResult},
     history::{Run, make},
     hold::{LockListing, ZkHold, unexpected},
-    look::fence as fence_of,
+    inspect::fence as fence_of,
     names::{HistoryKind, ZkNames, guid, parents_of},
     record::GrantMark,
     session::ZkSession,
@@ -72,7 +72,7 @@ async fn find(session: &mut ZkSession, names: &ZkNames, fence: Fence) -> ZkResul
     for (one, path, mark) in holders {
         let (Some(Ok(Reply::Stat(own))), Some(Ok(Reply::Data { data, stat }))) = (answers.next(), answers.next()) else { continue };
         if fence_of(&own) == Some(fence) {
-            let missing = || GrantMark { hold: HoldRecord { is_hold: true, ..HoldRecord::waiting(one.mode) }, heirloom: None };
+            let missing = || GrantMark { hold: HoldRecord { is_hold: true, ..HoldRecord::waiting(one.mode) }, inherited_session: None };
             let granted = GrantMark::read(&data).unwrap_or_else(missing);
             let number = granted.hold.number.map(|number| names.permit(number));
             let besides = number.into_iter().chain(one.twin.as_ref().map(|twin| names.contender(twin))).collect();
@@ -92,7 +92,7 @@ async fn amend(
     for _ in 0..LOOKS {
         let Some(BreakTarget { path, mark, granted, stat, .. }) = find(session, names, fence).await? else { return Ok(false) };
         let Some(hold) = change(granted.hold) else { return Ok(false) };
-        let says = GrantMark { hold, heirloom: granted.heirloom }.write();
+        let says = GrantMark { hold, inherited_session: granted.inherited_session }.write();
         let steps = vec![Ask::Check(&path), Ask::WriteSince(&mark, &says, stat.version)];
         match session.ask(&[Ask::All(steps)]).await?.pop() {
             Some(Ok(Reply::AllDone { .. })) => return Ok(true),

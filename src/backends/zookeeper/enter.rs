@@ -14,7 +14,7 @@ use super::{
     failure::{self, Fault, ZkResult},
     hold::{MarkNode, Place, ZkHold, listed, marked, unexpected},
     names::{ZkNames, guid, holds_of, seal},
-    record::{GrantMark, Heirloom},
+    record::{GrantMark, InheritedSession},
     session::{Ensemble, ZkSession},
     wire::{Ask, Code, NodeKind, Reply, Stat},
 };
@@ -57,8 +57,8 @@ impl HoldNodes {
     }
 
     /// Returns the session that was handed down to the remaining holds.
-    pub(super) fn heirloom(&self) -> Option<Heirloom> {
-        self.granted().and_then(|(granted, _)| granted.heirloom)
+    pub(super) fn inherited_session(&self) -> Option<InheritedSession> {
+        self.granted().and_then(|(granted, _)| granted.inherited_session)
     }
 
     /// Returns the mark's content.
@@ -67,7 +67,7 @@ impl HoldNodes {
     }
 }
 
-impl Heirloom {
+impl InheritedSession {
     pub(super) fn session(&self, ensemble: &Ensemble, token: &Token) -> ZkSession {
         let handed = lock::StoreSession { id: self.session, password: seal(token, self.sealed) };
         ZkSession::handed_over(ensemble, handed, Duration::from_millis(self.timeout_ms))
@@ -117,7 +117,7 @@ impl ZkHold {
             Ok(Reply::Data { data, .. }) => str::from_utf8(&data).ok()?.parse().ok(),
             _ => None,
         });
-        let handed_down = kept.heirloom().map(|heirloom| heirloom.timeout_ms);
+        let handed_down = kept.inherited_session().map(|inherited_session| inherited_session.timeout_ms);
         Ok(told.chain(handed_down).min().map_or(Duration::MAX, Duration::from_millis))
     }
 
@@ -131,7 +131,7 @@ impl ZkHold {
             session: session.hand_over(),
             permit: granted.hold.number,
         };
-        session.let_go();
+        session.stop_keeping_alive();
         (self.granted, self.place, self.grant) = (true, Some(place), Some(granted));
         Ok(Attempt::Granted(grant))
     }
@@ -159,31 +159,33 @@ impl ZkHold {
             return false;
         }
         match self.kept(true).await {
-            Ok(kept) => kept.heirloom().is_some_and(|heirloom| Some(heirloom.session) == own),
+            Ok(kept) => kept.inherited_session().is_some_and(|inherited_session| Some(inherited_session.session) == own),
             Err(fault) => !matches!(fault, Fault::Expired),
         }
     }
 
     /// Returns the mark's content from now on, with the session of the contender's node.
     pub(super) fn legacy(&self, kept: &HoldNodes) -> Option<Vec<u8>> {
-        let heirloom = self.session.as_ref().and_then(|session| {
+        let inherited_session = self.session.as_ref().and_then(|session| {
             let lock::StoreSession { id, password } = session.password()?;
             let timeout_ms = u64::try_from(session.timeout.as_millis()).unwrap_or(u64::MAX);
-            Some(Heirloom { session: id, sealed: seal(&self.token, password), timeout_ms })
+            Some(InheritedSession { session: id, sealed: seal(&self.token, password), timeout_ms })
         });
-        kept.granted().map(|(granted, _)| GrantMark { heirloom, ..granted }.write())
+        kept.granted().map(|(granted, _)| GrantMark { inherited_session, ..granted }.write())
     }
 
     /// Keeps the contender's session alive, if the mark that was just read hands it down to this nested hold. Returns its timeout, the
     /// longest possible if its owner still keeps it, or `None` if it is over.
-    pub(super) async fn keep_heirloom(&mut self, mut mark: MarkNode, intent: Intent) -> ZkResult<Option<Duration>> {
+    pub(super) async fn keep_inherited_session(&mut self, mut mark: MarkNode, intent: Intent) -> ZkResult<Option<Duration>> {
         let Some(place) = self.place.clone() else { return Ok(None) };
         let path = self.names.mark(&guid(&self.token));
         for _ in 0..LOOKS {
             let Some((data, stat)) = mark else { return Ok(None) };
             let granted = GrantMark::read(&data);
-            let Some(heirloom) = granted.as_ref().and_then(|granted| granted.heirloom.as_ref()) else { return Ok(Some(Duration::MAX)) };
-            let mut session = heirloom.session(&self.ensemble, &self.token);
+            let Some(inherited_session) = granted.as_ref().and_then(|granted| granted.inherited_session.as_ref()) else {
+                return Ok(Some(Duration::MAX));
+            };
+            let mut session = inherited_session.session(&self.ensemble, &self.token);
             let seen = granted.as_ref().filter(|_| intent == Intent::Drain).and_then(GrantMark::seen);
             // A majority confirms this write of that session, which checks its node. The content stays the same.
             let says = seen.as_ref().unwrap_or(&data);

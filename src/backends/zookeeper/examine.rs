@@ -81,7 +81,7 @@ impl ZooKeeper {
         let asked = [Ask::Create(&now, &[], NodeKind::Contender)];
         let mut answers = session.ask(&asked).await?;
         Ok(match answers.pop() {
-            Some(Ok(Reply::Made { stat, .. })) => {
+            Some(Ok(Reply::Created { stat, .. })) => {
                 let since_epoch = Duration::from_millis(u64::try_from(stat.ctime).unwrap_or_default());
                 Some(ServerTime { server: "the leader".into(), since_epoch })
             }

@@ -17,7 +17,7 @@ use serde::{Deserialize, Serialize};
 use super::{
     ZooKeeper,
     failure::{self, ZkResult},
-    hold::{LockListing, Stale, ZkHold, contenders_of, listed, marked, unexpected},
+    hold::{LockListing, StaleNode, ZkHold, contenders_of, listed, marked, unexpected},
     names::{HistoryKind, ZkNames, guid, parents_of},
     record::{GrantMark, numbered},
     runs::RunRecordNode,
@@ -58,7 +58,7 @@ impl Run {
 }
 
 /// The path and the data of a node to create.
-pub(super) type Made = (String, Vec<u8>);
+pub(super) type NewNode = (String, Vec<u8>);
 
 impl From<HistoryEntry> for Run {
     fn from(past: HistoryEntry) -> Self {
@@ -72,14 +72,14 @@ impl Run {
     }
 
     /// Returns the entry's node; `None` if it has no name.
-    pub(super) fn node(&self, names: &ZkNames) -> Option<Made> {
+    pub(super) fn node(&self, names: &ZkNames) -> Option<NewNode> {
         // Serializing strings and numbers can't fail.
         Some((names.run(self.past.end.is_bad(), self.past.fence?), serde_json::to_vec(self).unwrap_or_default()))
     }
 }
 
 /// Returns the kind of folder that an entry is in.
-pub(super) fn memory_of(end: &End) -> HistoryKind {
+pub(super) fn history_folder_of(end: &End) -> HistoryKind {
     if end.is_bad() { HistoryKind::Bad } else { HistoryKind::Fine }
 }
 
@@ -89,7 +89,7 @@ pub(super) fn make(folders: &[String]) -> Vec<Ask<'_>> {
 }
 
 /// Returns the operations that remove marks and put their history entries into these folders.
-fn burial<'a>(folders: &'a [String], stale: &'a [(&String, Option<Made>)]) -> Vec<Ask<'a>> {
+fn archiving<'a>(folders: &'a [String], stale: &'a [(&String, Option<NewNode>)]) -> Vec<Ask<'a>> {
     let mut asks = if stale.iter().any(|(_, run)| run.is_some()) { make(folders) } else { Vec::new() };
     for (mark, run) in stale {
         if let Some((path, data)) = run {
@@ -102,7 +102,7 @@ fn burial<'a>(folders: &'a [String], stale: &'a [(&String, Option<Made>)]) -> Ve
 }
 
 /// Returns the marks with their history entries.
-fn with_runs<'a>(names: &ZkNames, stale: &'a [Stale]) -> Vec<(&'a String, Option<Made>)> {
+fn with_runs<'a>(names: &ZkNames, stale: &'a [StaleNode]) -> Vec<(&'a String, Option<NewNode>)> {
     let run = |says: &HoldRecord| Run::from(says.past(says.fence?)?).node(names);
     stale.iter().map(|stale| (&stale.path, stale.says.as_ref().and_then(run))).collect()
 }
@@ -123,7 +123,7 @@ impl ZkHold {
     }
 
     /// Reads marks again that seemed to be of vanished holders. Returns those that still are, with their content.
-    pub(super) async fn still_stale(&mut self, marks: Vec<String>) -> ZkResult<Vec<Stale>> {
+    pub(super) async fn still_stale(&mut self, marks: Vec<String>) -> ZkResult<Vec<StaleNode>> {
         let ZkNames { lock, meta, .. } = self.names.clone();
         let paths: Vec<_> = marks.iter().map(|name| format!("{meta}/{name}")).collect();
         let mut asks: Vec<_> = paths.iter().map(|path| Ask::Read(path)).collect();
@@ -134,7 +134,7 @@ impl ZkHold {
         for ((name, path), answer) in marks.iter().zip(paths).zip(answers) {
             if still.contains(name) {
                 let says = marked(Some(answer))?.and_then(|(data, stat)| vanished(&data, &stat));
-                stale.push(Stale { path, says });
+                stale.push(StaleNode { path, says });
             }
         }
         Ok(stale)
@@ -142,32 +142,32 @@ impl ZkHold {
 
     /// Removes the marks of vanished holds, and writes their history entries. It does not wait for the answer: the next holder does the
     /// rest.
-    pub(super) fn bury(&self) {
+    pub(super) fn archive(&self) {
         let folders = parents_of(&self.names.memory(HistoryKind::Bad));
         if let Some(session) = &self.session {
-            session.tell(&burial(&folders, &with_runs(&self.names, &self.stale)));
+            session.tell(&archiving(&folders, &with_runs(&self.names, &self.stale)));
         }
     }
 
     /// Does likewise with those that no successor has to wait for any more, if there are many.
-    pub(super) async fn bury_old(&mut self) {
-        let fence = |stale: &Stale| stale.says.as_ref().and_then(|says| says.fence);
+    pub(super) async fn archive_stale(&mut self) {
+        let fence = |stale: &StaleNode| stale.says.as_ref().and_then(|says| says.fence);
         let Some(newest) = outdated(self.stale.iter().filter_map(|stale| Some((stale.says.as_ref()?, fence(stale)?)))) else { return };
         let (old, rest): (Vec<_>, _) =
             std::mem::take(&mut self.stale).into_iter().partition(|stale| fence(stale).is_some_and(|fence| fence < newest));
         self.stale = rest;
         let folders = parents_of(&self.names.memory(HistoryKind::Bad));
         // It waits for the answer, since a session that is given away is not kept.
-        let _ = self.ask(&burial(&folders, &with_runs(&self.names, &old))).await;
+        let _ = self.ask(&archiving(&folders, &with_runs(&self.names, &old))).await;
     }
 
     /// Returns the own mark, as that of a hold that was found to be gone.
-    pub(super) fn own_mark(&self) -> Stale {
+    pub(super) fn own_mark(&self) -> StaleNode {
         let says = self.grant.clone().zip(self.place.as_ref()).map(|(granted, place)| {
             let since_ms = self.since.and_then(|since| u64::try_from(since).ok());
             HoldRecord { since_ms, fence: Some(place.fence), ..granted.hold }
         });
-        Stale { path: self.names.mark(&guid(&self.token)), says }
+        StaleNode { path: self.names.mark(&guid(&self.token)), says }
     }
 
     /// Removes the oldest history entries, if the folder's state shows too many.
@@ -271,7 +271,7 @@ async fn history(session: &mut ZkSession, names: &ZkNames) -> ZkResult<History> 
 /// Writes a lost hold to the history, in place of any other entry of that hold.
 async fn lost(session: &mut ZkSession, names: &ZkNames, past: &HistoryEntry) -> ZkResult<()> {
     let (Some(fence), Some((path, data))) = (past.fence, Run::from(past.clone()).node(names)) else { return Ok(()) };
-    let what = memory_of(&past.end);
+    let what = history_folder_of(&past.end);
     let other = names.run(what == HistoryKind::Fine, fence);
     let asks = [Ask::Create(&path, &data, NodeKind::Persistent), Ask::Write(&path, &data), Ask::Delete(&other)];
     let WrittenNode { many, .. } = write(session, &names.memory(what), &asks).await?;

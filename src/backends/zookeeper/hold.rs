@@ -7,9 +7,9 @@ use super::{
     alive::Waits,
     contender::{self, ContenderNode},
     failure::{self, Fault, ZkResult},
-    look::{children, fence},
+    inspect::{children, fence},
     names::{HistoryKind, MARK, OLD, PERMIT, ZkNames, guid, parents_of},
-    record::{GrantMark, Heirloom},
+    record::{GrantMark, InheritedSession},
     runs::{Basis, RunRecordNode},
     session::{Ensemble, NodeWatch, Purpose, VISIT, ZkSession},
     wire::{Ask, Code, NodeKind, Reply, Stat, WireReply},
@@ -58,9 +58,9 @@ pub(super) struct ZkHold {
     /// Whether a waiter asked for it, which leaves the queue by a request of its own.
     pub(super) waiting: bool,
     /// The marks of vanished holders, which the release removes.
-    pub(super) stale: Vec<Stale>,
+    pub(super) stale: Vec<StaleNode>,
     /// The session that was handed down to it and that its release freed.
-    pub(super) heirloom: Option<Heirloom>,
+    pub(super) inherited_session: Option<InheritedSession>,
     /// The content of the grant's mark, as far as it is known, and the mark's creation time.
     pub(super) grant: Option<GrantMark>,
     pub(super) since: Option<i64>,
@@ -89,7 +89,7 @@ impl ZkHold {
             outer: Duration::MAX,
             waiting: false,
             stale: Vec::new(),
-            heirloom: None,
+            inherited_session: None,
             grant: None,
             since: None,
             runs: None,
@@ -247,7 +247,7 @@ impl ZkHold {
 }
 
 /// A leftover node: the mark of a hold that was never released, which goes to the history, or that of a nested hold.
-pub(super) struct Stale {
+pub(super) struct StaleNode {
     pub(super) path: String,
     /// The hold with its fence and the time of its grant; `None` if nothing goes to the history.
     pub(super) says: Option<HoldRecord>,

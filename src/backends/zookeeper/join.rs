@@ -4,7 +4,7 @@ use super::{
     contender::{self, ContenderNode},
     failure::{self, ZkResult},
     hold::{LockListing, ParentNode, Place, ZkHold, unexpected},
-    look::fence,
+    inspect::fence,
     names::{ZkNames, guid},
     record::{GrantMark, write_last},
     runs::{Basis, RunRecordNode},
@@ -28,7 +28,7 @@ pub(super) enum Joined {
 /// The outcome of the joining transaction.
 enum JoinAnswer {
     /// It made these nodes; some servers return only the path of the first one.
-    Made {
+    Created {
         path: String,
         stat: Option<Stat>,
         twin: Option<String>,
@@ -103,7 +103,7 @@ impl ZkHold {
         let seen = answers.split_off(parents.len() + 1);
         match self.joined(answers).await? {
             JoinAnswer::Not(joined) => Ok(joined),
-            JoinAnswer::Made { path, stat, twin } => {
+            JoinAnswer::Created { path, stat, twin } => {
                 let stat = match stat {
                     Some(stat) => Some(stat),
                     None => self.stat(&path).await?,
@@ -123,7 +123,7 @@ impl ZkHold {
     /// Interprets the answers to creating the parents and to joining.
     async fn joined(&mut self, mut answers: Vec<WireReply>) -> ZkResult<JoinAnswer> {
         let joined = match answers.pop() {
-            Some(Ok(Reply::AllDone { made: Some((path, stat)), last })) => return Ok(JoinAnswer::Made { path, stat, twin: last }),
+            Some(Ok(Reply::AllDone { made: Some((path, stat)), last })) => return Ok(JoinAnswer::Created { path, stat, twin: last }),
             Some(Ok(Reply::RolledBack { code: Code::NoNode, .. })) => {
                 if answers.contains(&Err(Code::NoAuth)) {
                     self.maybe_placed = false;

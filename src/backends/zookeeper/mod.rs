@@ -30,9 +30,9 @@ pub mod examine;
 mod failure;
 mod history;
 mod hold;
+mod inspect;
 mod join;
 mod keep;
-mod look;
 mod names;
 mod options;
 mod permits;
@@ -127,7 +127,7 @@ impl Backend for ZooKeeper {
     }
 
     async fn wait(&mut self, request: &Request, at_most: Duration) -> Result<Wake> {
-        self.await_turn(request, at_most).await
+        self.await_change(request, at_most).await
     }
 
     async fn leave_queue(&mut self, request: &Request) -> Result<()> {

@@ -43,7 +43,7 @@ impl ZkNames {
 
     /// Returns the folder of one kind of the lock's history.
     pub(super) fn memory(&self, what: HistoryKind) -> String {
-        format!("{}/{}", memory_folder(&self.folder, what), self.name)
+        format!("{}/{}", history_folder(&self.folder, what), self.name)
     }
 
     /// Returns the node of a host that skipped. The host's name may be anything.
@@ -105,7 +105,7 @@ pub(super) enum HistoryKind {
 }
 
 /// Returns the folder of one kind of history, in the folder of the nodes that are no contenders. No key is encoded to such a name.
-pub(super) fn memory_folder(meta: &str, what: HistoryKind) -> String {
+pub(super) fn history_folder(meta: &str, what: HistoryKind) -> String {
     let name = match what {
         HistoryKind::Fine => "%fine",
         HistoryKind::Bad => "%bad",
@@ -246,7 +246,7 @@ mod tests {
         assert!(
             [HistoryKind::Fine, HistoryKind::Bad, HistoryKind::SkipCount]
                 .into_iter()
-                .all(|what| decode(&memory_folder("", what)[1..]).is_none())
+                .all(|what| decode(&history_folder("", what)[1..]).is_none())
         );
         assert_eq!(names.run(true, Fence(0x1f)), "/x/dlock.meta/%bad/a%2Fb.c/000000000000001f");
     }

@@ -6,8 +6,8 @@ use super::{
     ZooKeeper,
     failure::ZkResult,
     hold::{LockListing, ZkHold, listed, unexpected},
-    look::{LockSummary, look},
-    names::{HistoryKind, ZkNames, decode, folder, memory_folder, meta_folder, runs_of},
+    inspect::{LockSummary, look},
+    names::{HistoryKind, ZkNames, decode, folder, history_folder, meta_folder, runs_of},
     runs::RunRecordNode,
     session::ZkSession,
     wire::{Ask, Code, NodeKind, Reply},
@@ -45,7 +45,7 @@ impl ZooKeeper {
         };
         // Where dlock may not make that node, durations are counted to the last known event.
         let now = match answers.next() {
-            Some(Ok(Reply::Made { stat, .. })) => stat.ctime,
+            Some(Ok(Reply::Created { stat, .. })) => stat.ctime,
             _ => renewed,
         };
         let timeout = std::str::from_utf8(&data).ok().and_then(|text| text.parse().ok()).map(Duration::from_millis);
@@ -117,7 +117,7 @@ async fn remove(session: &mut ZkSession, folder: &str, unused_for: Duration) -> 
     let asked = [Ask::Sync(folder), Ask::Children(folder), Ask::Create(&now, &[], NodeKind::Contender)];
     let mut answers = session.ask(&asked).await?;
     let now = match answers.pop() {
-        Some(Ok(Reply::Made { stat, .. })) => stat.ctime,
+        Some(Ok(Reply::Created { stat, .. })) => stat.ctime,
         Some(Err(Code::NoNode)) => return Ok(HashSet::new()),
         answer => return Err(unexpected(answer).into()),
     };
@@ -172,7 +172,7 @@ async fn remove_whole(session: &mut ZkSession, path: &str, now: i64) -> ZkResult
 async fn forget(session: &mut ZkSession, folder: &str) -> ZkResult<HashSet<String>> {
     let mut forgotten = HashSet::new();
     for what in [HistoryKind::Fine, HistoryKind::Bad, HistoryKind::SkipCount] {
-        let memories = memory_folder(folder, what);
+        let memories = history_folder(folder, what);
         let names = listed(session.ask(&[Ask::Children(&memories)]).await?.pop())?;
         let records: Vec<_> = names.iter().map(|name| format!("{folder}/{name}")).collect();
         let answers = session.ask(&records.iter().map(|path| Ask::Exists(path)).collect::<Vec<_>>()).await?;

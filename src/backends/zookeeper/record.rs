@@ -39,14 +39,14 @@ pub(super) struct GrantMark {
     pub(super) hold: HoldRecord,
     /// For nested holds that outlive the outer one.
     #[serde(flatten)]
-    pub(super) heirloom: Option<Heirloom>,
+    pub(super) inherited_session: Option<InheritedSession>,
 }
 
 impl GrantMark {
     /// Returns the content for the hold that `request` asks for; `number` is that of its permit.
     pub(super) fn of(request: &Request, fence: Option<Fence>, number: Option<u32>) -> Self {
         // The node itself tells when the hold began.
-        Self { hold: HoldRecord { number, since_ms: None, ..HoldRecord::of(request, fence) }, heirloom: None }
+        Self { hold: HoldRecord { number, since_ms: None, ..HoldRecord::of(request, fence) }, inherited_session: None }
     }
 
     pub(super) fn write(&self) -> Vec<u8> {
@@ -66,7 +66,7 @@ impl GrantMark {
 /// The part of a mark for nested holds that keep the lock after the outer hold was released: the session of the contender's node, for them
 /// to keep alive.
 #[derive(Clone, Debug, Deserialize, Serialize)]
-pub(super) struct Heirloom {
+pub(super) struct InheritedSession {
     pub(super) session: i64,
     /// The session's password, sealed with a secret that only holds of this owner know.
     pub(super) sealed: [u8; 16],
@@ -94,11 +94,11 @@ mod tests {
     fn a_mark_says_whose_hold_it_is_and_whose_session_it_hands_down() {
         let data = br#"{"o":"p3","h":true,"n":1,"session":7,"sealed":[0,0,0,0,0,0,0,0,0,0,0,0,0,0,0,0],"timeout_ms":4000}"#;
         let granted = GrantMark::read(data).unwrap();
-        assert_eq!(granted.heirloom.as_ref().map(|heirloom| heirloom.timeout_ms), Some(4000));
+        assert_eq!(granted.inherited_session.as_ref().map(|inherited_session| inherited_session.timeout_ms), Some(4000));
         assert_eq!((granted.hold.mode, granted.hold.number), (Mode::Permits(3), Some(1)));
         let again = GrantMark::read(&granted.write()).unwrap();
-        assert!(again.heirloom.is_some() && again.hold == granted.hold);
-        assert!(GrantMark::read(&HoldRecord::waiting(Mode::Exclusive).write()).unwrap().heirloom.is_none());
+        assert!(again.inherited_session.is_some() && again.hold == granted.hold);
+        assert!(GrantMark::read(&HoldRecord::waiting(Mode::Exclusive).write()).unwrap().inherited_session.is_none());
         assert!(GrantMark::read(b"").is_none());
     }
 }

@@ -6,8 +6,8 @@ use super::{
     enter::HoldNodes,
     failure::{self, Fault, ZkResult},
     history::make,
-    hold::{Place, Stale, ZkHold, unexpected},
-    look::children,
+    hold::{Place, StaleNode, ZkHold, unexpected},
+    inspect::children,
     names::{HistoryKind, guid, holds_of, parents_of},
     runs::RunRecordChange,
     session::{Purpose, VISIT, ZkSession},
@@ -37,7 +37,7 @@ impl ZooKeeper {
             // Nothing was done under the hold, perhaps because the vanished holders' drain delay was not over.
             hold.stale.clear();
         }
-        let outcome = if hold.granted { hold.give_back(info).await } else { hold.undo(info.run_state).await };
+        let outcome = if hold.granted { hold.release_hold(info).await } else { hold.undo(info.run_state).await };
         let answer = match outcome {
             Ok(answer) => answer,
             Err(Fault::Expired) => Release::NotHeld,
@@ -55,13 +55,13 @@ impl ZooKeeper {
             // The mark has all that is known of a hold that was found to be gone.
             let gone = hold.granted && answer == Release::NotHeld;
             let mark = hold.own_mark();
-            hold.stale.push(Stale { says: mark.says.filter(|_| gone), ..mark });
+            hold.stale.push(StaleNode { says: mark.says.filter(|_| gone), ..mark });
         }
-        hold.bury();
+        hold.archive();
         let Some(session) = hold.session else { return Ok(answer) };
         session.close();
-        if let Some(heirloom) = hold.heirloom {
-            heirloom.session(&self.ensemble, &hold.token).close();
+        if let Some(inherited_session) = hold.inherited_session {
+            inherited_session.session(&self.ensemble, &hold.token).close();
         }
         Ok(answer)
     }
@@ -108,14 +108,14 @@ struct Extras {
 
 impl ZkHold {
     /// Releases a granted hold.
-    async fn give_back(&mut self, info: &ReleaseInfo) -> ZkResult<Release> {
+    async fn release_hold(&mut self, info: &ReleaseInfo) -> ZkResult<Release> {
         let Some(place) = self.place.clone() else { return Ok(Release::NotHeld) };
         // The order in which holds entered is not recorded: only the first hold is known to enclose all others.
         let whole = self.root && info.scope == Scope::Tree;
         let mut extras = Extras { run: true, folders: false, nodes: true };
         for nth in 0..LOOKS {
             let kept = if whole && nth == 0 { None } else { Some(self.kept(true).await?) };
-            if let Some(release) = self.try_to_give_back(info, &place, (whole, kept), &mut extras).await? {
+            if let Some(release) = self.try_to_release_hold(info, &place, (whole, kept), &mut extras).await? {
                 return Ok(release);
             }
         }
@@ -123,7 +123,7 @@ impl ZkHold {
     }
 
     /// Tries once to give back the hold, by the mark and holds if `kept` has them. Returns `None` after a change or a refusal.
-    async fn try_to_give_back(
+    async fn try_to_release_hold(
         &mut self,
         info: &ReleaseInfo,
         place: &Place,
@@ -168,9 +168,9 @@ impl ZkHold {
                 // The nested holds that remain end with their sessions. No reader needs to see them until then.
                 let start = holds_of(&guid(&self.token));
                 let nested = left.into_iter().filter(|name| name.starts_with(&start));
-                self.stale.extend(nested.map(|name| Stale { path: format!("{meta}/{name}"), says: None }));
+                self.stale.extend(nested.map(|name| StaleNode { path: format!("{meta}/{name}"), says: None }));
                 // Once the lock is free, the session that was handed down with it has no node any more.
-                self.heirloom = kept.and_then(|kept| kept.heirloom());
+                self.inherited_session = kept.and_then(|kept| kept.inherited_session());
                 for (what, answer) in MEMORIES.into_iter().zip(answers) {
                     self.trim(what, &answer).await;
                 }
@@ -204,7 +204,7 @@ impl ZkHold {
             // The outer hold is its owner's. Only this nested hold is given back, if it exists.
             let seen = self.read_line(true).await?;
             self.place = self.owners_place(&seen).await?;
-            return self.give_back(&ReleaseInfo::UNDO).await;
+            return self.release_hold(&ReleaseInfo::UNDO).await;
         }
         if self.place.is_none() && self.maybe_placed {
             let seen = self.read_line(true).await?;

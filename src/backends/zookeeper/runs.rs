@@ -156,7 +156,7 @@ pub(super) fn ask_time(path: &str) -> [Ask<'_>; 2] {
 /// Returns the time in ms, from the answer to the first of these requests.
 pub(super) fn time(answer: Option<&WireReply>) -> Option<u64> {
     match answer {
-        Some(Ok(Reply::Made { stat, .. })) => u64::try_from(stat.ctime).ok(),
+        Some(Ok(Reply::Created { stat, .. })) => u64::try_from(stat.ctime).ok(),
         _ => None,
     }
 }

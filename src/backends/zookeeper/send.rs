@@ -20,7 +20,7 @@ pub(super) fn send<'a>(client: &'a Client, request: &Ask<'a>, acls: Acls<'static
             Box::pin(async move {
                 answer(made.await.map(|(stat, sequence)| {
                     let path = if node == NodeKind::Contender { format!("{path}{sequence}") } else { path.to_owned() };
-                    Reply::Made { path, stat }
+                    Reply::Created { path, stat }
                 }))
             })
         }

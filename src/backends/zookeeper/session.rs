@@ -209,12 +209,12 @@ impl ZkSession {
 
     /// Returns the client and its relay. They are taken out of a session that is given away, so that a dropped request doesn't keep that
     /// session alive.
-    async fn reach(&mut self) -> ZkResult<Reached<'_>> {
+    async fn reach(&mut self) -> ZkResult<ActiveClient<'_>> {
         if self.client.is_none() {
             self.take_up().await?;
         }
         let (Some(client), Some(relay)) = (self.client.take(), self.relay.take()) else { return Err(Fault::Expired) };
-        let mut reached = Reached { client: Some((client, relay)), session: self };
+        let mut reached = ActiveClient { client: Some((client, relay)), session: self };
         if !reached.session.given_away {
             reached.keep();
         }
@@ -246,7 +246,7 @@ impl ZkSession {
         let reached = self.reach().await?;
         let answer = reached.client()?.check_and_watch_stat(path).await;
         let watch = match answer {
-            Ok((Some(_), watcher)) => Ok(Some(Box::pin(something(watcher)) as NodeWatch)),
+            Ok((Some(_), watcher)) => Ok(Some(Box::pin(fired(watcher)) as NodeWatch)),
             Ok((None, _)) => Ok(None),
             Err(error) => Err(not_watched(error)),
         };
@@ -259,7 +259,7 @@ impl ZkSession {
         let reached = self.reach().await?;
         let answer = reached.client()?.list_and_watch_children(path).await;
         let watch = match answer {
-            Ok((names, watcher)) => Ok((names, Box::pin(something(watcher)) as NodeWatch)),
+            Ok((names, watcher)) => Ok((names, Box::pin(fired(watcher)) as NodeWatch)),
             Err(error) => Err(not_watched(error)),
         };
         reached.answered();
@@ -278,7 +278,7 @@ impl ZkSession {
             return;
         }
         let (Some(client), Some(relay)) = (self.client.take(), self.relay.take()) else { return };
-        goodbye(client, relay, self.timeout).await;
+        end_session(client, relay, self.timeout).await;
     }
 
     /// Sends requests without waiting for the answers.
@@ -291,7 +291,7 @@ impl ZkSession {
     }
 
     /// Stops keeping alive a session that is given away: it lasts its timeout from now.
-    pub(super) fn let_go(&mut self) {
+    pub(super) fn stop_keeping_alive(&mut self) {
         if self.given_away {
             (self.client, self.relay) = (None, None);
         }
@@ -301,13 +301,13 @@ impl ZkSession {
 impl Drop for ZkSession {
     fn drop(&mut self) {
         if let (true, Some(client), Some(relay)) = (self.ends, self.client.take(), self.relay.take()) {
-            self.ensemble.in_background(goodbye(client, relay, self.timeout));
+            self.ensemble.in_background(end_session(client, relay, self.timeout));
         }
     }
 }
 
 /// Ends a session, which would end by itself after `timeout` at the latest.
-async fn goodbye(client: Client, relay: ZkRelay, timeout: Duration) {
+async fn end_session(client: Client, relay: ZkRelay, timeout: Duration) {
     let mut states = client.state_watcher();
     if client.state().is_terminated() {
         return;
@@ -330,12 +330,12 @@ async fn goodbye(client: Client, relay: ZkRelay, timeout: Duration) {
 }
 
 /// A session's client during a request.
-struct Reached<'a> {
+struct ActiveClient<'a> {
     session: &'a mut ZkSession,
     client: Option<(Client, ZkRelay)>,
 }
 
-impl Reached<'_> {
+impl ActiveClient<'_> {
     fn keep(&mut self) {
         if let Some((client, relay)) = self.client.take() {
             (self.session.client, self.session.relay) = (Some(client), Some(relay));
@@ -391,7 +391,7 @@ fn not_watched(error: zookeeper_client::Error) -> Fault {
     denial(error).map_or_else(|fault| fault, |code| failure::refused(&code).into())
 }
 
-async fn something(watcher: OneshotWatcher) {
+async fn fired(watcher: OneshotWatcher) {
     let event = watcher.changed().await;
     // A one-shot watcher gets no session events but the session's end.
     debug_assert!(event.event_type != EventType::Session || event.session_state.is_terminated());

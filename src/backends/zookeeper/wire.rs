@@ -63,7 +63,7 @@ pub(super) enum Reply {
         made: Option<(String, Option<Stat>)>,
         last: Option<String>,
     },
-    Made {
+    Created {
         path: String,
         stat: Stat,
     },

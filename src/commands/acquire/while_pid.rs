@@ -13,7 +13,7 @@ use super::{AcquireSettings, Taken, TakenLock, release, take};
 use crate::{
     commands::{
         Context,
-        hold::until::{Over, Until, check_process, open_process},
+        hold::until::{HoldEnd, Until, check_process, open_process},
         interrupted,
         take::keep,
     },
@@ -57,8 +57,8 @@ async fn work(settings: &AcquireSettings, pid: i32, context: &Context, caller: D
     let stop = until.ended_or(interrupted(&mut signals));
     let mut holds = match Box::pin(take(&settings.wanted, true, program, context, stop)).await? {
         Taken::Granted(holds) => holds,
-        Taken::Stopped(Over::Ended) => return Ok(exit::OK),
-        Taken::Stopped(Over::Signal(signal)) => return Ok(super::stopped(signal, &settings.wanted.key, context)),
+        Taken::Stopped(HoldEnd::Ended) => return Ok(exit::OK),
+        Taken::Stopped(HoldEnd::Signal(signal)) => return Ok(super::stopped(signal, &settings.wanted.key, context)),
         Taken::Not(status) => return Ok(status),
     };
     if let Some(status) = super::print(&mut holds, context).await {
@@ -96,7 +96,7 @@ async fn keep_on(mut holds: Vec<TakenLock>, limits: Limits<'_>, until: &Until, m
             over = until.ended_or(interrupted(&mut signals)) => Ok(over),
         };
         match over {
-            Ok(Over::Signal(_)) if (broken.is_some() || lost) && !std::mem::replace(&mut signalled, true) => {}
+            Ok(HoldEnd::Signal(_)) if (broken.is_some() || lost) && !std::mem::replace(&mut signalled, true) => {}
             Ok(_) | Err(Err(_)) => break,
             // As with `run`, the release follows the protected process's end; but the renewer never sends KILL.
             Err(Ok((at, Loss::Broken(by)))) => {

@@ -51,7 +51,7 @@ pub(super) async fn wait_ended(signals: &mut Signals, supervisor: &mut Superviso
 }
 
 /// Warns of a lock that has been held for too long, unless another process warned already.
-pub(super) async fn tell_of_a_hang(backend: &mut dyn Backend, settings: &RunSettings, key: &Key, out: &Output, busy: &Busy) {
+pub(super) async fn warn_of_long_hold(backend: &mut dyn Backend, settings: &RunSettings, key: &Key, out: &Output, busy: &Busy) {
     let Some(holder) = busy.holders.first() else { return };
     let (Some(after), Some(held), Some(fence)) = (settings.policy.warn_held, holder.held_for, holder.fence) else { return };
     if may_warn(backend, key, fence, held, after).await {

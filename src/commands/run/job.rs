@@ -8,7 +8,7 @@ use tokio::sync::mpsc;
 
 use super::{
     RunSettings,
-    ends::{conclude, tell_of_a_hang, wait_ended},
+    ends::{conclude, wait_ended, warn_of_long_hold},
     events::Events,
     watch::{RunWatch, SupervisionEnd},
 };
@@ -72,7 +72,7 @@ pub(super) struct FinishedRun {
 impl Job<'_> {
     /// Acquires all claims, then runs the command under the locks.
     pub(super) async fn run(mut self, mut claims: Vec<Claim>) -> Result<FinishedRun> {
-        output::write_aside();
+        output::print_in_background();
         let (settings, out, clock) = (self.settings, &self.context.out, BootClock);
         let waiting = Waiting::new(out, &self.context.silence, settings.patience, &clock);
         let stop = waiting.ticking(wait_ended(&mut self.signals, &mut self.supervisor));
@@ -104,7 +104,7 @@ impl Job<'_> {
                 let skip = Skip { key: &request.key, mode: request.mode, cause: Cause::Busy(&busy), waited, outcome: "not run" };
                 out.skipped(&skip);
                 note_skip(&mut **backend, &request.key, self.metadata.as_ref(), "busy").await;
-                tell_of_a_hang(&mut **backend, settings, &request.key, out, &busy).await;
+                warn_of_long_hold(&mut **backend, settings, &request.key, out, &busy).await;
                 let by = Some(request.key.clone());
                 Verdict { by, holders: busy.holders, ..verdict(RunResult::Busy, settings.conflict_status) }
             }

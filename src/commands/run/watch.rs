@@ -12,7 +12,7 @@ use crate::{
     lease::{BootClock, Budget, Released, wall_ms},
     lock::{self, BootTime, Break, Error, Key, ReleaseInfo, RunState, Scope},
     output::{CommandEnd, ReleaseResult, age, drain},
-    supervise::{CannotStart, Ended, Event, OnLost, Printed, Signal, Supervisor, Why, has_keyboard, process_name, stop_self},
+    supervise::{CannotStart, Ended, Event, OnLost, Printed, Signal, StopReason, Supervisor, has_keyboard, process_name, stop_self},
 };
 
 /// How long after Ctrl-Z a command may take to stop itself.
@@ -120,7 +120,7 @@ impl<'a> RunWatch<'a> {
             Event::TimeUp => self.time_up(),
             Event::DeadlineTerm => {
                 if self.lost.is_none() {
-                    self.lose_by_silence("the guardian heard of no renewal in time: was dlock stopped?");
+                    self.lost_by_guardian("the guardian heard of no renewal in time: was dlock stopped?");
                 }
             }
             Event::Unkillable { pid, why } => {
@@ -136,10 +136,10 @@ impl<'a> RunWatch<'a> {
                 self.lose(&self.settings.key, &format!("the guardian {what}, and the command with it"));
             }
             Event::Ended(ended) => {
-                if self.lost.is_none() && matches!(ended.stopped, Some(Why::Deadline | Why::Lost | Why::Guardian)) {
-                    self.lose_by_silence("the command had to be stopped");
+                if self.lost.is_none() && matches!(ended.stopped, Some(StopReason::Deadline | StopReason::Lost | StopReason::Guardian)) {
+                    self.lost_by_guardian("the command had to be stopped");
                 }
-                if ended.stopped == Some(Why::TimeUp) {
+                if ended.stopped == Some(StopReason::TimeUp) {
                     self.time_up();
                 }
                 return Some(SupervisionEnd::Ended(ended));
@@ -152,7 +152,7 @@ impl<'a> RunWatch<'a> {
     pub(super) fn is_unexplained(&self, event: &Event) -> bool {
         let late = match event {
             Event::DeadlineTerm => true,
-            Event::Ended(ended) => ended.stopped == Some(Why::Deadline),
+            Event::Ended(ended) => ended.stopped == Some(StopReason::Deadline),
             _ => false,
         };
         late && self.lost.is_none()
@@ -224,7 +224,7 @@ impl<'a> RunWatch<'a> {
     }
 
     /// Reports that the guardian stopped the command. The reason is the renewals' one, if known, else `otherwise`.
-    fn lose_by_silence(&mut self, otherwise: &str) {
+    fn lost_by_guardian(&mut self, otherwise: &str) {
         let how = self.unconfirmed.take();
         self.lose(&self.settings.key, how.as_deref().unwrap_or(otherwise));
     }
@@ -290,7 +290,7 @@ impl<'a> RunWatch<'a> {
     /// Takes the command's output, if it was captured, and keeps its last part for messages.
     pub(super) fn take_printed(&mut self, supervisor: &mut Supervisor) -> Option<Printed> {
         let printed = supervisor.printed();
-        self.said = printed.as_ref().and_then(crate::output::said);
+        self.said = printed.as_ref().and_then(crate::output::last_lines);
         printed
     }
 

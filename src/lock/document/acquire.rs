@@ -28,7 +28,7 @@ pub enum AskOutcome {
 
 /// The circumstances of a request.
 #[derive(Clone, Copy, Debug)]
-pub struct Moment {
+pub struct RequestContext {
     /// The store's time in ms.
     pub now: u64,
     /// When a hold outside of the document ends; `None` without one.
@@ -42,7 +42,7 @@ impl Document {
     ///
     /// # Errors
     /// [`Mode::not_enough`] if the owner has the lock in a mode that does not cover the request.
-    pub fn acquire(&mut self, request: &Request, moment: &Moment) -> Result<Attempt> {
+    pub fn acquire(&mut self, request: &Request, moment: &RequestContext) -> Result<Attempt> {
         let now = moment.now;
         let denial = self.run_record.judge(request.run_policy.as_ref(), &request.token, now);
         Ok(match self.ask(request, now, moment.outside, || denial) {
@@ -76,13 +76,13 @@ impl Document {
         if request.entry == Entry::Reenter {
             return AskOutcome::NotHeld;
         }
-        let mut held_up = None;
+        let mut must_wait_ms = None;
         if self.room(request.mode, outside) > 0 {
             if let Some(denial) = refused() {
                 return AskOutcome::Denied(Box::new(denial));
             }
-            held_up = self.held_up(request, now, outside);
-            if held_up.is_none() {
+            must_wait_ms = self.must_wait_ms(request, now, outside);
+            if must_wait_ms.is_none() {
                 self.queue.granted(&request.token);
                 self.dirty = true;
                 return AskOutcome::Go;
@@ -93,7 +93,7 @@ impl Document {
         // The first permit to be released is enough.
         let end = if matches!(request.mode, Mode::Permits(_)) { ends.min() } else { ends.max() };
         AskOutcome::Busy(Busy {
-            expires_in: held_up.or(end.map(|end| end.saturating_sub(now))).map(Duration::from_millis),
+            expires_in: must_wait_ms.or(end.map(|end| end.saturating_sub(now))).map(Duration::from_millis),
             transient: !self.has_holders() && outside.is_none(),
             holders: self.holders(now),
             notifies: true,
@@ -139,9 +139,9 @@ impl Document {
         }
     }
 
-    fn held_up(&mut self, request: &Request, now: u64, outside: Option<u64>) -> Option<u64> {
+    fn must_wait_ms(&mut self, request: &Request, now: u64, outside: Option<u64>) -> Option<u64> {
         let Self { queue, holders, offered, .. } = self;
-        queue.held_up(request, |mode| room(holders, mode, outside), now, offered)
+        queue.must_wait_ms(request, |mode| room(holders, mode, outside), now, offered)
     }
 
     /// Returns the lowest number that no permit has.

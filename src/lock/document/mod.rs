@@ -26,7 +26,7 @@ use serde::{Deserialize, Serialize};
 
 use self::queue::Queue;
 pub use self::{
-    acquire::{AskOutcome, Moment},
+    acquire::{AskOutcome, RequestContext},
     holder::{HoldEntry, HolderEntry},
     parts::Times,
     queue::QueueEntry,
@@ -286,8 +286,8 @@ impl Document {
     }
 
     /// Returns the holds that this one waits for: the one in front of it in the queue, or the first holds of some holders.
-    pub fn behind_whom(&self, hold: &str) -> Vec<&str> {
-        match self.queue.in_front_of(hold) {
+    pub fn blocking_holds(&self, hold: &str) -> Vec<&str> {
+        match self.queue.ahead_of(hold) {
             Some(other) => vec![other],
             None => self.holders.iter().take(WOKEN).map(|holder| &*holder.root).collect(),
         }

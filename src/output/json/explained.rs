@@ -2,7 +2,7 @@
 
 use serde::Serialize;
 
-use super::{DeniedReport, Head, HolderReport, head};
+use super::{DeniedReport, HolderReport, ReportHead, head};
 use crate::{
     exit,
     output::{
@@ -16,7 +16,7 @@ use crate::{
 #[derive(Debug, Serialize)]
 pub struct ExplainedReport<'a> {
     #[serde(flatten)]
-    head: Head,
+    head: ReportHead,
     key: &'a str,
     backend: &'a str,
     stored_as: &'a str,

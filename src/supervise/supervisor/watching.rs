@@ -8,7 +8,7 @@ use super::{MORE_PATIENCE, PATIENCE, Supervisor};
 use crate::{
     lease::BootClock,
     lock::BootTime,
-    supervise::{Deadlines, Ended, Event, OnLost, Why, hunt::News, message::Order, takeover::Takeover, tree},
+    supervise::{Deadlines, Ended, Event, OnLost, StopReason, hunt::ProcessNews, message::Order, takeover::Takeover, tree},
 };
 
 impl Supervisor {
@@ -33,13 +33,13 @@ impl Supervisor {
         if let Some(takeover) = &mut self.takeover {
             if !self.over {
                 self.events.extend(takeover.step(now).into_iter().map(|news| match news {
-                    News::Stuck(pid, why) => Event::Unkillable { pid, why },
-                    News::Gone(pid) => Event::Gone { pid },
+                    ProcessNews::Stuck(pid, why) => Event::Unkillable { pid, why },
+                    ProcessNews::Gone(pid) => Event::Gone { pid },
                 }));
                 if takeover.is_done() {
                     self.over = true;
                     self.reaped = true;
-                    let ended = Ended { outcome: takeover.outcome, stopped: Some(Why::Guardian), leftover_left: false };
+                    let ended = Ended { outcome: takeover.outcome, stopped: Some(StopReason::Guardian), leftover_left: false };
                     self.events.push_back(Event::Ended(ended));
                 }
             }
@@ -55,7 +55,7 @@ impl Supervisor {
         } else if late && !self.termed {
             // The guardian may just be slow, so it gets time to reap. The command gets its full grace.
             self.termed = true;
-            let group = self.command.and_then(|command| tree::led_group(command, self.guardian));
+            let group = self.command.and_then(|command| tree::group_led_by(command, self.guardian));
             if let Some(group) = group {
                 let _ = kill_process_group(group, Signo::TERM);
                 let _ = kill_process_group(group, Signo::CONT);
@@ -91,11 +91,11 @@ impl Supervisor {
         if self.acknowledged.is_none() {
             // The guardian died idle: there is no tree.
             self.over = true;
-            self.events.push_back(Event::Ended(Ended { outcome: None, stopped: Some(Why::Guardian), leftover_left: false }));
+            self.events.push_back(Event::Ended(Ended { outcome: None, stopped: Some(StopReason::Guardian), leftover_left: false }));
             return;
         }
         let kill_at = if frozen {
-            if let Some(group) = self.command.and_then(|command| tree::led_group(command, self.guardian)) {
+            if let Some(group) = self.command.and_then(|command| tree::group_led_by(command, self.guardian)) {
                 let _ = kill_process_group(group, Signo::KILL);
             }
             let _ = kill_process(self.guardian, Signo::KILL);

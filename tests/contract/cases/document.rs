@@ -5,7 +5,7 @@ use std::{env, fmt::Write as _, time::Duration};
 use dlock::lock::{
     Amendment, Attempt, Break, Busy, End, Fence, HistoryEntry, Holder, Intent, Key, Metadata, Mode, Once, Release, ReleaseInfo, Renewal,
     Request, RunPolicy, RunState, Scope,
-    document::{Document, Moment},
+    document::{Document, RequestContext},
 };
 use tokio::time::Instant;
 
@@ -155,7 +155,7 @@ impl Model {
         let answer = match step {
             Step::Acquire(request) | Step::Crash(request) => {
                 self.fence += 1;
-                let attempt = document.acquire(request, &Moment { now, outside: None, fence: Fence(self.fence) });
+                let attempt = document.acquire(request, &RequestContext { now, outside: None, fence: Fence(self.fence) });
                 attempt.map_or_else(|error| format!("{:?}", error.kind), |attempt| words.attempt(&attempt))
             }
             Step::Renew(request, intent) => words.renewal(&document.renew(&request.token, *intent, now)),

@@ -7,7 +7,7 @@ use async_trait::async_trait;
 use super::{SqliteClient, SqliteVersion, is_plain};
 use crate::{
     backends::{
-        kept::{self, Change, ReadFor, Snapshot, in_order},
+        cas::{self, Change, ReadFor, Snapshot, in_order},
         sqlite::{
             CAPABILITIES,
             database::{Database, RowWrite, StoredRow},
@@ -18,7 +18,7 @@ use crate::{
 };
 
 #[async_trait(?Send)]
-impl kept::Store for SqliteClient {
+impl cas::Store for SqliteClient {
     type Version = SqliteVersion;
 
     fn identity(&self) -> Identity {
@@ -53,7 +53,7 @@ impl kept::Store for SqliteClient {
             ReadFor::Acquire { request, .. } => self.read_for_request(request, &mut snapshot)?,
             ReadFor::Release(token, _) => {
                 let witness = self.witness(key, file.as_deref());
-                snapshot.document.forsake(token, |hold| witness.stands(hold));
+                snapshot.document.drop_dead_holds(token, |hold| witness.has_process(hold));
             }
             ReadFor::Look => snapshot.outside = self.outside(key, &snapshot, file.as_deref())?,
             ReadFor::Change | ReadFor::Warn => {}
@@ -77,7 +77,7 @@ impl kept::Store for SqliteClient {
         // bytes of an exclusive holder from now on.
         let lease_ended = was.document.ends_by_itself(Mode::Exclusive).is_some() && !document.has_holders();
         let alone = change.granted.is_some() && document.exclusive_owner().is_some();
-        self.ring |= !change.wake.is_empty() || lease_ended || alone && !document.queue().is_empty();
+        self.notify_watchers |= !change.wake.is_empty() || lease_ended || alone && !document.queue().is_empty();
         if let (Some(slot), Some(request)) = (self.slots.get_mut(key), change.request) {
             slot.granted = change.granted.map(|_| request.token);
             slot.seen = document.clone();

@@ -6,7 +6,7 @@
 //! anyway, so the late swap fails); a hold ends by its time (the client writes that before it reports it, so no late renewal
 //! revives the hold).
 
-mod look;
+mod inspect;
 mod step;
 
 use std::time::Duration;
@@ -193,7 +193,7 @@ impl<V> Snapshot<V> {
 }
 
 /// The backend of a store.
-pub struct Kept<S> {
+pub struct CasBackend<S> {
     pub(super) store: S,
     /// Waiters of this client that may be in a queue. Added before asking, since an unanswered request may have been served.
     queued: Vec<(Key, Token)>,
@@ -203,7 +203,7 @@ pub struct Kept<S> {
     transient: bool,
 }
 
-impl<S: Store> Kept<S> {
+impl<S: Store> CasBackend<S> {
     /// Returns the backend of `store`.
     pub(super) fn of(store: S) -> Self {
         Self { store, queued: Vec::new(), unsure: None, transient: false }
@@ -221,7 +221,7 @@ fn changed_meanwhile() -> Error {
 }
 
 #[async_trait(?Send)]
-impl<S: Store> Backend for Kept<S> {
+impl<S: Store> Backend for CasBackend<S> {
     fn identity(&self) -> Identity {
         self.store.identity()
     }
@@ -243,7 +243,7 @@ impl<S: Store> Backend for Kept<S> {
     }
 
     async fn release(&mut self, key: &Key, token: &Token, info: &ReleaseInfo) -> Result<Release> {
-        self.give_back(key, token, info).await
+        self.release(key, token, info).await
     }
 
     async fn amend(&mut self, key: &Key, change: Amendment<'_>) -> Result<bool> {
@@ -282,7 +282,7 @@ impl<S: Store> Backend for Kept<S> {
 }
 
 #[async_trait(?Send)]
-impl<S: Store> Admin for Kept<S> {
+impl<S: Store> Admin for CasBackend<S> {
     async fn init(&mut self) -> Result<Init> {
         self.store.init().await
     }

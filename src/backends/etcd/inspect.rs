@@ -22,11 +22,11 @@ pub(super) async fn inspect(client: &mut EtcdClient, key: &Key) -> EtcdResult<Lo
     let mut answers = client.run(ops).await?;
     let look = answers.look(&names)?;
     let last = answers.one()?.and_then(|kv| str::from_utf8(&kv.value).ok()?.parse().ok()).map(Fence);
-    let holders = tell(client, &look, look.queue.holders(), true).await?;
+    let holders = read_holders(client, &look, look.queue.holders(), true).await?;
     Ok(LockState {
         nodes: Vec::new(),
         key: key.clone(),
-        stored_as: names.shown(),
+        stored_as: names.display_name(),
         // The current holders came after the last hold that was released.
         last_fence: holders.iter().filter_map(|holder| holder.fence).max().or(last),
         holders,
@@ -75,7 +75,7 @@ pub(super) async fn known(client: &mut EtcdClient, start: &str, which: Which) ->
 /// Returns the holders at these positions. With `ends`, adds the rest of their leases, with one request for each.
 ///
 /// etcd has no clock for the time of a grant, and counts leases in whole seconds.
-pub(super) async fn tell(
+pub(super) async fn read_holders(
     client: &mut EtcdClient,
     look: &LockAtRevision,
     holders: impl Iterator<Item = usize>,
@@ -88,9 +88,9 @@ pub(super) async fn tell(
         let lease = match one.lease {
             0 => None,
             _ if !ends => None,
-            lease => match left(client, lease).await? {
-                Left::For { left, ago } => Some((left, ago)),
-                Left::Over | Left::Unknown => None,
+            lease => match remaining(client, lease).await? {
+                Remaining::For { left, ago } => Some((left, ago)),
+                Remaining::Over | Remaining::Unknown => None,
             },
         };
         let record = look.record_of(one).map(|record| &record.says);
@@ -116,7 +116,7 @@ fn waiters(look: &LockAtRevision) -> Result<Vec<Waiter>> {
 }
 
 /// The rest of a lease.
-pub(super) enum Left {
+pub(super) enum Remaining {
     /// The rest of the lease, rounded up.
     For {
         /// The time until the lease ends.
@@ -131,14 +131,14 @@ pub(super) enum Left {
 }
 
 /// Returns the rest of a lease.
-pub(super) async fn left(client: &mut EtcdClient, lease: i64) -> EtcdResult<Left> {
+pub(super) async fn remaining(client: &mut EtcdClient, lease: i64) -> EtcdResult<Remaining> {
     let answer = match client.time_to_live(lease).await {
         Ok(answer) => answer,
-        Err(Trouble::NoLease) => return Ok(Left::Over),
-        Err(Trouble::Refused(_)) => return Ok(Left::Unknown),
+        Err(Trouble::NoLease) => return Ok(Remaining::Over),
+        Err(Trouble::Refused(_)) => return Ok(Remaining::Unknown),
         Err(trouble) => return Err(trouble),
     };
-    let (Ok(left), Ok(granted)) = (u64::try_from(answer.ttl), u64::try_from(answer.granted_ttl)) else { return Ok(Left::Over) };
+    let (Ok(left), Ok(granted)) = (u64::try_from(answer.ttl), u64::try_from(answer.granted_ttl)) else { return Ok(Remaining::Over) };
     let left = Duration::from_secs((left + 1).min(granted));
-    Ok(Left::For { left, ago: Duration::from_secs(granted).saturating_sub(left) })
+    Ok(Remaining::For { left, ago: Duration::from_secs(granted).saturating_sub(left) })
 }

@@ -2,10 +2,10 @@
 
 use std::time::Duration;
 
-use super::{Base, Change, Kept, ReadFor, Snapshot, Store, changed_meanwhile, in_order};
+use super::{Base, CasBackend, Change, ReadFor, Snapshot, Store, changed_meanwhile, in_order};
 use crate::lock::{
     Attempt, Busy, Entry, Error, Fence, Grant, Intent, Key, Kind, Mode, Release, ReleaseInfo, Renewal, Request, Result, Token,
-    document::{Document, Moment},
+    document::{Document, RequestContext},
 };
 
 /// How often a step begins anew because other clients were faster.
@@ -13,7 +13,7 @@ const TRIES: usize = 100;
 /// Fences stay below this: JSON readers have no exact numbers from here on.
 const LAST_FENCE: u64 = 1 << 53;
 
-impl<S: Store> Kept<S> {
+impl<S: Store> CasBackend<S> {
     /// Takes a lock, enters it, or joins its queue.
     pub(super) async fn take(&mut self, request: &Request) -> Result<Attempt> {
         self.store.identity().capabilities.check(request)?;
@@ -42,7 +42,7 @@ impl<S: Store> Kept<S> {
     /// Returns `None` if the lock must be read anew.
     async fn decide(&mut self, request: &Request, snapshot: Snapshot<S::Version>) -> Result<Option<Attempt>> {
         let (now_us, apart, outside, base) = (snapshot.now_us, snapshot.apart, snapshot.outside.clone(), snapshot.base);
-        let moment = Moment { now: snapshot.now(), outside: snapshot.outside_until(), fence: snapshot.next_fence() };
+        let moment = RequestContext { now: snapshot.now(), outside: snapshot.outside_until(), fence: snapshot.next_fence() };
         let mut document = snapshot.document.clone();
         document.expire(moment.now);
         let answer = if apart && request.waiting {
@@ -168,7 +168,7 @@ impl<S: Store> Kept<S> {
     }
 
     /// Releases a hold.
-    pub(super) async fn give_back(&mut self, key: &Key, token: &Token, info: &ReleaseInfo) -> Result<Release> {
+    pub(super) async fn release(&mut self, key: &Key, token: &Token, info: &ReleaseInfo) -> Result<Release> {
         if self.store.free(key, token, info).await? {
             return Ok(Release::Released);
         }

@@ -20,7 +20,7 @@ use ::redis::{Pipeline, Value};
 use super::{queue::said_of, value::readable};
 use crate::{
     backends::{
-        kept::in_order,
+        cas::in_order,
         redis::{history::to_json, names::RedisNames, reply},
     },
     lock::{
@@ -85,7 +85,7 @@ impl StoredQueue {
         for (micros, hold, json) in all {
             if let Some(json) = json {
                 if let Ok(waiter) = serde_json::from_str(json) {
-                    document.line_up(waiter);
+                    document.enqueue(waiter);
                 }
             } else if let Some((seen, metadata)) = said_of(&self.said, hold) {
                 document.absorb(hold.to_owned(), metadata, micros / 1000, seen);

@@ -64,7 +64,7 @@ pub(super) async fn look(session: &mut ZkSession, names: &ZkNames, seen: &LockLi
         newest = newest.max(stat.mtime);
         if holds { &mut granted } else { &mut waiting }.push(ContenderEntry { contender: &seen.contenders[at], said, stat });
     }
-    if let Some(Ok(Reply::Made { stat, .. })) = answers.next() {
+    if let Some(Ok(Reply::Created { stat, .. })) = answers.next() {
         newest = newest.max(stat.ctime);
     }
     let mut holders = Vec::new();
@@ -119,14 +119,14 @@ async fn holder(
     let granted = mark.as_ref().map(|(_, mark)| mark.ctime);
     let says = mark.as_ref().and_then(|(says, _)| GrantMark::read(says));
     let record: Option<HoldRecord> = says.as_ref().map(|says| says.hold.clone());
-    let heirloom = says.and_then(|says| says.heirloom);
+    let inherited_session = says.and_then(|says| says.inherited_session);
     let holds: Vec<(i64, u64)> = answers
         .filter_map(|answer| data(Some(answer)))
         .map(|(data, stat)| (stat.mtime, std::str::from_utf8(&data).ok().and_then(|text| text.parse().ok()).unwrap_or_default()))
         .collect();
     let renewed = holds.iter().map(|(renewed, _)| *renewed).max();
     // After a handover, the heirs keep the session of the contender's node alive by writing the mark.
-    let handed_down = mark.zip(heirloom).map(|((_, mark), heirloom)| (mark.mtime, heirloom.timeout_ms));
+    let handed_down = mark.zip(inherited_session).map(|((_, mark), inherited_session)| (mark.mtime, inherited_session.timeout_ms));
     let heirs_wrote = handed_down.map(|(written, _)| written);
     *newest = [renewed, granted, heirs_wrote].into_iter().flatten().fold(*newest, i64::max);
     let now = *newest;
