@@ -265,7 +265,7 @@ fn wanted(key: Key, args: &WantedArgs, ttl: Option<Ttl>, layers: &Layers<'_>) ->
         also,
         fair: layers.yes("fair", args.taking.mode.fair)?,
         ttl,
-        patience: wait_policy(args.taking.wait.as_deref(), args.taking.nonblock, layers)?,
+        wait_policy: wait_policy(args.taking.wait.as_deref(), args.taking.nonblock, layers)?,
         conflict_status: conflict_status(args.taking.conflict_exit_code.as_deref(), layers)?,
         describe: describe(args.describe.as_deref(), layers)?,
         metadata: !layers.yes("no_metadata", args.no_metadata)?,

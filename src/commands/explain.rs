@@ -62,7 +62,7 @@ pub async fn run(settings: ExplainSettings, context: &Context) -> Result<u8> {
         store: &store,
         stored_as: &stored_as,
         would: &would,
-        waits: run.patience != WaitPolicy::Try,
+        waits: run.wait_policy != WaitPolicy::Try,
         settings: &settings.sources,
     };
     let written = if out.is_json() {
@@ -81,7 +81,7 @@ async fn judge(run: &run::RunSettings, key: &Key, state: LockState, backend: &mu
     let record = inspect::record(backend, &state, context).await?;
     let place = collect_metadata(context.host.as_deref(), None, None).place();
     let mut run_policy = run.policy.run_policy(place).filter(|_| *key == run.key);
-    if let Some(run_policy) = run_policy.as_mut().filter(|_| run.patience != WaitPolicy::Try) {
+    if let Some(run_policy) = run_policy.as_mut().filter(|_| run.wait_policy != WaitPolicy::Try) {
         run_policy.skew_guard = None;
     }
     let denial = record.judge(run_policy.as_ref(), &Token::random(), Now::read().unix_ms());

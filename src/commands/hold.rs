@@ -80,7 +80,7 @@ pub async fn run(settings: &HoldSettings, context: &Context) -> Result<u8> {
     let until = Until::open(settings.until)?;
     let mut signals = Signals::new().map_err(|error| Error::new(Kind::Unavailable, "signals can't be watched").source(error))?;
     let stop = async {
-        if settings.wanted.patience == WaitPolicy::Try {
+        if settings.wanted.wait_policy == WaitPolicy::Try {
             // A try is always finished, so that its outcome is reported.
             return HoldEnd::Signal(interrupted(&mut signals).await);
         }

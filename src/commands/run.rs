@@ -113,7 +113,7 @@ pub struct RunSettings {
     /// The policy for successive runs.
     pub policy: PolicySettings,
     /// How long to wait for the locks.
-    pub patience: WaitPolicy,
+    pub wait_policy: WaitPolicy,
     /// Whether `-n` was given.
     pub nonblock: bool,
     /// The status when the lock is busy.

@@ -25,7 +25,7 @@ pub struct Wanted {
     /// The requested TTL; `None` for the default, which the backend may clamp to its range.
     pub ttl: Option<Ttl>,
     /// How long to wait.
-    pub patience: WaitPolicy,
+    pub wait_policy: WaitPolicy,
     /// The status when a lock is busy.
     pub conflict_status: u8,
     /// The note of the lease.
@@ -80,9 +80,9 @@ pub async fn take<S>(
     };
     let mut claims: Vec<_> = wanted.keys().zip(backends).map(claim).collect();
     in_order(&mut claims);
-    let waiting = Waiting::new(out, &context.silence, wanted.patience, &clock);
+    let waiting = Waiting::new(out, &context.silence, wanted.wait_policy, &clock);
     let stop = waiting.ticking(stop);
-    let outcome = acquire_all(&mut claims, &clock, wanted.patience, context.limits(), stop, |key, busy| waiting.update(key, busy)).await;
+    let outcome = acquire_all(&mut claims, &clock, wanted.wait_policy, context.limits(), stop, |key, busy| waiting.update(key, busy)).await;
     waiting.clear();
     // All claims use one store.
     if let Some(Claim { backend, .. }) = claims.first_mut() {

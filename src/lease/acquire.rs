@@ -9,7 +9,7 @@ use std::{future::Future, time::Duration};
 
 use super::{
     Budget, Clock, Lease, Limits,
-    ask::{Pause, ask, no_answer, patience, silence, spread},
+    ask::{Pause, ask, no_answer, silence, spread, timeout_factor},
     bounded, wall_ms,
 };
 use crate::lock::{
@@ -52,7 +52,7 @@ const PASSING: Duration = Duration::from_millis(100);
 /// The time limit for undoing an attempt: long enough for several tries, so that another server can answer.
 pub(super) const UNDO: Duration = Duration::from_secs(2);
 
-/// Takes the lock that `request` describes, and waits as long as `patience` says.
+/// Takes the lock that `request` describes, and waits as long as `wait_policy` says.
 ///
 /// `stop` ends the attempt from outside; `busy` is called each time the lock is found held while waiting.
 /// Not cancel safe: end it through `stop`.
@@ -64,20 +64,20 @@ pub async fn acquire<S>(
     backend: &mut dyn Backend,
     clock: &dyn Clock,
     mut request: Request,
-    patience: WaitPolicy,
+    wait_policy: WaitPolicy,
     limits: Limits<'_>,
     stop: impl Future<Output = S>,
     mut busy: impl FnMut(&Busy),
 ) -> Result<Outcome<S>> {
     let identity = backend.identity();
     identity.capabilities.check(&request)?;
-    request.waiting = patience != WaitPolicy::Try;
+    request.waiting = wait_policy != WaitPolicy::Try;
     if let Some(run_policy) = request.run_policy.as_mut().filter(|_| request.waiting) {
         // It has not come with those that fire together.
         run_policy.skew_guard = None;
     }
     request.run_policy = request.run_policy.filter(|run_policy| run_policy.anyway || run_policy.record_anything());
-    let mut attempts = AcquireLoop::new(clock, patience, limits);
+    let mut attempts = AcquireLoop::new(clock, wait_policy, limits);
     let result = {
         let work = attempts.run(backend, clock, &identity, &mut request, &mut busy);
         tokio::select! {
@@ -142,9 +142,9 @@ struct AcquireLoop<'a> {
 }
 
 impl<'a> AcquireLoop<'a> {
-    fn new(clock: &dyn Clock, patience: WaitPolicy, limits: Limits<'a>) -> Self {
+    fn new(clock: &dyn Clock, wait_policy: WaitPolicy, limits: Limits<'a>) -> Self {
         let now = clock.now();
-        let wait_until = match patience {
+        let wait_until = match wait_policy {
             WaitPolicy::Try => Some(now),
             WaitPolicy::For(length) => Some(now.plus(length)),
             WaitPolicy::Forever => None,
@@ -173,7 +173,7 @@ impl<'a> AcquireLoop<'a> {
         busy: &mut dyn FnMut(&Busy),
     ) -> Result<Outcome<S>> {
         let mut pause = Pause::new();
-        let mut said = None;
+        let mut last_error = None;
         loop {
             let sent = clock.now();
             request.at_ms = Some(wall_ms());
@@ -233,7 +233,7 @@ impl<'a> AcquireLoop<'a> {
                 }
                 None => {
                     self.unsure = true;
-                    silence(clock.now().since(sent), said.take().filter(|_| end < sent.plus(full)))
+                    silence(clock.now().since(sent), last_error.take().filter(|_| end < sent.plus(full)))
                 }
             };
             let again = clock.now().plus(pause.next());
@@ -242,7 +242,7 @@ impl<'a> AcquireLoop<'a> {
                 return Err(error.backend(url));
             }
             self.limits.failed(&error);
-            said = Some(error);
+            last_error = Some(error);
             clock.sleep_until(again).await;
         }
     }
@@ -262,7 +262,7 @@ impl<'a> AcquireLoop<'a> {
     }
 
     fn attempt(&self) -> Duration {
-        self.limits.attempt() * patience(self.silences)
+        self.limits.attempt() * timeout_factor(self.silences)
     }
 
     /// Makes a lease of a grant. Returns `None` if too little of it is left.

@@ -58,7 +58,7 @@ impl Limits<'_> {
 
 /// Returns the factor by which an attempt is longer after this many in a row without an answer. One answer may be lost. An overloaded store
 /// gets more time, since each question that dlock gives up and repeats adds to its load.
-pub(super) fn patience(silences: u32) -> u32 {
+pub(super) fn timeout_factor(silences: u32) -> u32 {
     1 << silences.saturating_sub(1).min(2)
 }
 
@@ -142,7 +142,7 @@ async fn ask_first<T>(
     let until = began.plus(limits.answer);
     let mut pause = Pause::new();
     let mut unknown = false;
-    let mut said = None;
+    let mut last_error = None;
     let mut attempt = first;
     loop {
         let sent = clock.now();
@@ -154,7 +154,7 @@ async fn ask_first<T>(
                 return Ok(answer);
             }
             Some(Err(error)) => error,
-            None => silence(clock.now().since(began), said.take().filter(|_| until < full)),
+            None => silence(clock.now().since(began), last_error.take().filter(|_| until < full)),
         };
         unknown |= error.effect != Effect::NotApplied;
         let again = clock.now().plus(pause.next());
@@ -164,7 +164,7 @@ async fn ask_first<T>(
             return Err(error.effect(effect).about(operation, &backend.identity().url, key));
         }
         limits.failed(&error);
-        said = Some(error);
+        last_error = Some(error);
         clock.sleep_until(again).await;
     }
 }

@@ -45,7 +45,7 @@ const SLACK: Duration = Duration::from_secs(1);
 /// Marks the hold that was seen, and waits until it is over. Its holder stops the command, however long that takes. A holder
 /// without a sign of life for a whole lease has nothing running, and is evicted if the store still has the hold.
 ///
-/// `told` gets the store's state of the hold after each look.
+/// `on_holder` gets the store's state of the hold after each look.
 ///
 /// # Errors
 /// What kept the store from answering the mark. After the mark, dlock asks without limit.
@@ -55,7 +55,7 @@ pub async fn break_hold<S>(
     request: BreakRequest<'_>,
     limits: Limits<'_>,
     stop: impl Future<Output = S>,
-    mut told: impl FnMut(&Holder),
+    mut on_holder: impl FnMut(&Holder),
 ) -> Result<BreakOutcome<S>> {
     let BreakRequest { key, seen, fence, mark, at_once } = request;
     let about = ("break", Some(key));
@@ -73,7 +73,7 @@ pub async fn break_hold<S>(
     if !ask(backend, clock, limits, about, async |backend: &mut dyn Backend| backend.amend(key, change).await).await? {
         return Ok(BreakOutcome::Changed);
     }
-    let patience = lease.map(|lease| clock.now().plus(lease + SLACK));
+    let evict_at = lease.map(|lease| clock.now().plus(lease + SLACK));
     let watch = async {
         let mut pause = Pause::new();
         loop {
@@ -84,9 +84,9 @@ pub async fn break_hold<S>(
                 continue;
             };
             let Some(holder) = state.holders.iter().find(|holder| holder.fence == Some(fence)) else { return Ok(BreakOutcome::Over) };
-            told(holder);
+            on_holder(holder);
             let answered = holder.broken.as_ref().is_some_and(|mark| mark.seen);
-            if !answered && patience.is_some_and(|end| clock.now() >= end) {
+            if !answered && evict_at.is_some_and(|end| clock.now() >= end) {
                 let done = evict(&mut *backend).await?;
                 // The hold ended by itself meanwhile.
                 return Ok(if matches!(done, BreakOutcome::Changed) { BreakOutcome::Over } else { done });

@@ -45,7 +45,7 @@ pub fn in_order(claims: &mut [Claim]) {
     claims.sort_by(|one, other| one.request.key.cmp(&other.request.key));
 }
 
-/// Takes all locks of `claims`, which are [`in_order`], or none. `patience` says how long to wait for all of them.
+/// Takes all locks of `claims`, which are [`in_order`], or none. `wait_policy` says how long to wait for all of them.
 ///
 /// Otherwise the same as [`acquire`](super::acquire()): `busy` is called for each lock that is found held while waiting.
 ///
@@ -54,7 +54,7 @@ pub fn in_order(claims: &mut [Claim]) {
 pub async fn acquire_all<S>(
     claims: &mut [Claim],
     clock: &dyn Clock,
-    patience: WaitPolicy,
+    wait_policy: WaitPolicy,
     limits: Limits<'_>,
     stop: impl Future<Output = S>,
     mut busy: impl FnMut(&Key, &Busy),
@@ -62,7 +62,7 @@ pub async fn acquire_all<S>(
     for Claim { backend, request } in &*claims {
         backend.identity().capabilities.check(request)?;
     }
-    let until = match patience {
+    let until = match wait_policy {
         WaitPolicy::Try => Some(clock.now()),
         WaitPolicy::For(length) => Some(clock.now().plus(length)),
         WaitPolicy::Forever => None,
@@ -73,7 +73,7 @@ pub async fn acquire_all<S>(
         let end = loop {
             let (taken, wanted) = claims.split_at_mut(leases.len());
             let Some(Claim { backend, request }) = wanted.first_mut() else { return Ok(GroupOutcome::Granted(leases)) };
-            let patience = if taken.is_empty() { patience } else { remaining_wait(until, clock.now()) };
+            let wait_policy = if taken.is_empty() { wait_policy } else { remaining_wait(until, clock.now()) };
             let budget = Budget::new(request.ttl, None, backend.identity().capabilities.pace)?;
             let held = taken.iter_mut().map(|claim| &mut claim.backend).zip(&mut leases).enumerate();
             let interrupted = async {
@@ -84,7 +84,7 @@ pub async fn acquire_all<S>(
                 }
             };
             let told = |found: &Busy| busy(&request.key, found);
-            match acquire(&mut **backend, clock, request.clone(), patience, limits, interrupted, told).await {
+            match acquire(&mut **backend, clock, request.clone(), wait_policy, limits, interrupted, told).await {
                 Ok(Outcome::Granted(lease)) => leases.push(lease),
                 Ok(Outcome::Stopped(end)) => break end,
                 Ok(Outcome::Busy(found)) => break GroupFailure::Not(GroupOutcome::Busy(leases.len(), found)),

@@ -154,12 +154,12 @@ pub fn view(report: &DoctorReport, only_bad: bool, style: TableStyle) -> String 
             Severity::Warn => ("WARN", "33"),
             Severity::Unsafe => ("UNSAFE", "1;31"),
         };
-        let said = match &finding.risk {
+        let line = match &finding.risk {
             Some(risk) => format!("{}: {risk}", finding.text),
             None => finding.text.clone(),
         };
         let gap = " ".repeat(INDENT - label.len());
-        let _ = writeln!(text, "{}{gap}{}", style.paint(sgr, label), wrapped(&said, INDENT, style));
+        let _ = writeln!(text, "{}{gap}{}", style.paint(sgr, label), wrapped(&line, INDENT, style));
         if let Some(fix) = &finding.fix {
             let _ = writeln!(text, "{}{}", " ".repeat(INDENT), wrapped(&format!("fix: {fix}"), INDENT, style));
         }

@@ -18,11 +18,11 @@ pub fn last_lines(printed: &Printed) -> Option<String> {
 }
 
 /// Returns why a run ended: a headline, then the last lines of the command's output. Without `why`, the last line is the headline.
-pub fn reason(why: Option<String>, said: Option<&str>) -> Option<String> {
-    let Some(said) = said else { return why };
-    let last = said.lines().next_back().unwrap_or_default().trim();
+pub fn reason(why: Option<String>, lines: Option<&str>) -> Option<String> {
+    let Some(lines) = lines else { return why };
+    let last = lines.lines().next_back().unwrap_or_default().trim();
     let headline = why.unwrap_or_else(|| last.chars().take(HEADLINE).collect());
-    Some(if headline == said { headline } else { format!("{headline}\n{said}") })
+    Some(if headline == lines { headline } else { format!("{headline}\n{lines}") })
 }
 
 #[cfg(test)]

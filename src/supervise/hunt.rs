@@ -48,7 +48,7 @@ pub enum ProcessNews {
 struct SurvivingProcess {
     process: Process,
     since: BootTime,
-    told: Option<Unkillable>,
+    reported: Option<Unkillable>,
 }
 
 impl Hunt {
@@ -100,7 +100,7 @@ impl Hunt {
         let there = |seen: &SurvivingProcess| {
             found.iter().any(|(process, _)| process.pid == seen.process.pid && process.started == seen.process.started)
         };
-        for gone in self.seen.extract_if(.., |seen| !there(seen)).filter(|seen| seen.told.is_some()) {
+        for gone in self.seen.extract_if(.., |seen| !there(seen)).filter(|seen| seen.reported.is_some()) {
             news.push(ProcessNews::Gone(gone.process.pid));
         }
         let mut more = false;
@@ -108,7 +108,7 @@ impl Hunt {
             let known = self.seen.iter().position(|seen| seen.process.pid == process.pid);
             let index = known.unwrap_or_else(|| {
                 more |= !process.is_dead();
-                self.seen.push(SurvivingProcess { process, since: now, told: None });
+                self.seen.push(SurvivingProcess { process, since: now, reported: None });
                 self.seen.len() - 1
             });
             let seen = &mut self.seen[index];
@@ -120,8 +120,8 @@ impl Hunt {
                 _ if process.state == b'D' => Some(Unkillable::Uninterruptible),
                 _ => Some(Unkillable::Unknown),
             };
-            if let Some(why) = why.filter(|_| why != seen.told) {
-                seen.told = Some(why);
+            if let Some(why) = why.filter(|_| why != seen.reported) {
+                seen.reported = Some(why);
                 news.push(ProcessNews::Stuck(process.pid, why));
             }
         }

@@ -38,9 +38,9 @@ use crate::{
 };
 
 /// An acknowledgement that takes longer is overdue. The supervisor acts on an overdue one only at a deadline.
-const PATIENCE: Duration = Duration::from_millis(150);
+const ACK_TIMEOUT: Duration = Duration::from_millis(150);
 /// The same limit for a guardian that answered after the time to kill: such a guardian is at work.
-const MORE_PATIENCE: Duration = Duration::from_secs(1);
+const LONG_ACK_TIMEOUT: Duration = Duration::from_secs(1);
 
 /// The guardian, forked and waiting.
 #[derive(Debug)]
@@ -111,7 +111,7 @@ impl Guardian {
             output: self.output.map(Capture::start).transpose()?,
             sent: 0,
             unanswered: VecDeque::new(),
-            heard: BootClock::read(),
+            last_report: BootClock::read(),
             acknowledged: None,
             stopping: None,
             time_up: None,
@@ -166,7 +166,7 @@ pub struct Supervisor {
     output: Option<Capture>,
     sent: u64,
     unanswered: VecDeque<UnackedOrder>,
-    heard: BootTime,
+    last_report: BootTime,
     /// The last deadlines that the guardian acknowledged; `None` before the start.
     acknowledged: Option<Deadlines>,
     /// An orderly stop: when it was requested, and when KILL follows.
@@ -329,7 +329,7 @@ impl Supervisor {
                 Received::Nothing => return,
                 Received::Closed => self.closed = true,
                 Received::Datagram(datagram, _) => {
-                    self.heard = BootClock::read();
+                    self.last_report = BootClock::read();
                     if let Some(report) = decode(&datagram) {
                         self.handle_report(report);
                     }
@@ -353,7 +353,7 @@ impl Supervisor {
             Report::Started { pid, joined } => {
                 self.command = Pid::from_raw(pid);
                 self.joined = joined;
-                self.time_up = self.time_up_from(self.heard);
+                self.time_up = self.time_up_from(self.last_report);
                 Event::Started { pid }
             }
             Report::CannotStart(why) => {

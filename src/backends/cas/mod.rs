@@ -43,7 +43,7 @@ pub trait Store: Admin {
     }
 
     /// Releases a hold in one step. Returns false if the lock must be read.
-    async fn free(&mut self, _key: &Key, _token: &Token, _parting: &ReleaseInfo) -> Result<bool> {
+    async fn free(&mut self, _key: &Key, _token: &Token, _info: &ReleaseInfo) -> Result<bool> {
         Ok(false)
     }
 

@@ -145,7 +145,7 @@ impl AcquireAttempt<'_> {
         let (names, request, own, lease) = (&self.session.names, self.request, &*self.own, self.session.lease);
         let run_policy = request.run_policy.as_ref();
         let value = ContenderInfo { hold: Some(request.token.hold_text()), ..ContenderInfo::of(request) }.write();
-        let record = |says: HoldRecord| ops::put(&names.open_of(lease), says.write(), 0);
+        let record = |hold_record: HoldRecord| ops::put(&names.open_of(lease), hold_record.write(), 0);
         let held = |look: &LockAtRevision| {
             let mut ops = vec![record(HoldRecord::of(request, None))];
             if let Mode::Permits(_) = request.mode {
@@ -221,17 +221,17 @@ impl AcquireAttempt<'_> {
             None => self.confirm().await?,
         };
         let one = &look.contenders[at];
-        let granted = look.record_of(one).map(|record| &record.says).filter(|says| says.is_hold);
-        let (says, runs) = match granted.filter(|_| !records(self.request) || look.runs.knows(one.fence())) {
-            Some(says) => {
+        let granted = look.record_of(one).map(|record| &record.hold_record).filter(|hold_record| hold_record.is_hold);
+        let (hold_record, runs) = match granted.filter(|_| !records(self.request) || look.runs.knows(one.fence())) {
+            Some(hold_record) => {
                 // The lock was granted before, and these leases are not needed.
                 if let Some(unused) = self.leases.take_if(|leases| !look.runs.use_of(leases)) {
                     unused.end(self.client).await;
                 }
-                (says.clone(), look.runs.clone())
+                (hold_record.clone(), look.runs.clone())
             }
             None => match self.begin(look, at).await? {
-                FirstPosition::Granted(says, runs) => (says, runs),
+                FirstPosition::Granted(hold_record, runs) => (hold_record, runs),
                 FirstPosition::Refused(denial) => return self.stay_first(look, at, ttl, denial).await,
             },
         };
@@ -255,8 +255,8 @@ impl AcquireAttempt<'_> {
             created: one.created,
             seen: look.revision,
             nested: None,
-            since_ms: says.since_ms,
-            metadata: says.metadata,
+            since_ms: hold_record.since_ms,
+            metadata: hold_record.metadata,
             runs,
             number,
             dying,
@@ -273,9 +273,9 @@ impl AcquireAttempt<'_> {
         }
         let leases = self.leases().await?;
         let own = &look.contenders[at];
-        let (names, says) = (&self.session.names, HoldRecord::of(self.request, Some(own.fence())));
+        let (names, hold_record) = (&self.session.names, HoldRecord::of(self.request, Some(own.fence())));
         let open = names.open_of(self.session.lease);
-        let mut success = vec![ops::put(&open, says.write(), 0)];
+        let mut success = vec![ops::put(&open, hold_record.write(), 0)];
         success.extend(look.runs.begin(names, self.request, Some(own.fence()), &leases));
         let puts = success.len();
         success.push(ops::under(&names.side_keys(), false));
@@ -290,7 +290,7 @@ impl AcquireAttempt<'_> {
                 answers.skip(puts);
                 let runs = RunKeys::read(names, answers.keys()?)?;
                 look.runs.end_before(self.client, &leases).await;
-                Ok(FirstPosition::Granted(says, runs))
+                Ok(FirstPosition::Granted(hold_record, runs))
             }
             // The lock has precedence over its history, but not over its run records. A contender without a record is no waiter.
             Err(Trouble::Full(_) | Trouble::Refused(_)) if !records(self.request) => {
@@ -298,7 +298,7 @@ impl AcquireAttempt<'_> {
                 if !self.client.run_if(compare, vec![ops::delete(&open)]).await?.succeeded {
                     return Err(failure::contended().into());
                 }
-                Ok(FirstPosition::Granted(says, look.runs.clone()))
+                Ok(FirstPosition::Granted(hold_record, look.runs.clone()))
             }
             Err(trouble) => Err(trouble),
         }

@@ -103,8 +103,8 @@ impl EtcdConnection {
         let tcp = ObservedTcp { tcp, received: Arc::default() };
         let mut stream = encrypt(options.tls.as_ref()?, endpoint, tcp).await.ok()?;
         stream.write_all(PREFACE).await.ok()?;
-        let said = stream.read(&mut [0]).await.err().map(failure::tls);
-        said.filter(|error| !error.is_transient())
+        let error = stream.read(&mut [0]).await.err().map(failure::tls);
+        error.filter(|error| !error.is_transient())
     }
 
     /// Completes once the member had time to send something and sent nothing. Never completes if the member has sent anything.

@@ -142,13 +142,13 @@ fn version(text: &str) -> Finding {
     let mut parts = text.split(['.', '-']).map(|part| part.parse().unwrap_or(0));
     let mut next = || parts.next().unwrap_or(0);
     let number: (u32, u32, u32) = (next(), next(), next());
-    let said = format!("etcd {text}");
+    let shown = format!("etcd {text}");
     // etcd#16822, and its backports.
     if number < (3, 4, 31) || ((3, 5, 0)..(3, 5, 13)).contains(&number) {
         let risk = "a member that was slow to see that it leads no more may end leases that are kept, so that a job is stopped or two run";
-        return Finding::warn(ID, said, risk).fix("3.4.31, 3.5.13, 3.6 or later");
+        return Finding::warn(ID, shown, risk).fix("3.4.31, 3.5.13, 3.6 or later");
     }
-    Finding::ok(ID, said)
+    Finding::ok(ID, shown)
 }
 
 fn raised(alarms: &[AlarmMember]) -> Finding {
@@ -174,9 +174,9 @@ fn raised(alarms: &[AlarmMember]) -> Finding {
 fn quota(status: &StatusResponse) -> Finding {
     const ID: &str = "quota";
     let megabytes = |bytes: i64| bytes >> 20;
-    let (used, told) = (status.db_size, status.db_size_quota);
-    let limit = if told > 0 { told } else { USUAL_QUOTA };
-    let of = if told > 0 { "quota-backend-bytes" } else { "the usual quota, its own is not told" };
+    let (used, reported) = (status.db_size, status.db_size_quota);
+    let limit = if reported > 0 { reported } else { USUAL_QUOTA };
+    let of = if reported > 0 { "quota-backend-bytes" } else { "the usual quota, its own is not told" };
     let text = format!("{} MB stored of {} MB ({of})", megabytes(used), megabytes(limit));
     if used > limit / 10 * 8 {
         return Finding::warn(ID, text, "once it is full, no lock can be taken").fix("etcdctl compact and defrag, or a larger quota");
@@ -283,8 +283,11 @@ mod tests {
         let status = |revision| StatusResponse { header: Some(Header { revision }), db_size: 3 << 20, ..StatusResponse::default() };
         assert_eq!(compaction(&status(50), true).severity, Severity::Ok);
         assert_eq!(compaction(&status(50_000), false).severity, Severity::Ok);
-        let told = compaction(&status(50_000), true);
-        assert_eq!((told.severity, told.text.as_str()), (Severity::Warn, "all 50000 changes since the cluster began are kept, in 3 MB"));
+        let reported = compaction(&status(50_000), true);
+        assert_eq!(
+            (reported.severity, reported.text.as_str()),
+            (Severity::Warn, "all 50000 changes since the cluster began are kept, in 3 MB")
+        );
     }
 
     #[test]

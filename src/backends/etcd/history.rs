@@ -29,7 +29,7 @@ use crate::{
 };
 
 /// Returns the history entry of a released hold; `None` if nothing was done under it.
-pub(super) fn past(hold: &OwnHold, info: &ReleaseInfo) -> Option<HistoryEntry> {
+pub(super) fn history_entry(hold: &OwnHold, info: &ReleaseInfo) -> Option<HistoryEntry> {
     let is_nested = hold.nested.is_some();
     // A nested hold knows only how long it was held itself.
     let held_ms = info.held_ms.filter(|_| !is_nested);
@@ -52,7 +52,7 @@ pub(super) fn forget(record: &StoredRecord) -> RequestOp {
 
 /// Removes the record likewise, and puts the history entry of its hold if there is none.
 pub(super) fn archive(names: &EtcdNames, record: &StoredRecord) -> RequestOp {
-    let Some((run, value)) = record.past().and_then(|past| line(names, &past)) else { return forget(record) };
+    let Some((run, value)) = record.history_entry().and_then(|past| line(names, &past)) else { return forget(record) };
     let compare = vec![ops::unchanged(&record.name, record.revision), ops::absent(&run)];
     ops::when(compare, vec![ops::delete(&record.name), ops::put(&run, value, 0)], vec![forget(record)])
 }
@@ -168,7 +168,7 @@ pub(super) async fn history(client: &mut EtcdClient, key: &Key) -> EtcdResult<Hi
         // Entries that a newer version wrote in another format are left out.
         found.extend(answers.keys()?.into_iter().filter_map(|kv| serde_json::from_slice::<HistoryEntry>(&kv.value).ok()));
     }
-    found.extend(look.vanished().filter_map(StoredRecord::past));
+    found.extend(look.vanished().filter_map(StoredRecord::history_entry));
     let all = answers.keys()?;
     let mut skips = Vec::new();
     for kv in &all {

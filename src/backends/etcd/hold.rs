@@ -69,7 +69,7 @@ pub(super) async fn find(client: &mut EtcdClient, session: &EtcdSession) -> Etcd
     }
     let Some((own, kv)) = found else { return Ok(None) };
     let Some(at) = look.find(own).filter(|at| look.queue.holds(*at)) else { return Ok(None) };
-    let Some(said) = ContenderInfo::read(&kv.value)? else { return Ok(None) };
+    let Some(info) = ContenderInfo::read(&kv.value)? else { return Ok(None) };
     let (mode, record) = (look.queue.all()[at].mode, look.record_of(&look.contenders[at]).cloned());
     let name = names.nested_hold(session.lease, &session.token.hold_text());
     let (mut nested, mut others, mut marked) = (None, Vec::new(), false);
@@ -86,14 +86,14 @@ pub(super) async fn find(client: &mut EtcdClient, session: &EtcdSession) -> Etcd
     // holders may have vanished just now.
     let unsure = session.taking && matches!(session.state, HoldState::Asked { .. }) || matches!(mode, Mode::Permits(_));
     let dying = if unsure { Vec::new() } else { look.dying(mode) };
-    let is_root = said.hold.is_some_and(|hold| hold == session.token.hold_text());
+    let is_root = info.hold.is_some_and(|hold| hold == session.token.hold_text());
     let hold = OwnHold {
         own: own.clone(),
         created: kv.create_revision,
         seen: look.revision,
         nested,
-        since_ms: record.as_ref().and_then(|record| record.says.since_ms),
-        metadata: said.metadata,
+        since_ms: record.as_ref().and_then(|record| record.hold_record.since_ms),
+        metadata: info.metadata,
         number: look.number_of(at).cloned(),
         dying,
         settled_at: waiting::after(Duration::ZERO),
@@ -165,7 +165,7 @@ async fn extend(
     record: Option<StoredRecord>,
     intent: Intent,
 ) -> EtcdResult<Renewal> {
-    let mark = record.as_ref().and_then(|record| record.says.mark.as_ref());
+    let mark = record.as_ref().and_then(|record| record.hold_record.mark.as_ref());
     if let (Some(mark), Intent::Extend(_)) = (mark, intent) {
         return Ok(Renewal::Broken(mark.clone()));
     }
@@ -332,7 +332,7 @@ async fn free(
     history.push(ops::put(&names.last(), hold.created.to_string(), 0));
     // The outcome of a nested hold does not concern the outer run.
     let runs = hold.runs.end(names, hold.fence(), info.run_state.filter(|_| hold.nested.is_none()));
-    let past = history::past(hold, info);
+    let past = history::history_entry(hold, info);
     let Some(freed) = history::end(client, names, compare, gone, ReleaseWrites { runs, history }, past.as_ref()).await? else {
         return Ok(None);
     };

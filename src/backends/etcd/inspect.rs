@@ -81,10 +81,10 @@ pub(super) async fn read_holders(
     holders: impl Iterator<Item = usize>,
     ends: bool,
 ) -> EtcdResult<Vec<Holder>> {
-    let mut told = Vec::new();
+    let mut found = Vec::new();
     for at in holders {
         let one = &look.contenders[at];
-        let said = one.said()?;
+        let info = one.info()?;
         let lease = match one.lease {
             0 => None,
             _ if !ends => None,
@@ -93,24 +93,24 @@ pub(super) async fn read_holders(
                 Remaining::Over | Remaining::Unknown => None,
             },
         };
-        let record = look.record_of(one).map(|record| &record.says);
-        told.push(Holder {
+        let record = look.record_of(one).map(|record| &record.hold_record);
+        found.push(Holder {
             permit: look.number_of(at).map(|number| number.number),
-            foreign: one.value.is_some() && said.is_none(),
+            foreign: one.value.is_some() && info.is_none(),
             fence: Some(one.fence()),
             renewed_ago: lease.map(|(_, ago)| ago),
             expires_in: lease.map(|(left, _)| left),
             holds: look.holds_of(one.lease),
-            ..ContenderInfo::holder(said.as_ref(), record, look.queue.all()[at].mode)
+            ..ContenderInfo::holder(info.as_ref(), record, look.queue.all()[at].mode)
         });
     }
-    Ok(told)
+    Ok(found)
 }
 
 /// Returns the waiters, by the data that they wrote.
 fn waiters(look: &LockAtRevision) -> Result<Vec<Waiter>> {
     let waiter = |at: usize| -> Result<Waiter> {
-        Ok(Waiter { metadata: look.contenders[at].said()?.and_then(|said| said.metadata), waiting_for: None, in_order: true })
+        Ok(Waiter { metadata: look.contenders[at].info()?.and_then(|info| info.metadata), waiting_for: None, in_order: true })
     };
     look.queue.waiters().map(waiter).collect()
 }

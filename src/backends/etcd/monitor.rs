@@ -225,8 +225,8 @@ pub(super) fn probes(names: &EtcdNames, keys: &[KeyValue]) -> Vec<(i64, Probe)> 
     let folder = names.probes();
     let probe = |kv: &KeyValue| {
         let lease = i64::from_str_radix(str::from_utf8(&kv.key).ok()?.strip_prefix(&*folder)?, 16).ok()?;
-        let said = str::from_utf8(&kv.value).ok()?;
-        Some((lease, if said == HERE { Probe::Answered } else { Probe::Open(said.parse().ok()?) }))
+        let value = str::from_utf8(&kv.value).ok()?;
+        Some((lease, if value == HERE { Probe::Answered } else { Probe::Open(value.parse().ok()?) }))
     };
     keys.iter().filter_map(probe).collect()
 }

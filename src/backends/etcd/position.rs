@@ -109,8 +109,8 @@ impl AcquireAttempt<'_> {
         let (mode, end) = (self.request.mode, look.queue.len());
         let blocker = look.queue.blocker(mode, end).map(|other| &look.contenders[other]);
         let endless = blocker.filter(|one| one.lease == 0).map(|one| failure::never_expires(&one.name));
-        let told = self.read_busy(look, true).await;
-        let ahead = look.first_waiting(self.session.lease).filter(|_| told.is_ok() && look.queue.only_waiters_block(mode));
+        let busy = self.read_busy(look, true).await;
+        let ahead = look.first_waiting(self.session.lease).filter(|_| busy.is_ok() && look.queue.only_waiters_block(mode));
         let removed = match &ahead {
             Some(ahead) => monitor::remove_if_gone(self.client, &self.session.names, ahead).await?,
             None => false,
@@ -119,7 +119,7 @@ impl AcquireAttempt<'_> {
         self.withdraw(look).await?;
         match endless {
             Some(error) => Err(error.into()),
-            None => told.map(|told| Attempt::Busy(Busy { transient: told.transient || free, ..told })),
+            None => busy.map(|busy| Attempt::Busy(Busy { transient: busy.transient || free, ..busy })),
         }
     }
 

@@ -60,7 +60,7 @@ impl ContenderKey {
     }
 
     /// Returns the data that dlock wrote with the key; `None` for other libraries, or if the value was not read.
-    pub(super) fn said(&self) -> Result<Option<ContenderInfo>> {
+    pub(super) fn info(&self) -> Result<Option<ContenderInfo>> {
         self.value.as_deref().map_or(Ok(None), ContenderInfo::read)
     }
 }
@@ -191,17 +191,17 @@ impl LockAtRevision {
         let present: HashSet<&str> = self.contenders.iter().map(ContenderKey::id).collect();
         let absent = self.records.iter().filter(move |(id, _)| !present.contains(id.as_str())).map(|(_, record)| record);
         // The record of a waiter may belong to a contender behind.
-        absent.filter(|record| !self.is_ahead || record.says.is_hold)
+        absent.filter(|record| !self.is_ahead || record.hold_record.is_hold)
     }
 
     /// Returns the vanished contenders to which a contender of `mode` has to leave time to stop.
     pub(super) fn dying(&self, mode: Mode) -> Vec<StoredRecord> {
-        self.vanished().filter(|one| one.says.delays(mode)).cloned().collect()
+        self.vanished().filter(|one| one.hold_record.delays(mode)).cloned().collect()
     }
 
     /// Returns the vanished contenders that no successor has to wait for any more.
     pub(super) fn outdated(&self) -> Vec<&StoredRecord> {
-        let newest = history::outdated(self.vanished().map(|record| (&record.says, record.fence())));
+        let newest = history::outdated(self.vanished().map(|record| (&record.hold_record, record.fence())));
         self.vanished().filter(|record| newest.is_some_and(|newest| record.fence() < newest)).collect()
     }
 
@@ -262,7 +262,7 @@ impl LockAtRevision {
             lease: one.lease,
             record: record.name.clone(),
             revision: record.revision,
-            answers: matches!(one.said(), Ok(Some(_))),
+            answers: matches!(one.info(), Ok(Some(_))),
             probed: self.probe_of(one.lease),
         })
     }
@@ -280,18 +280,18 @@ impl LockAtRevision {
 
 /// Returns a contender as input to the queue rules, by its record and the number of its permit.
 fn as_contender(mode: Mode, record: Option<&StoredRecord>, number: Option<u32>) -> Contender {
-    let says: Option<&HoldRecord> = record.map(|record| &record.says);
+    let hold_record: Option<&HoldRecord> = record.map(|record| &record.hold_record);
     let (mode, number) = match mode {
         Mode::Permits(_) => {
             // Without its record, only the least number of permits is known.
             let least = Mode::Permits(number.map_or(1, |number| number.saturating_add(1)));
-            (says.map(|says| says.mode).filter(|mode| matches!(mode, Mode::Permits(_))).unwrap_or(least), number)
+            (hold_record.map(|hold_record| hold_record.mode).filter(|mode| matches!(mode, Mode::Permits(_))).unwrap_or(least), number)
         }
         mode => (mode, None),
     };
-    let state = match says {
+    let state = match hold_record {
         _ if number.is_some() => GrantEvidence::Granted,
-        Some(says) if says.is_hold => GrantEvidence::Granted,
+        Some(hold_record) if hold_record.is_hold => GrantEvidence::Granted,
         Some(_) => GrantEvidence::Waits,
         None => GrantEvidence::Unknown,
     };

@@ -47,14 +47,14 @@ impl ContenderInfo {
     }
 
     /// Returns a holder from its value and its record; `None` for another library's. The store adds the lease and the times.
-    pub fn holder(said: Option<&Self>, record: Option<&HoldRecord>, mode: Mode) -> Holder {
+    pub fn holder(info: Option<&Self>, record: Option<&HoldRecord>, mode: Mode) -> Holder {
         Holder {
             mode,
             permit: record.and_then(|record| record.number),
-            metadata: said.and_then(|said| said.metadata.clone()),
+            metadata: info.and_then(|info| info.metadata.clone()),
             fence: None,
-            foreign: said.is_none(),
-            detached: said.is_some_and(|said| said.detached),
+            foreign: info.is_none(),
+            detached: info.is_some_and(|info| info.detached),
             held_for: None,
             renewed_ago: None,
             expires_in: None,
@@ -139,7 +139,7 @@ impl HoldRecord {
 
     /// Returns the history entry of a hold that was never released; `made` is the number of the step that made the record. The end of the
     /// hold is unknown.
-    pub fn past(&self, made: Fence) -> Option<HistoryEntry> {
+    pub fn history_entry(&self, made: Fence) -> Option<HistoryEntry> {
         let (end, why) = self.mark.as_ref().map_or((End::Expired, None), Into::into);
         let (fence, metadata) = (self.fence.or(Some(made)), self.metadata.clone());
         self.is_hold.then_some(HistoryEntry { fence, started_ms: self.since_ms, ended_ms: None, end, why, metadata })

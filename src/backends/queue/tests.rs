@@ -152,14 +152,14 @@ fn only_a_granted_record_is_a_hold() {
     let request = |mode| Request { mode, at_ms: Some(5), ..Request::new(Key::new("job").unwrap(), Ttl::DEFAULT) };
     for mode in [EXCLUSIVE, SHARED, permit(3)] {
         let waiting = HoldRecord::read(&HoldRecord::waiting(mode).write()).unwrap();
-        assert_eq!((waiting.mode, waiting.past(Fence(7))), (mode, None));
+        assert_eq!((waiting.mode, waiting.history_entry(Fence(7))), (mode, None));
         let held = HoldRecord::read(&HoldRecord::of(&request(mode), None).write()).unwrap();
         assert_eq!(held.mode, mode);
-        let past = held.past(Fence(7)).unwrap();
+        let past = held.history_entry(Fence(7)).unwrap();
         assert_eq!((past.fence, past.started_ms, past.end), (Some(Fence(7)), Some(5), End::Expired));
         // Written anew it keeps its fence.
         let again = HoldRecord::read(&held.named(Fence(4)).write()).unwrap();
-        assert_eq!(again.past(Fence(9)).unwrap().fence, Some(Fence(4)));
+        assert_eq!(again.history_entry(Fence(9)).unwrap().fence, Some(Fence(4)));
     }
     assert!(HoldRecord::waiting(SHARED).delays(EXCLUSIVE) && !HoldRecord::waiting(SHARED).delays(SHARED));
     assert!(["", "{", "permit 3", "{}"].iter().all(|other| HoldRecord::read(other.as_bytes()).is_none()));
@@ -228,7 +228,7 @@ fn damaged_records_are_refused_or_read() {
         let (hold, said, runs) = (HoldRecord::read(&of(&hold)), ContenderInfo::read(&of(&said)), read_runs(&of(&runs)));
         read += u64::from(hold.is_some() && runs.is_ok());
         let _ = ContenderInfo::holder(said.ok().flatten().as_ref(), hold.as_ref(), EXCLUSIVE);
-        let _ = hold.map(|hold| (hold.past(Fence(9)), hold.clone().marked(&mark).seen(), hold.warned(1)));
+        let _ = hold.map(|hold| (hold.history_entry(Fence(9)), hold.clone().marked(&mark).seen(), hold.warned(1)));
         let _ = runs.map(|runs| (runs.judge(Some(&run_policy), &run.token, 1_800_000_000_500), runs.relevant(u64::MAX)));
     });
     assert!(read > crate::damage::TRIES / 20, "only {read} could be read at all");

@@ -353,9 +353,9 @@ impl Redis {
         let (tree, sharded) = (flag(info.scope == Scope::Tree), flag(self.is_cluster()));
         let how = info.end.as_ref().map(|end| history::how(end, info.why.as_deref())).transpose()?.unwrap_or_default();
         let bad = flag(info.end.as_ref().is_some_and(End::is_bad));
-        let became = info.run_state.map_or("", RunState::as_str);
+        let run_state = info.run_state.map_or("", RunState::as_str);
         let told = [&*names.channel, &names.rw_channel, &names.fair_queue, sharded];
-        let arguments = [&[&*owner, &hold, tree], &told[..], &[&how, bad, became, &names.wakes], &sides].concat();
+        let arguments = [&[&*owner, &hold, tree], &told[..], &[&how, bad, run_state, &names.wakes], &sides].concat();
         self.eval_arriving(line, &script::RELEASE, &[&names.lock], &sides, &arguments).await
     }
 }

@@ -90,8 +90,8 @@ impl Redlock {
         let scope = info.scope;
         let how = info.end.as_ref().map(|end| how(end, info.why.as_deref())).transpose()?.unwrap_or_default();
         let bad = flag(info.end.as_ref().is_some_and(End::is_bad));
-        let became = info.run_state.map_or_else(String::new, |state| state.as_str().to_owned());
-        let arguments = vec![token.owner.to_string(), token.hold_text(), flag(scope == Scope::Tree), how, bad, became];
+        let run_state = info.run_state.map_or_else(String::new, |state| state.as_str().to_owned());
+        let arguments = vec![token.owner.to_string(), token.hold_text(), flag(scope == Scope::Tree), how, bad, run_state];
         let is_this = |one: &(Key, Token)| (&one.0, &one.1) == (key, token);
         let arguments = [arguments, vec![flag(self.left_behind.iter().any(is_this))]].concat();
         let bound = self.options.bound(None, 1);

@@ -327,11 +327,11 @@ impl ZkHold {
         let number = matches!(request.mode, Mode::Permits(_)).then(|| seen.queue.free_number());
         let numbered = number.map(|number| names.permit(number));
         let grant = GrantMark::of(request, Some(place.fence), number);
-        let (says, data) = (grant.write(), ContenderInfo::of(request).write());
+        let (mark_data, data) = (grant.write(), ContenderInfo::of(request).write());
         let run = seen.basis.as_ref().and_then(|basis| basis.begin(&names, request, place.fence));
         let mut steps = vec![
             Ask::Check(&place.path),
-            Ask::Create(&mark, &says, NodeKind::Persistent),
+            Ask::Create(&mark, &mark_data, NodeKind::Persistent),
             Ask::Create(&beat, ttl.as_bytes(), NodeKind::Ephemeral),
             match (&seen.basis, request.mode) {
                 (Some(basis), Mode::Permits(_)) => Ask::WriteSince(&names.meta, &last, basis.version),

@@ -92,8 +92,8 @@ async fn amend(
     for _ in 0..LOOKS {
         let Some(BreakTarget { path, mark, granted, stat, .. }) = find(session, names, fence).await? else { return Ok(false) };
         let Some(hold) = change(granted.hold) else { return Ok(false) };
-        let says = GrantMark { hold, inherited_session: granted.inherited_session }.write();
-        let steps = vec![Ask::Check(&path), Ask::WriteSince(&mark, &says, stat.version)];
+        let mark_data = GrantMark { hold, inherited_session: granted.inherited_session }.write();
+        let steps = vec![Ask::Check(&path), Ask::WriteSince(&mark, &mark_data, stat.version)];
         match session.ask(&[Ask::All(steps)]).await?.pop() {
             Some(Ok(Reply::AllDone { .. })) => return Ok(true),
             Some(Ok(Reply::RolledBack { code: Code::NoNode | Code::BadVersion, .. })) => {}
@@ -138,8 +138,8 @@ async fn evict(session: &mut ZkSession, names: &ZkNames, fence: Fence, mark: &Br
 impl ZkHold {
     /// Notes in the mark, as it was read, that the holder saw the break mark. Nothing depends on the note.
     pub(super) async fn note_seen(&mut self, granted: &GrantMark, stat: &Stat) {
-        let Some(says) = granted.seen() else { return };
+        let Some(mark_data) = granted.seen() else { return };
         let path = self.names.mark(&guid(&self.token));
-        let _ = self.ask(&[Ask::WriteSince(&path, &says, stat.version)]).await;
+        let _ = self.ask(&[Ask::WriteSince(&path, &mark_data, stat.version)]).await;
     }
 }

@@ -48,7 +48,7 @@ pub(super) struct HoldNodes {
 impl HoldNodes {
     /// Writes the mark, with its old content or with `data`, if no hold entered or left since.
     pub(super) fn remark<'a>(&'a self, path: &'a str, data: Option<&'a [u8]>) -> Option<Ask<'a>> {
-        self.mark.as_ref().map(|(says, stat)| Ask::WriteSince(path, data.unwrap_or(says), stat.version))
+        self.mark.as_ref().map(|(mark_data, stat)| Ask::WriteSince(path, data.unwrap_or(mark_data), stat.version))
     }
 
     /// Removes the mark, if no hold entered or left since.
@@ -63,7 +63,7 @@ impl HoldNodes {
 
     /// Returns the mark's content.
     pub(super) fn granted(&self) -> Option<(GrantMark, &Stat)> {
-        self.mark.as_ref().and_then(|(says, stat)| Some((GrantMark::read(says)?, stat)))
+        self.mark.as_ref().and_then(|(mark_data, stat)| Some((GrantMark::read(mark_data)?, stat)))
     }
 }
 
@@ -113,12 +113,12 @@ impl ZkHold {
     async fn shortest(&mut self, kept: &HoldNodes) -> ZkResult<Duration> {
         let reads: Vec<_> = kept.holds.iter().map(|path| Ask::Read(path)).collect();
         let answers = if reads.is_empty() { Vec::new() } else { self.ask(&reads).await? };
-        let told = answers.into_iter().filter_map(|answer| match answer {
+        let timeouts = answers.into_iter().filter_map(|answer| match answer {
             Ok(Reply::Data { data, .. }) => str::from_utf8(&data).ok()?.parse().ok(),
             _ => None,
         });
         let handed_down = kept.inherited_session().map(|inherited_session| inherited_session.timeout_ms);
-        Ok(told.chain(handed_down).min().map_or(Duration::MAX, Duration::from_millis))
+        Ok(timeouts.chain(handed_down).min().map_or(Duration::MAX, Duration::from_millis))
     }
 
     fn entered(&mut self, place: Place, granted: GrantMark, others: usize) -> ZkResult<Attempt> {
@@ -188,8 +188,8 @@ impl ZkHold {
             let mut session = inherited_session.session(&self.ensemble, &self.token);
             let seen = granted.as_ref().filter(|_| intent == Intent::Drain).and_then(GrantMark::seen);
             // A majority confirms this write of that session, which checks its node. The content stays the same.
-            let says = seen.as_ref().unwrap_or(&data);
-            let steps = vec![Ask::Check(&place.path), Ask::WriteSince(&path, says, stat.version)];
+            let mark_data = seen.as_ref().unwrap_or(&data);
+            let steps = vec![Ask::Check(&place.path), Ask::WriteSince(&path, mark_data, stat.version)];
             match session.ask(&[Ask::All(steps)]).await {
                 Ok(mut answers) => match answers.pop() {
                     Some(Ok(Reply::AllDone { .. })) => return Ok(Some(session.timeout)),

@@ -45,7 +45,7 @@ impl ZooKeeper {
             _ => Finding::unchecked("ensemble", "the ensemble's servers", "the user may not read /zookeeper/config"),
         });
         found.push(match self.srvr().await {
-            Ok(said) => version(&said),
+            Ok(reply) => version(&reply),
             Err(error) => Finding::unchecked("version", "the version", &error.message),
         });
         let options = self.options();
@@ -64,7 +64,7 @@ impl ZooKeeper {
         let mut failed = None;
         for (host, port) in &options.hosts {
             match net::dial(host, *port).await {
-                Ok(tcp) => return said(options.tls.as_ref(), host, tcp).await,
+                Ok(tcp) => return ask_four_letters(options.tls.as_ref(), host, tcp).await,
                 Err(error) => failed = Some(error),
             }
         }
@@ -90,7 +90,7 @@ impl ZooKeeper {
     }
 }
 
-async fn said(tls: Option<&tls::Tls>, host: &str, tcp: TcpStream) -> Result<String> {
+async fn ask_four_letters(tls: Option<&tls::Tls>, host: &str, tcp: TcpStream) -> Result<String> {
     match tls {
         None => four_letters(tcp).await,
         Some(wanted) => four_letters(tls::wrap(wanted, host, tcp, "zookeeper://").await?).await,
@@ -101,10 +101,10 @@ async fn four_letters(mut stream: impl AsyncRead + AsyncWrite + Unpin) -> Result
     let failed = |error| Error::new(crate::lock::Kind::Unavailable, "the server does not answer to srvr").source(error);
     stream.write_all(b"srvr").await.map_err(failed)?;
     stream.flush().await.map_err(failed)?;
-    let mut said = Vec::new();
+    let mut reply = Vec::new();
     // The answer is a few lines, after which the server closes the connection.
-    stream.take(64 << 10).read_to_end(&mut said).await.map_err(failed)?;
-    Ok(String::from_utf8_lossy(&said).into_owned())
+    stream.take(64 << 10).read_to_end(&mut reply).await.map_err(failed)?;
+    Ok(String::from_utf8_lossy(&reply).into_owned())
 }
 
 impl ZkHold {
@@ -117,9 +117,9 @@ impl ZkHold {
     }
 }
 
-fn version(said: &str) -> Finding {
+fn version(reply: &str) -> Finding {
     const ID: &str = "version";
-    let Some(version) = said.lines().find_map(|line| line.strip_prefix("Zookeeper version: ")) else {
+    let Some(version) = reply.lines().find_map(|line| line.strip_prefix("Zookeeper version: ")) else {
         return Finding::unchecked(ID, "the version", "srvr is not in 4lw.commands.whitelist");
     };
     let version = version.split(['-', ',', ' ']).next().unwrap_or(version);

@@ -103,8 +103,8 @@ fn archiving<'a>(folders: &'a [String], stale: &'a [(&String, Option<NewNode>)])
 
 /// Returns the marks with their history entries.
 fn with_runs<'a>(names: &ZkNames, stale: &'a [StaleNode]) -> Vec<(&'a String, Option<NewNode>)> {
-    let run = |says: &HoldRecord| Run::from(says.past(says.fence?)?).node(names);
-    stale.iter().map(|stale| (&stale.path, stale.says.as_ref().and_then(run))).collect()
+    let run = |hold_record: &HoldRecord| Run::from(hold_record.history_entry(hold_record.fence?)?).node(names);
+    stale.iter().map(|stale| (&stale.path, stale.hold_record.as_ref().and_then(run))).collect()
 }
 
 impl ZkHold {
@@ -133,8 +133,8 @@ impl ZkHold {
         let mut stale = Vec::new();
         for ((name, path), answer) in marks.iter().zip(paths).zip(answers) {
             if still.contains(name) {
-                let says = marked(Some(answer))?.and_then(|(data, stat)| vanished(&data, &stat));
-                stale.push(StaleNode { path, says });
+                let hold_record = marked(Some(answer))?.and_then(|(data, stat)| vanished(&data, &stat));
+                stale.push(StaleNode { path, hold_record });
             }
         }
         Ok(stale)
@@ -151,8 +151,10 @@ impl ZkHold {
 
     /// Does likewise with those that no successor has to wait for any more, if there are many.
     pub(super) async fn archive_stale(&mut self) {
-        let fence = |stale: &StaleNode| stale.says.as_ref().and_then(|says| says.fence);
-        let Some(newest) = outdated(self.stale.iter().filter_map(|stale| Some((stale.says.as_ref()?, fence(stale)?)))) else { return };
+        let fence = |stale: &StaleNode| stale.hold_record.as_ref().and_then(|hold_record| hold_record.fence);
+        let Some(newest) = outdated(self.stale.iter().filter_map(|stale| Some((stale.hold_record.as_ref()?, fence(stale)?)))) else {
+            return;
+        };
         let (old, rest): (Vec<_>, _) =
             std::mem::take(&mut self.stale).into_iter().partition(|stale| fence(stale).is_some_and(|fence| fence < newest));
         self.stale = rest;
@@ -163,11 +165,11 @@ impl ZkHold {
 
     /// Returns the own mark, as that of a hold that was found to be gone.
     pub(super) fn own_mark(&self) -> StaleNode {
-        let says = self.grant.clone().zip(self.place.as_ref()).map(|(granted, place)| {
+        let hold_record = self.grant.clone().zip(self.place.as_ref()).map(|(granted, place)| {
             let since_ms = self.since.and_then(|since| u64::try_from(since).ok());
             HoldRecord { since_ms, fence: Some(place.fence), ..granted.hold }
         });
-        StaleNode { path: self.names.mark(&guid(&self.token)), says }
+        StaleNode { path: self.names.mark(&guid(&self.token)), hold_record }
     }
 
     /// Removes the oldest history entries, if the folder's state shows too many.
@@ -250,7 +252,7 @@ async fn history(session: &mut ZkSession, names: &ZkNames) -> ZkResult<History> 
             return Err(unexpected(Some(answer)).into());
         };
         if at < stale.len() {
-            gone.extend(vanished(&data, &stat).and_then(|says| says.past(says.fence?)));
+            gone.extend(vanished(&data, &stat).and_then(|hold_record| hold_record.history_entry(hold_record.fence?)));
         } else if paths[at].starts_with(&memories[2]) {
             let ms = |time| u64::try_from(time).ok();
             skips.extend(serde_json::from_slice::<SkipRecord>(&data).ok().map(|skip| SkipCount {

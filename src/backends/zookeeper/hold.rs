@@ -250,7 +250,7 @@ impl ZkHold {
 pub(super) struct StaleNode {
     pub(super) path: String,
     /// The hold with its fence and the time of its grant; `None` if nothing goes to the history.
-    pub(super) says: Option<HoldRecord>,
+    pub(super) hold_record: Option<HoldRecord>,
 }
 
 /// The mark of a grant: its content, and its node's state. `None` if it was removed.

@@ -38,7 +38,7 @@ pub(super) struct LockSummary {
 /// A contender, and its node's content.
 struct ContenderEntry<'a> {
     contender: &'a ContenderNode,
-    said: Option<ContenderInfo>,
+    info: Option<ContenderInfo>,
     stat: Stat,
 }
 
@@ -60,9 +60,9 @@ pub(super) async fn look(session: &mut ZkSession, names: &ZkNames, seen: &LockLi
         let Some((data, stat)) = data(answers.next()) else { continue };
         let holds = seen.queue.holds(at);
         // A waiter may run any version.
-        let said = if holds { ContenderInfo::read(&data)? } else { ContenderInfo::read(&data).unwrap_or_default() };
+        let info = if holds { ContenderInfo::read(&data)? } else { ContenderInfo::read(&data).unwrap_or_default() };
         newest = newest.max(stat.mtime);
-        if holds { &mut granted } else { &mut waiting }.push(ContenderEntry { contender: &seen.contenders[at], said, stat });
+        if holds { &mut granted } else { &mut waiting }.push(ContenderEntry { contender: &seen.contenders[at], info, stat });
     }
     if let Some(Ok(Reply::Created { stat, .. })) = answers.next() {
         newest = newest.max(stat.ctime);
@@ -75,7 +75,7 @@ pub(super) async fn look(session: &mut ZkSession, names: &ZkNames, seen: &LockLi
         .into_iter()
         .map(|entry| {
             let waiting_for = Some(between(entry.stat.ctime, newest));
-            Waiter { metadata: entry.said.and_then(|said| said.metadata), waiting_for, in_order: true }
+            Waiter { metadata: entry.info.and_then(|info| info.metadata), waiting_for, in_order: true }
         })
         .collect();
     let last_fence = holders.iter().filter_map(|holder| holder.fence).chain(last_fence).max();
@@ -107,7 +107,7 @@ async fn holder(
     newest: &mut i64,
 ) -> ZkResult<Holder> {
     let mode = entry.contender.mode;
-    let Some(said) = &entry.said else { return Ok(ContenderInfo::holder(None, None, mode)) };
+    let Some(info) = &entry.info else { return Ok(ContenderInfo::holder(None, None, mode)) };
     let guid = entry.contender.guid().unwrap_or_default();
     let (mark, start) = (names.mark(guid), holds_of(guid));
     let holds: Vec<String> =
@@ -117,9 +117,9 @@ async fn holder(
     let mut answers = session.ask(&requests).await?.into_iter();
     let mark = data(answers.next());
     let granted = mark.as_ref().map(|(_, mark)| mark.ctime);
-    let says = mark.as_ref().and_then(|(says, _)| GrantMark::read(says));
-    let record: Option<HoldRecord> = says.as_ref().map(|says| says.hold.clone());
-    let inherited_session = says.and_then(|says| says.inherited_session);
+    let grant_mark = mark.as_ref().and_then(|(data, _)| GrantMark::read(data));
+    let record: Option<HoldRecord> = grant_mark.as_ref().map(|grant_mark| grant_mark.hold.clone());
+    let inherited_session = grant_mark.and_then(|grant_mark| grant_mark.inherited_session);
     let holds: Vec<(i64, u64)> = answers
         .filter_map(|answer| data(Some(answer)))
         .map(|(data, stat)| (stat.mtime, std::str::from_utf8(&data).ok().and_then(|text| text.parse().ok()).unwrap_or_default()))
@@ -138,7 +138,7 @@ async fn holder(
         // Without a hold's node, the session has ended: servers remove its nodes in no order, and this one last.
         expires_in: Some(handed_down.as_ref().or(holds.iter().max_by_key(|hold| left(hold))).map_or(Duration::ZERO, left)),
         holds: u32::try_from(holds.len()).unwrap_or(u32::MAX).max(1),
-        ..ContenderInfo::holder(Some(said), record.as_ref(), mode)
+        ..ContenderInfo::holder(Some(info), record.as_ref(), mode)
     })
 }
 

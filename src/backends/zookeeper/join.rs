@@ -45,7 +45,7 @@ struct JoinData {
     numbered: String,
     own: String,
     data: Vec<u8>,
-    says: Vec<u8>,
+    mark_data: Vec<u8>,
     last: Vec<u8>,
     ttl: String,
 }
@@ -56,7 +56,7 @@ impl JoinData {
         let create = |path: &'a str, data: &'a [u8], node| Ask::Create(path, data, node);
         let mut steps = vec![create(&self.path, &self.data, NodeKind::Contender)];
         if let Some(version) = version {
-            steps.push(create(&self.mark, &self.says, NodeKind::Persistent));
+            steps.push(create(&self.mark, &self.mark_data, NodeKind::Persistent));
             steps.push(create(&self.beat, self.ttl.as_bytes(), NodeKind::Ephemeral));
             steps.push(match mode {
                 // Readers may join at the same time.
@@ -89,7 +89,7 @@ impl ZkHold {
             beat: self.beat(),
             numbered: names.permit(number),
             data: ContenderInfo::of(request).write(),
-            says: grant.write(),
+            mark_data: grant.write(),
             last: write_last(None),
             ttl: self.ttl(),
             own,

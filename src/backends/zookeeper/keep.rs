@@ -57,7 +57,7 @@ impl ZooKeeper {
 impl ZkHold {
     async fn renew(&mut self, intent: Intent) -> ZkResult<Renewal> {
         let Some(mark) = self.confirm_and_read().await? else { return Ok(Renewal::NotHeld) };
-        let granted = mark.as_ref().and_then(|(says, stat)| Some((GrantMark::read(says)?, *stat)));
+        let granted = mark.as_ref().and_then(|(mark_data, stat)| Some((GrantMark::read(mark_data)?, *stat)));
         let broken = granted.as_ref().and_then(|(granted, _)| granted.hold.mark.clone());
         if let (Some(broken), Intent::Extend(_)) = (broken, intent) {
             if let Some(session) = &mut self.session {

@@ -370,12 +370,12 @@ mod tests {
         let (mut found, first) = (0, damage::first_seed());
         for seed in (0..damage::TRIES).map(|nth| first.wrapping_add(nth)) {
             let damaged = damage::bytes(&hello, &mut damage::Dice(seed));
-            let Ok(mut said) = frame(&mut &damaged[..]).await else { continue };
-            found += u64::from(session_in(&said, HELLO) == Some(session));
-            let length = said.len();
-            relay.put_session(&mut said);
-            let _ = (session_in(&said, ANSWER), relay.proven_by(&said));
-            assert_eq!(said.len(), length, "DLOCK_TEST_SEED={seed}");
+            let Ok(mut answer) = frame(&mut &damaged[..]).await else { continue };
+            found += u64::from(session_in(&answer, HELLO) == Some(session));
+            let length = answer.len();
+            relay.put_session(&mut answer);
+            let _ = (session_in(&answer, ANSWER), relay.proven_by(&answer));
+            assert_eq!(answer.len(), length, "DLOCK_TEST_SEED={seed}");
         }
         assert!(found > damage::TRIES / 50, "only {found} had their session");
     }

@@ -55,7 +55,7 @@ impl ZooKeeper {
             // The mark has all that is known of a hold that was found to be gone.
             let gone = hold.granted && answer == Release::NotHeld;
             let mark = hold.own_mark();
-            hold.stale.push(StaleNode { says: mark.says.filter(|_| gone), ..mark });
+            hold.stale.push(StaleNode { hold_record: mark.hold_record.filter(|_| gone), ..mark });
         }
         hold.archive();
         let Some(session) = hold.session else { return Ok(answer) };
@@ -134,14 +134,14 @@ impl ZkHold {
         if kept.as_ref().is_some_and(|kept| !kept.holds.contains(&beat)) {
             return Ok(Some(Release::NotHeld));
         }
-        let says = kept.as_ref().filter(|_| self.root).and_then(|kept| self.legacy(kept));
+        let mark_data = kept.as_ref().filter(|_| self.root).and_then(|kept| self.legacy(kept));
         let others = kept.as_ref().filter(|_| !whole).map_or(0, |kept| kept.holds.len() - 1);
         let own = if others == 0 { Ask::Delete(&place.path) } else { Ask::Check(&place.path) };
         let mut steps = vec![own, Ask::Delete(&beat)];
         steps.extend(match &kept {
             None => Some(Ask::Delete(&mark)),
             Some(kept) if others == 0 => kept.unmark(&mark),
-            Some(kept) => kept.remark(&mark, says.as_deref()),
+            Some(kept) => kept.remark(&mark, mark_data.as_deref()),
         });
         let granted = kept.as_ref().and_then(HoldNodes::granted);
         let number = granted.as_ref().map(|(granted, _)| granted).or(self.grant.as_ref()).and_then(|granted| granted.hold.number);
@@ -168,7 +168,7 @@ impl ZkHold {
                 // The nested holds that remain end with their sessions. No reader needs to see them until then.
                 let start = holds_of(&guid(&self.token));
                 let nested = left.into_iter().filter(|name| name.starts_with(&start));
-                self.stale.extend(nested.map(|name| StaleNode { path: format!("{meta}/{name}"), says: None }));
+                self.stale.extend(nested.map(|name| StaleNode { path: format!("{meta}/{name}"), hold_record: None }));
                 // Once the lock is free, the session that was handed down with it has no node any more.
                 self.inherited_session = kept.and_then(|kept| kept.inherited_session());
                 for (what, answer) in MEMORIES.into_iter().zip(answers) {

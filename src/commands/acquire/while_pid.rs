@@ -152,8 +152,8 @@ fn earliest(deadlines: &[BootTime]) -> BootTime {
 /// Whether the lost hold was released by `dlock release` with the printed token.
 async fn was_released(TakenLock { backend, lease }: &mut TakenLock) -> bool {
     let question = async |backend: &mut dyn Backend| backend.history(&lease.key).await;
-    let told = ask(&mut **backend, &BootClock, ASIDE, ("history", Some(&lease.key)), question).await;
-    told.is_ok_and(|told| told.past.iter().any(|past| past.fence == Some(lease.fence) && past.end == End::Released))
+    let history = ask(&mut **backend, &BootClock, ASIDE, ("history", Some(&lease.key)), question).await;
+    history.is_ok_and(|history| history.past.iter().any(|past| past.fence == Some(lease.fence) && past.end == End::Released))
 }
 
 /// Sends TERM to the process.

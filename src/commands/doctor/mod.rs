@@ -118,8 +118,9 @@ fn sources(settings: &DoctorSettings, context: &Context) -> Finding {
         Some(value) => format!("{} {value} ({})", source.name, source.from),
         None => format!("{} ({})", source.name, source.from),
     };
-    let said: Vec<String> = settings.sources.iter().filter(|source| !["backend", "url"].contains(&source.name.as_str())).map(of).collect();
-    Finding::ok(ID, if said.is_empty() { "all settings are at their defaults".into() } else { said.join(", ") })
+    let changed: Vec<String> =
+        settings.sources.iter().filter(|source| !["backend", "url"].contains(&source.name.as_str())).map(of).collect();
+    Finding::ok(ID, if changed.is_empty() { "all settings are at their defaults".into() } else { changed.join(", ") })
 }
 
 fn print_grants(backend: &dyn Backend, role: Role, context: &Context) -> u8 {

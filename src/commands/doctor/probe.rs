@@ -73,8 +73,9 @@ pub(super) async fn try_out(
         }
         Err(error) => {
             // One cause is one finding.
-            let told = report.findings.iter().filter(|finding| finding.severity == Severity::Unsafe).filter_map(|found| found.fix.as_ref());
-            if told.into_iter().any(|fix| error.hint.as_ref().is_some_and(|hint| hint.starts_with(fix))) {
+            let fixes =
+                report.findings.iter().filter(|finding| finding.severity == Severity::Unsafe).filter_map(|found| found.fix.as_ref());
+            if fixes.into_iter().any(|fix| error.hint.as_ref().is_some_and(|hint| hint.starts_with(fix))) {
                 report.findings.extend(untried("no lock can be taken", TRIALS));
             } else {
                 report.findings.push(failed(TAKEN, &error, "no job runs"));
@@ -114,8 +115,8 @@ async fn take(
     signals: &mut Signals,
 ) -> Result<Outcome<Signal>> {
     let request = request(ttl, settings.ttl.is_some(), context);
-    let patience = WaitPolicy::For(context.answer);
-    acquire(backend, &BootClock, request, patience, context.limits(), interrupted(signals), |_| {}).await
+    let wait_policy = WaitPolicy::For(context.answer);
+    acquire(backend, &BootClock, request, wait_policy, context.limits(), interrupted(signals), |_| {}).await
 }
 
 fn request(ttl: Ttl, ttl_asked: bool, context: &Context) -> Request {
@@ -297,8 +298,8 @@ async fn clock(backend: &mut dyn Backend, context: &Context) -> Finding {
     let unsure = signed(took / 2);
     let limit = signed(APART) + unsure;
     let mut text = match clocks.as_slice() {
-        [(server, ahead)] => format!("the clock of {server} is {}", told(*ahead, unsure)),
-        several => format!("of {} clocks the furthest is {}", several.len(), told(furthest, unsure)),
+        [(server, ahead)] => format!("the clock of {server} is {}", describe_offset(*ahead, unsure)),
+        several => format!("of {} clocks the furthest is {}", several.len(), describe_offset(furthest, unsure)),
     };
     if clocks.len() > 1 && most - least > limit {
         let worst: Vec<&str> =
@@ -312,7 +313,7 @@ async fn clock(backend: &mut dyn Backend, context: &Context) -> Finding {
     Finding::ok(ID, text)
 }
 
-fn told(ahead: i128, unsure: i128) -> String {
+fn describe_offset(ahead: i128, unsure: i128) -> String {
     if ahead.abs() <= unsure {
         return format!("this host's, as far as can be told (within {})", shown(unsigned(unsure.max(100))));
     }
@@ -359,7 +360,7 @@ mod tests {
     fn lengths_are_short() {
         let of = |micros| shown(Duration::from_micros(micros));
         assert_eq!([of(80), of(1140), of(98_700), of(9_900_000), of(61_000_000)], ["0.1 ms", "1.1 ms", "99 ms", "9.9 s", "1m 1s"]);
-        assert_eq!(told(-12_000, 500), "12 ms behind this host's");
-        assert!(told(300, 500).starts_with("this host's"));
+        assert_eq!(describe_offset(-12_000, 500), "12 ms behind this host's");
+        assert!(describe_offset(300, 500).starts_with("this host's"));
     }
 }

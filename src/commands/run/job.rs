@@ -74,10 +74,10 @@ impl Job<'_> {
     pub(super) async fn run(mut self, mut claims: Vec<Claim>) -> Result<FinishedRun> {
         output::print_in_background();
         let (settings, out, clock) = (self.settings, &self.context.out, BootClock);
-        let waiting = Waiting::new(out, &self.context.silence, settings.patience, &clock);
+        let waiting = Waiting::new(out, &self.context.silence, settings.wait_policy, &clock);
         let stop = waiting.ticking(wait_ended(&mut self.signals, &mut self.supervisor));
         let limits = self.context.limits();
-        let outcome = acquire_all(&mut claims, &clock, settings.patience, limits, stop, |key, busy| waiting.update(key, busy)).await;
+        let outcome = acquire_all(&mut claims, &clock, settings.wait_policy, limits, stop, |key, busy| waiting.update(key, busy)).await;
         waiting.clear();
         // All claims use one store.
         if let Some(Claim { backend, .. }) = claims.first_mut() {
@@ -224,7 +224,7 @@ impl Job<'_> {
         let clock = BootClock;
         let (extended, mut extensions) = mpsc::unbounded_channel();
         let known = RefCell::new(known);
-        let told = |at: usize, lease: &Lease, budget: &Budget| {
+        let on_renewal = |at: usize, lease: &Lease, budget: &Budget| {
             let mut known = known.borrow_mut();
             known[at] = deadlines(lease, budget);
             // The receiver lives as long as this future.
@@ -235,7 +235,7 @@ impl Job<'_> {
             let (event, (at, loss)) = {
                 let ours = holds.iter_mut().enumerate().filter(|(_, hold)| hold.standing == Ownership::Ours);
                 let ours = ours.map(|(at, JobLock { backend, lease, .. })| (at, (backend, lease)));
-                let renewals = keep_all(ours, &clock, self.budget, self.context.limits(), intent, &told);
+                let renewals = keep_all(ours, &clock, self.budget, self.context.limits(), intent, &on_renewal);
                 tokio::pin!(renewals);
                 loop {
                     if let Some(pid) = watch.outlived_by(clock.now()) {

@@ -50,7 +50,7 @@ pub(super) struct RunWatch<'a> {
     /// Why the last renewal was not confirmed in time; `None` if it was confirmed.
     pub unconfirmed: Option<String>,
     /// The locks whose loss was reported.
-    told: Vec<Key>,
+    warned_keys: Vec<Key>,
     /// The break of the hold, if there is one.
     pub broken: Option<Break>,
     /// Whether the command reached its maximum runtime.
@@ -72,7 +72,7 @@ pub(super) struct RunWatch<'a> {
     /// Whether dlock has already stopped the processes that outlive the command.
     told_to_end: bool,
     /// The end of the command's output, if it was captured.
-    said: Option<String>,
+    last_lines: Option<String>,
     /// The task that writes the start's metrics.
     pub noting: Option<JoinHandle<io::Result<()>>>,
 }
@@ -91,7 +91,7 @@ impl<'a> RunWatch<'a> {
             lost: None,
             trouble: None,
             unconfirmed: None,
-            told: Vec::new(),
+            warned_keys: Vec::new(),
             broken: None,
             timed_out: false,
             ended: false,
@@ -102,7 +102,7 @@ impl<'a> RunWatch<'a> {
             asked_to_stop: None,
             outlived: false,
             told_to_end: false,
-            said: None,
+            last_lines: None,
             noting: None,
         }
     }
@@ -231,10 +231,10 @@ impl<'a> RunWatch<'a> {
 
     /// Reports how a lock was lost, once for each lock. The first loss determines the verdict.
     pub(super) fn lose(&mut self, key: &Key, how: &str) {
-        if self.told.contains(key) {
+        if self.warned_keys.contains(key) {
             return;
         }
-        self.told.push(key.clone());
+        self.warned_keys.push(key.clone());
         let what = match self.settings.on_lost {
             _ if self.ended => "the command had ended by then",
             OnLost::Continue => "the command runs on without the lock, as --on-lost continue says",
@@ -290,13 +290,13 @@ impl<'a> RunWatch<'a> {
     /// Takes the command's output, if it was captured, and keeps its last part for messages.
     pub(super) fn take_printed(&mut self, supervisor: &mut Supervisor) -> Option<Printed> {
         let printed = supervisor.printed();
-        self.said = printed.as_ref().and_then(crate::output::last_lines);
+        self.last_lines = printed.as_ref().and_then(crate::output::last_lines);
         printed
     }
 
     /// Returns why the run ended, with the last output of the command.
     pub(super) fn reason(&self, why: Option<String>) -> Option<String> {
-        crate::output::reason(why, self.said.as_deref())
+        crate::output::reason(why, self.last_lines.as_deref())
     }
 
     /// Reports that the lock is lost while this process of the tree is still alive.

@@ -220,7 +220,7 @@ impl Document {
         if !holder.holds.is_empty() {
             return Release::StillHeld(holder.count());
         }
-        let past = info.end.clone().map(|end| holder.past(now, end, info.why.clone()));
+        let past = info.end.clone().map(|end| holder.history_entry(now, end, info.why.clone()));
         let fence = holder.fence;
         self.ended.extend(past);
         self.remove(fence);
@@ -247,7 +247,7 @@ impl Document {
     pub fn evict(&mut self, fence: Fence, mark: &Break, now: u64) -> bool {
         let (end, why) = mark.into();
         let Some(holder) = self.remove(fence.0) else { return false };
-        self.ended.push(holder.past(now, end, why));
+        self.ended.push(holder.history_entry(now, end, why));
         true
     }
 

@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use rustix::process::{Signal as Signo, kill_process, kill_process_group};
 
-use super::{MORE_PATIENCE, PATIENCE, Supervisor};
+use super::{ACK_TIMEOUT, LONG_ACK_TIMEOUT, Supervisor};
 use crate::{
     lease::BootClock,
     lock::BootTime,
@@ -46,9 +46,9 @@ impl Supervisor {
             return;
         }
         let Some(due) = self.due().filter(|due| !self.over && self.acknowledged.is_some() && now >= due.term_at) else { return };
-        let patience = self.patience(due);
-        let late = self.unanswered.front().is_some_and(|order| now.since(order.since) >= patience);
-        if self.unanswered.is_empty() && now.since(self.heard) >= PATIENCE {
+        let ack_timeout = self.ack_timeout(due);
+        let late = self.unanswered.front().is_some_and(|order| now.since(order.since) >= ack_timeout);
+        if self.unanswered.is_empty() && now.since(self.last_report) >= ACK_TIMEOUT {
             let _ = self.order(&Order::Ping, None);
         } else if late && now >= due.kill_at {
             self.take_over(true);
@@ -68,8 +68,8 @@ impl Supervisor {
         }
     }
 
-    fn patience(&self, due: Deadlines) -> Duration {
-        if self.heard >= due.kill_at { MORE_PATIENCE } else { PATIENCE }
+    fn ack_timeout(&self, due: Deadlines) -> Duration {
+        if self.last_report >= due.kill_at { LONG_ACK_TIMEOUT } else { ACK_TIMEOUT }
     }
 
     pub(super) fn wake_at(&self) -> Option<BootTime> {
@@ -80,7 +80,7 @@ impl Supervisor {
             return Some(takeover.next_at());
         }
         let due = self.due().filter(|_| self.acknowledged.is_some())?;
-        let answer_by = self.unanswered.front().map_or(self.heard.plus(PATIENCE), |order| order.since.plus(self.patience(due)));
+        let answer_by = self.unanswered.front().map_or(self.last_report.plus(ACK_TIMEOUT), |order| order.since.plus(self.ack_timeout(due)));
         Some(if self.termed && !self.unanswered.is_empty() { due.kill_at.max(answer_by) } else { due.term_at.max(answer_by) })
     }
 
