@@ -1,7 +1,7 @@
 //! One folder per store. Backends depend on [`crate::lock`] only.
 
+pub mod cas;
 pub mod etcd;
-pub mod kept;
 pub mod memory;
 pub mod mysql;
 mod net;

@@ -12,7 +12,6 @@ mod file;
 mod format;
 mod help;
 mod layers;
-mod looks;
 mod policy;
 mod resolve;
 mod run;
@@ -25,6 +24,7 @@ mod suggest;
 mod url;
 mod usage;
 mod version;
+mod views;
 
 use std::ffi::OsString;
 
@@ -79,7 +79,7 @@ pub fn main(arguments: &[OsString]) -> u8 {
                 Err(error) => return out.error(&error),
             };
             let status = commands::perform(work, &context).unwrap_or_else(|error: Error| context.out.error(&context.explain(error)));
-            commands::print_the_rest();
+            commands::finish_printing();
             status
         }
     }

@@ -8,7 +8,7 @@ use super::{
     setting::{Origin, Setting, short},
 };
 use crate::{
-    commands::run::{Again, Often, Policy, PolicyArgs},
+    commands::run::{Again, Often, PolicyArgs, PolicySettings},
     lease::WaitPolicy,
     lock::{Error, Kind, Mode, Result},
 };
@@ -25,7 +25,7 @@ const RETRIES: &str = "it is a number from 0 to 1000";
 ///
 /// # Errors
 /// The first invalid setting, or two settings that exclude each other, with their origins.
-pub fn policy(args: &PolicyArgs, mode: Mode, wait: WaitPolicy, layers: &Layers<'_>) -> Result<Policy> {
+pub fn policy(args: &PolicyArgs, mode: Mode, wait: WaitPolicy, layers: &Layers<'_>) -> Result<PolicySettings> {
     let once = if_yes(layers.get("once", true_if(args.once))?)?;
     let keep = layers.get("keep", args.keep.as_deref())?;
     let once_per = layers.get("once_per", args.once_per.as_deref())?;
@@ -66,14 +66,14 @@ pub fn policy(args: &PolicyArgs, mode: Mode, wait: WaitPolicy, layers: &Layers<'
             Often::Always
         }
     };
-    Ok(Policy {
+    Ok(PolicySettings {
         skew_guard: skew_guard(args, often, mode, wait, layers)?,
         at_least: at_least.map(|setting| at_most_a_year(&setting)).transpose()?.flatten(),
         often,
         anyway: anyway(args)?,
         warn_held: match layers.get("warn_held", args.warn_held.as_deref())? {
             Some(setting) => off_if_zero(setting.duration("an age is 0, for never, or more")?),
-            None => Some(Policy::WARN_HELD),
+            None => Some(PolicySettings::WARN_HELD),
         },
     })
 }
@@ -111,7 +111,7 @@ fn skew_guard(args: &PolicyArgs, often: Often, mode: Mode, wait: WaitPolicy, lay
             _ => Ok(None),
         };
     }
-    Ok(off_if_zero(guard.unwrap_or(Policy::SKEW_GUARD.min(most))))
+    Ok(off_if_zero(guard.unwrap_or(PolicySettings::SKEW_GUARD.min(most))))
 }
 
 fn true_if(flag: bool) -> Option<&'static str> {
@@ -165,13 +165,13 @@ mod tests {
 
     const TRY: WaitPolicy = WaitPolicy::Try;
 
-    fn with(text: &str, args: &PolicyArgs, mode: Mode, wait: WaitPolicy) -> Result<Policy> {
+    fn with(text: &str, args: &PolicyArgs, mode: Mode, wait: WaitPolicy) -> Result<PolicySettings> {
         let file = File::parse(text, Path::new("c.toml"))?;
         let env = Env::default();
         policy(args, mode, wait, &Layers::new(&env, &file, Some(&Key::new("job").unwrap())))
     }
 
-    fn of(text: &str) -> Result<Policy> {
+    fn of(text: &str) -> Result<PolicySettings> {
         with(text, &PolicyArgs::default(), Mode::Exclusive, TRY)
     }
 
@@ -182,7 +182,8 @@ mod tests {
     #[test]
     fn the_defaults_are_a_skew_guard_and_a_warning() {
         let policy = of("").unwrap();
-        let wanted = Policy { skew_guard: Some(secs(5)), at_least: None, often: Often::Always, warn_held: Some(secs(3600)), anyway: None };
+        let wanted =
+            PolicySettings { skew_guard: Some(secs(5)), at_least: None, often: Often::Always, warn_held: Some(secs(3600)), anyway: None };
         assert_eq!(policy, wanted);
         let off = of("skew_guard = 0\nwarn_held = 0\nat_least = 0").unwrap();
         assert_eq!((off.skew_guard, off.warn_held, off.at_least), (None, None, None));

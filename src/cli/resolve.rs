@@ -17,10 +17,10 @@ use super::{
     file::File,
     format,
     layers::{Layers, from_env, from_flag},
-    looks::{break_host_settings, break_settings, doctor_settings, history_settings, is_offline, list_settings},
     run,
     secret_file::plain,
     setting::{Origin, Setting},
+    views::{break_host_settings, break_settings, doctor_settings, history_settings, is_offline, list_settings},
 };
 use crate::{
     commands::{
@@ -265,7 +265,7 @@ fn wanted(key: Key, args: &WantedArgs, ttl: Option<Ttl>, layers: &Layers<'_>) ->
         also,
         fair: layers.yes("fair", args.taking.mode.fair)?,
         ttl,
-        patience: wait_policy(args.taking.wait.as_deref(), args.taking.nonblock, layers)?,
+        wait_policy: wait_policy(args.taking.wait.as_deref(), args.taking.nonblock, layers)?,
         conflict_status: conflict_status(args.taking.conflict_exit_code.as_deref(), layers)?,
         describe: describe(args.describe.as_deref(), layers)?,
         metadata: !layers.yes("no_metadata", args.no_metadata)?,

@@ -22,7 +22,7 @@ use crate::{
 /// The first invalid setting.
 pub fn settings(args: Args, key: Key, layers: &Layers<'_>) -> Result<RunSettings> {
     let command = command(args.shell, args.command)?;
-    let patience = resolve::wait_policy(args.taking.wait.as_deref(), args.taking.nonblock, layers)?;
+    let wait_policy = resolve::wait_policy(args.taking.wait.as_deref(), args.taking.nonblock, layers)?;
     let ttl = layers.get("ttl", args.ttl.as_deref())?.map(|setting| resolve::ttl(&setting)).transpose()?;
     let grace = match layers.get("grace", args.grace.as_deref())? {
         Some(setting) => {
@@ -38,7 +38,7 @@ pub fn settings(args: Args, key: Key, layers: &Layers<'_>) -> Result<RunSettings
     };
     let also = resolve::also(&key, &args.key)?;
     let mode = resolve::mode(&args.taking.mode, &also, layers)?;
-    let policy = policy::policy(&args.policy, mode, patience, layers)?;
+    let policy = policy::policy(&args.policy, mode, wait_policy, layers)?;
     let leftover = [("wait", Leftover::Wait), ("kill", Leftover::Kill), ("leave", Leftover::Leave)];
     let contain = [("auto", Contain::Auto), ("group", Contain::Group), ("cgroup", Contain::Cgroup)];
     let log = [("auto", SyslogPolicy::Auto), ("off", SyslogPolicy::Off), ("json", SyslogPolicy::Json)];
@@ -52,7 +52,7 @@ pub fn settings(args: Args, key: Key, layers: &Layers<'_>) -> Result<RunSettings
         grace,
         max_runtime,
         policy,
-        patience,
+        wait_policy,
         nonblock: args.taking.nonblock,
         conflict_status: resolve::conflict_status(args.taking.conflict_exit_code.as_deref(), layers)?,
         on_lost: layers.get("on_lost", args.on_lost.as_deref())?.map_or(Ok(OnLost::Kill), |setting| on_lost(&setting))?,
@@ -65,7 +65,7 @@ pub fn settings(args: Args, key: Key, layers: &Layers<'_>) -> Result<RunSettings
         metrics_file: layers.get("metrics_file", args.metrics_file.as_deref())?.map(|setting| metrics_file(&setting)).transpose()?,
         on_event: layers.get("on_event", args.on_event.as_deref())?.map(|setting| setting.text).filter(|line| !line.trim().is_empty()),
         log: layers.get("log", args.log.as_deref())?.map_or(Ok(SyslogPolicy::Auto), |setting| setting.choice(&log))?,
-        kept_variables: spec::kept(),
+        kept_variables: spec::kept_variables(),
     })
 }
 

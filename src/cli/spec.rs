@@ -167,7 +167,7 @@ pub fn names(table: char) -> impl Iterator<Item = &'static str> {
 }
 
 /// Returns the variables that the command of `run` keeps.
-pub fn kept() -> Vec<String> {
+pub fn kept_variables() -> Vec<String> {
     SETTINGS.iter().filter(|spec| spec.kept && spec.from_env).map(Spec::variable).collect()
 }
 
@@ -177,7 +177,7 @@ mod tests {
 
     #[test]
     fn the_command_keeps_the_variables_of_the_store_but_no_secret() {
-        let names = kept();
+        let names = kept_variables();
         for gone in ["DLOCK_WAIT", "DLOCK_TTL", "DLOCK_PASSWORD", "DLOCK_STATUS_FILE"] {
             assert!(!names.iter().any(|name| name == gone), "{gone}");
         }

@@ -1,10 +1,10 @@
 //! `dlock acquire`: take a lock that outlives this process, and print the token that holds it.
 
-mod kept;
+mod while_pid;
 
 use super::{
     Context, WantedArgs, interrupted,
-    take::{Hold, Taken, Wanted, give_back, take},
+    take::{Taken, TakenLock, Wanted, release, take},
 };
 use crate::{
     exit,
@@ -35,9 +35,9 @@ pub struct Args {
 /// The validated settings of `dlock acquire`.
 #[derive(Clone, Debug)]
 pub struct AcquireSettings {
-    /// The locks to take; without a TTL if a keeper renews them.
+    /// The locks to take; without a TTL if a renewer renews them.
     pub wanted: Wanted,
-    /// The process during whose life a keeper renews the lock; `None` without a keeper.
+    /// The process during whose life a renewer renews the lock; `None` without a renewer.
     pub while_pid: Option<i32>,
 }
 
@@ -47,13 +47,13 @@ pub struct AcquireSettings {
 /// The store's error; nothing is left behind as far as it can be reached.
 pub fn run(settings: &AcquireSettings, context: &Context) -> Result<u8> {
     match settings.while_pid {
-        Some(pid) => kept::run(settings, pid, context),
-        None => super::block_on(unkept(settings, context)),
+        Some(pid) => while_pid::run(settings, pid, context),
+        None => super::block_on(acquire_once(settings, context)),
     }
 }
 
-/// Acquires the lock for one TTL, without a keeper.
-async fn unkept(settings: &AcquireSettings, context: &Context) -> Result<u8> {
+/// Acquires the lock for one TTL, without a renewer.
+async fn acquire_once(settings: &AcquireSettings, context: &Context) -> Result<u8> {
     context.out.check_token_has_a_reader()?;
     let mut signals = Signals::new().map_err(|error| Error::new(Kind::Unavailable, "signals can't be watched").source(error))?;
     match take(&settings.wanted, true, None, context, interrupted(&mut signals)).await? {
@@ -65,13 +65,13 @@ async fn unkept(settings: &AcquireSettings, context: &Context) -> Result<u8> {
 
 /// Prints the token of one lock; of several locks a line for each, `TOKEN KEY`, in the order of the command line.
 /// If printing fails, releases the locks and returns an exit status.
-async fn print(holds: &mut [Hold], context: &Context) -> Option<u8> {
+async fn print(holds: &mut [TakenLock], context: &Context) -> Option<u8> {
     let out = &context.out;
     let written = match &*holds {
         _ if out.is_json() => out.json(&acquired(holds)),
-        [Hold { lease, .. }] => out.data(&format!("{}\n", lease.token.reveal())),
+        [TakenLock { lease, .. }] => out.data(&format!("{}\n", lease.token.reveal())),
         _ => {
-            let line = |Hold { lease, .. }: &Hold| format!("{} {}\n", lease.token.reveal(), lease.key);
+            let line = |TakenLock { lease, .. }: &TakenLock| format!("{} {}\n", lease.token.reveal(), lease.key);
             out.data(&holds.iter().map(line).collect::<String>())
         }
     };
@@ -80,14 +80,14 @@ async fn print(holds: &mut [Hold], context: &Context) -> Option<u8> {
 }
 
 /// Releases unused locks. Returns whether that succeeded, for a message.
-async fn undo(holds: &mut [Hold], limits: Limits<'_>) -> &'static str {
+async fn undo(holds: &mut [TakenLock], limits: Limits<'_>) -> &'static str {
     let info = ReleaseInfo { scope: Scope::Tree, ..ReleaseInfo::UNDO };
-    let free = give_back(holds, &info, limits).await.iter().all(|released| matches!(released, Released::Free));
+    let free = release(holds, &info, limits).await.iter().all(|released| matches!(released, Released::Free));
     if free { "the lock was given back" } else { "the lock stays until its lease ends" }
 }
 
 /// Returns the JSON output.
-pub(super) fn acquired(holds: &[Hold]) -> json::Acquired<'_> {
+pub(super) fn acquired(holds: &[TakenLock]) -> json::Acquired<'_> {
     let leases: Vec<_> = holds.iter().map(|hold| &hold.lease).collect();
     json::Acquired::new(&leases, holds.first().map(|hold| hold.backend.identity().url).unwrap_or_default())
 }
@@ -96,7 +96,7 @@ pub(super) fn acquired(holds: &[Hold]) -> json::Acquired<'_> {
 fn stopped(signal: Signal, key: &Key, context: &Context) -> u8 {
     let status = context.out.interrupted(key, signal.number);
     if signal.from_terminal {
-        super::die_by(signal);
+        super::die_by_signal(signal);
     }
     status
 }

@@ -5,7 +5,7 @@ pub mod host;
 use super::{Context, KeyArg, consent, interrupted};
 use crate::{
     exit,
-    lease::{self, BootClock, BreakRequest, Breaking, Clock as _, ask},
+    lease::{self, BootClock, BreakOutcome, BreakRequest, Clock as _, ask},
     lock::{Backend, Break, Error, Holder, Key, Kind, Result},
     output::{described, fence, json, mark, shell},
     supervise::{Signals, reraise},
@@ -126,7 +126,7 @@ pub async fn run(settings: BreakSettings, context: &Context) -> Result<u8> {
         out.notice(&format!("{}: not broken", settings.key.escaped()));
         return Ok(exit::NOT_HELD);
     }
-    let us = Break { by: consent::decider(context), why: settings.reason.clone(), seen: false };
+    let us = Break { by: consent::operator(context), why: settings.reason.clone(), seen: false };
     if !settings.now && listens(seen) {
         announce(&settings, seen, context);
     }
@@ -145,10 +145,10 @@ pub async fn run(settings: BreakSettings, context: &Context) -> Result<u8> {
         },
     );
     let how = match breaking.await? {
-        Breaking::Over => "given_back",
-        Breaking::Evicted => "evicted",
-        Breaking::Changed => return Ok(out.not_broken(&settings.key, &store, "the holder changed meanwhile: nothing was done")),
-        Breaking::Stopped(signal) => {
+        BreakOutcome::Over => "given_back",
+        BreakOutcome::Evicted => "evicted",
+        BreakOutcome::Changed => return Ok(out.not_broken(&settings.key, &store, "the holder changed meanwhile: nothing was done")),
+        BreakOutcome::Stopped(signal) => {
             out.notice(&format!(
                 "{}: the request to stop stays, {}; dlock inspect {} tells whether the holder did",
                 settings.key.escaped(),

@@ -51,7 +51,7 @@ pub fn agreed(question: &str) -> Result<bool> {
 }
 
 /// Returns the operator: `user@host`.
-pub fn decider(context: &Context) -> String {
+pub fn operator(context: &Context) -> String {
     context.host.as_ref().map_or_else(here, |host| format!("{}@{host}", user_name()))
 }
 

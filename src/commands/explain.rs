@@ -8,7 +8,7 @@ use crate::{
     output::{
         Now,
         doctor::Source,
-        explain::{self, Would},
+        explain::{self, Prediction},
         json,
     },
 };
@@ -42,7 +42,7 @@ pub struct ExplainSettings {
 pub async fn run(settings: ExplainSettings, context: &Context) -> Result<u8> {
     let mut backend = super::open(context);
     let run = &settings.run;
-    let mut would = Would::Run;
+    let mut would = Prediction::Run;
     let mut stored_as = String::new();
     for key in std::iter::once(&run.key).chain(&run.also) {
         let question = async |b: &mut dyn Backend| b.inspect(key).await;
@@ -50,7 +50,7 @@ pub async fn run(settings: ExplainSettings, context: &Context) -> Result<u8> {
         if *key == run.key {
             stored_as.clone_from(&state.stored_as);
         }
-        if matches!(would, Would::Run) {
+        if matches!(would, Prediction::Run) {
             would = judge(run, key, state, &mut *backend, context).await?;
         }
     }
@@ -62,32 +62,32 @@ pub async fn run(settings: ExplainSettings, context: &Context) -> Result<u8> {
         store: &store,
         stored_as: &stored_as,
         would: &would,
-        waits: run.patience != WaitPolicy::Try,
+        waits: run.wait_policy != WaitPolicy::Try,
         settings: &settings.sources,
     };
     let written = if out.is_json() {
         out.json(&json::ExplainedReport::new(&explained, &now))
     } else {
-        out.data(&explain::view(&explained, out.look()))
+        out.data(&explain::view(&explained, out.table_style()))
     };
     Ok(out.finish(written, exit::OK))
 }
 
 /// Returns the run's expected outcome for one of its locks. It uses the host's clock; the store uses its own.
-async fn judge(run: &run::RunSettings, key: &Key, state: LockState, backend: &mut dyn Backend, context: &Context) -> Result<Would> {
+async fn judge(run: &run::RunSettings, key: &Key, state: LockState, backend: &mut dyn Backend, context: &Context) -> Result<Prediction> {
     if !has_room(run.mode, &state.holders) {
-        return Ok(Would::Held(key.clone(), state.holders));
+        return Ok(Prediction::Held(key.clone(), state.holders));
     }
     let record = inspect::record(backend, &state, context).await?;
     let place = collect_metadata(context.host.as_deref(), None, None).place();
     let mut run_policy = run.policy.run_policy(place).filter(|_| *key == run.key);
-    if let Some(run_policy) = run_policy.as_mut().filter(|_| run.patience != WaitPolicy::Try) {
+    if let Some(run_policy) = run_policy.as_mut().filter(|_| run.wait_policy != WaitPolicy::Try) {
         run_policy.skew_guard = None;
     }
     let denial = record.judge(run_policy.as_ref(), &Token::random(), Now::read().unix_ms());
-    Ok(denial.map_or(Would::Run, |denial| {
+    Ok(denial.map_or(Prediction::Run, |denial| {
         let option = run.policy.option(denial.rule);
-        Would::Denied(key.clone(), Box::new(denial), option)
+        Prediction::Denied(key.clone(), Box::new(denial), option)
     }))
 }
 

@@ -90,7 +90,7 @@ pub async fn run(settings: ForgetSettings, context: &Context) -> Result<u8> {
             return Ok(status);
         }
     }
-    let by = Break { by: consent::decider(context), why: settings.reason.clone(), seen: false };
+    let by = Break { by: consent::operator(context), why: settings.reason.clone(), seen: false };
     let info = ReleaseInfo {
         end: Some(End::Forgotten),
         why: Some(by.to_string()),
@@ -115,13 +115,13 @@ fn not_forgotten(settings: &ForgetSettings, store: &str, cause: Cause<'_>, conte
 /// Whether the record could deny a run.
 fn keeps_any(record: &RunRecord) -> bool {
     let now = Now::read().unix_ms();
-    record.keeps(now).is_some() || record.start.as_ref().is_some_and(|start| start.stage != RunState::Cancelled)
+    record.current_denial(now).is_some() || record.start.as_ref().is_some_and(|start| start.state != RunState::Cancelled)
 }
 
 /// Returns the question for the terminal.
 fn question(key: &Key, record: &RunRecord) -> String {
     let metadata = record.start.as_ref().map(|start| &start.metadata).or(record.cooldown.as_ref().map(|cooldown| &cooldown.metadata));
-    let who = metadata.and_then(|metadata| output::who(metadata.as_ref())).map(|who| format!(" of {who}")).unwrap_or_default();
+    let who = metadata.and_then(|metadata| output::user_at_host(metadata.as_ref())).map(|who| format!(" of {who}")).unwrap_or_default();
     let at = record.start.as_ref().map(|start| start.at_ms).or(record.cooldown.as_ref().map(|cooldown| cooldown.at_ms));
     let when = at.map(|at| format!(", begun {}", Now::read().moment(at))).unwrap_or_default();
     format!("forget the run{who} that keeps {} from others{when}?", key.escaped())

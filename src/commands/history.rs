@@ -71,14 +71,14 @@ pub async fn run(settings: HistorySettings, context: &Context) -> Result<u8> {
     let out = &context.out;
     let now = Now::read();
     let (mut runs, record) = (history::runs(&state, past.past, &now), past.record);
-    runs.retain(|run| settings.choice.takes(run, &now));
+    runs.retain(|run| settings.choice.matches_run(run, &now));
     let written = if out.is_json() {
         let shown = &runs[..runs.len().min(last.unwrap_or(usize::MAX))];
         out.json(&json::Remembered::new(key, &backend.identity().url, shown, &record, &past.skips))
     } else if settings.timeline {
-        out.data(&timeline::view(&runs, last.unwrap_or(usize::MAX), &past.skips, &now, out.look()))
+        out.data(&timeline::view(&runs, last.unwrap_or(usize::MAX), &past.skips, &now, out.table_style()))
     } else {
-        out.data(&history::view(&runs, last.unwrap_or(USUAL), &record, &past.skips, &now, out.look()))
+        out.data(&history::view(&runs, last.unwrap_or(USUAL), &record, &past.skips, &now, out.table_style()))
     };
     Ok(out.finish(written, exit::OK))
 }
@@ -86,7 +86,7 @@ pub async fn run(settings: HistorySettings, context: &Context) -> Result<u8> {
 /// Shows the runs of all keys.
 async fn all(choice: &Choice, last: Option<usize>, backend: &mut dyn Backend, context: &Context) -> Result<u8> {
     let chosen = |KnownKey { key, runs, .. }: KnownKey, now: &Now| {
-        let chosen = runs.into_iter().filter(|run| choice.takes(run, now));
+        let chosen = runs.into_iter().filter(|run| choice.matches_run(run, now));
         Some(chosen.map(|run| (key.clone(), run)).collect::<Vec<_>>())
     };
     let mut runs: Vec<(Key, RunOf)> = overview::each(backend, "", context, chosen).await?.into_iter().flatten().collect();
@@ -97,7 +97,7 @@ async fn all(choice: &Choice, last: Option<usize>, backend: &mut dyn Backend, co
         runs.truncate(last.unwrap_or(usize::MAX));
         out.json(&json::AllRuns::new(&runs, &backend.identity().url))
     } else {
-        out.data(&output::overview::runs(&runs, last.unwrap_or(USUAL), &now, out.look()))
+        out.data(&output::overview::runs(&runs, last.unwrap_or(USUAL), &now, out.table_style()))
     };
     Ok(out.finish(written, exit::OK))
 }

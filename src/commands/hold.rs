@@ -11,12 +11,12 @@ use std::{
 
 use tokio::task::{JoinHandle, spawn_blocking};
 
-use self::until::{Over, Until};
+use self::until::{HoldEnd, Until};
 use super::{
     Context, WantedArgs,
     acquire::acquired,
     interrupted,
-    take::{Hold, Taken, Wanted, give_back, keep, take},
+    take::{Taken, TakenLock, Wanted, keep, release, take},
 };
 use crate::{
     exit,
@@ -80,9 +80,9 @@ pub async fn run(settings: &HoldSettings, context: &Context) -> Result<u8> {
     let until = Until::open(settings.until)?;
     let mut signals = Signals::new().map_err(|error| Error::new(Kind::Unavailable, "signals can't be watched").source(error))?;
     let stop = async {
-        if settings.wanted.patience == WaitPolicy::Try {
+        if settings.wanted.wait_policy == WaitPolicy::Try {
             // A try is always finished, so that its outcome is reported.
-            return Over::Signal(interrupted(&mut signals).await);
+            return HoldEnd::Signal(interrupted(&mut signals).await);
         }
         until.ended_or(interrupted(&mut signals)).await
     };
@@ -90,11 +90,11 @@ pub async fn run(settings: &HoldSettings, context: &Context) -> Result<u8> {
         Taken::Granted(holds) => holds,
         Taken::Not(status) => return Ok(status),
         // The process that needs the lock is gone.
-        Taken::Stopped(Over::Ended) => return Ok(exit::OK),
-        Taken::Stopped(Over::Signal(signal)) => {
+        Taken::Stopped(HoldEnd::Ended) => return Ok(exit::OK),
+        Taken::Stopped(HoldEnd::Signal(signal)) => {
             let status = out.interrupted(&settings.wanted.key, signal.number);
             if signal.from_terminal {
-                super::die_by(signal);
+                super::die_by_signal(signal);
             }
             return Ok(status);
         }
@@ -119,7 +119,7 @@ pub async fn run(settings: &HoldSettings, context: &Context) -> Result<u8> {
 
 /// Renews until the hold ends.
 async fn keep_on(
-    holds: &mut [Hold],
+    holds: &mut [TakenLock],
     settings: &HoldSettings,
     context: &Context,
     until: Until,
@@ -132,15 +132,15 @@ async fn keep_on(
         biased;
         loss = keep(holds, context.limits(), Intent::Extend(None), &|_, _, _| ()) => Err(loss?),
         Ok(Err(error)) = &mut printing => {
-            let free = give_back(holds, &info(Duration::ZERO), context.limits()).await.iter().all(|one| matches!(one, Released::Free));
+            let free = release(holds, &info(Duration::ZERO), context.limits()).await.iter().all(|one| matches!(one, Released::Free));
             return Ok(out.unwritten(&error, if free { "the lock was given back" } else { "the lock stays until its lease ends" }));
         }
         over = until.ended_or(interrupted(&mut signals)) => Ok(over),
     };
     let mut status = match over {
-        Ok(Over::Ended) => exit::OK,
-        Ok(Over::Signal(_)) if settings.until == HoldUntil::Signal => exit::OK,
-        Ok(Over::Signal(signal)) => exit::signalled(signal.number),
+        Ok(HoldEnd::Ended) => exit::OK,
+        Ok(HoldEnd::Signal(_)) if settings.until == HoldUntil::Signal => exit::OK,
+        Ok(HoldEnd::Signal(signal)) => exit::signalled(signal.number),
         Err((at, lost)) => {
             let how = loss(&lost);
             // No release: the caller needs the rest of the leases to stop its work.
@@ -148,8 +148,8 @@ async fn keep_on(
             return Ok(exit::LOST);
         }
     };
-    let released = give_back(holds, &info(BootClock.now().since(began)), context.limits()).await;
-    for (Hold { lease, .. }, released) in holds.iter().zip(released) {
+    let released = release(holds, &info(BootClock.now().since(began)), context.limits()).await;
+    for (TakenLock { lease, .. }, released) in holds.iter().zip(released) {
         match released {
             Released::Free | Released::StillHeld(_) => {}
             Released::NotHeld => {

@@ -5,7 +5,7 @@ use crate::{
     exit,
     lease::{BootClock, ask},
     lock::{Backend, Key, LockState, Result, RunRecord},
-    output::{Lock, Now, fence as fence_of, inspect, json, shell},
+    output::{LockView, Now, fence as fence_of, inspect, json, shell},
 };
 
 /// The arguments of `dlock inspect`.
@@ -39,11 +39,11 @@ pub async fn run(settings: InspectSettings, context: &Context) -> Result<u8> {
     context.tell(&mut *backend);
     let out = &context.out;
     let now = Now::read();
-    let lock = Lock::with_record(state, record, &now);
+    let lock = LockView::with_record(state, record, &now);
     let written = if out.is_json() {
-        out.json(&json::Inspected::new(&lock, &backend.identity().url, &now))
+        out.json(&json::InspectReport::new(&lock, &backend.identity().url, &now))
     } else {
-        out.data(&inspect::view(&lock, context.target.name.as_deref(), &backend.identity().url, &now, out.look()))
+        out.data(&inspect::view(&lock, context.target.name.as_deref(), &backend.identity().url, &now, out.table_style()))
     };
     if let ([holder], true) = (&*lock.state.holders, written.is_ok())
         && let Some(fence) = holder.fence.filter(|_| holder.broken.is_none())

@@ -10,9 +10,9 @@ use super::{
 };
 use crate::{
     exit,
-    lease::{BootClock, Clock as _, ask, ask_at_length},
+    lease::{BootClock, Clock as _, ask, ask_long},
     lock::{Backend, Error, Kind, LockState, Result, Rule, Which},
-    output::{self, Lock, Now, json, list, overview::Summary},
+    output::{self, LockView, Now, json, list, overview::Summary},
     supervise::{Signal, Signals, reraise, stop_self},
 };
 
@@ -86,7 +86,7 @@ pub async fn run(settings: ListSettings, context: &Context) -> Result<u8> {
     if settings.all {
         return all(&settings, &mut *backend, context).await;
     }
-    let (locks, unknown) = match look_unless(signals.as_mut(), &settings, &mut *backend, context).await {
+    let (locks, unknown) = match read_locks_or_signal(signals.as_mut(), &settings, &mut *backend, context).await {
         Ok(found) => found?,
         Err(signal) => return Ok(ended_by(signal)),
     };
@@ -104,7 +104,7 @@ pub async fn run(settings: ListSettings, context: &Context) -> Result<u8> {
 /// Shows the locks again and again, until a signal comes or the reader has left.
 async fn watch(
     settings: &ListSettings,
-    mut locks: Vec<Lock>,
+    mut locks: Vec<LockView>,
     (pause, mut signals): (Duration, Signals),
     backend: &mut dyn Backend,
     context: &Context,
@@ -116,15 +116,15 @@ async fn watch(
     let (mut now, mut next) = (Now::read(), BootClock.now().plus(pause));
     loop {
         let written = if drawn {
-            let (look, height) = (out.look(), out.height());
-            let screen = list::screen(&locks, &now, pause, look, height);
-            let size = (look.width.unwrap_or_default(), height);
+            let (style, height) = (out.table_style(), out.height());
+            let screen = list::screen(&locks, &now, pause, style, height);
+            let size = (style.width.unwrap_or_default(), height);
             let before = if shown.1 == size { std::mem::take(&mut shown.0) } else { Vec::new() };
             let drawn = out.data(&list::redraw(&before, &screen));
             shown = (screen, size);
             drawn
         } else {
-            out.data(&json::line(&json::Listed::new(&locks, &backend.identity().url, &now)))
+            out.data(&json::line(&json::ListReport::new(&locks, &backend.identity().url, &now)))
         };
         if written.is_err() {
             return Ok(out.finish(written, exit::OK));
@@ -149,7 +149,7 @@ async fn watch(
                 () = BootClock.sleep_until(next) => {}
             }
             next = BootClock.now().plus(pause);
-            let found = match look_unless(Some(&mut signals), settings, backend, context).await {
+            let found = match read_locks_or_signal(Some(&mut signals), settings, backend, context).await {
                 Ok(found) => found,
                 Err(signal) => return Ok(ended_by(signal)),
             };
@@ -177,13 +177,13 @@ fn ended_by(signal: Signal) -> u8 {
     exit::signalled(signal.number)
 }
 
-/// Returns the result of [`look`], or the signal that came before the store answered.
-async fn look_unless(
+/// Returns the result of [`read_locks`], or the signal that came before the store answered.
+async fn read_locks_or_signal(
     signals: Option<&mut Signals>,
     settings: &ListSettings,
     backend: &mut dyn Backend,
     context: &Context,
-) -> std::result::Result<Result<(Vec<Lock>, usize)>, Signal> {
+) -> std::result::Result<Result<(Vec<LockView>, usize)>, Signal> {
     let stop = async {
         match signals {
             Some(signals) => interrupted(signals).await,
@@ -193,7 +193,7 @@ async fn look_unless(
     tokio::select! {
         biased;
         signal = stop => Err(signal),
-        found = look(settings, backend, context) => Ok(found),
+        found = read_locks(settings, backend, context) => Ok(found),
     }
 }
 
@@ -202,7 +202,7 @@ async fn all(settings: &ListSettings, backend: &mut dyn Backend, context: &Conte
     let summary = |known: KnownKey, now: &Now| {
         let skips = known.skips.iter().map(|skips| skips.count).sum();
         let one = Summary::new(known.key, &known.runs, skips, now);
-        let chosen = one.last.as_ref().map_or(settings.choice == Choice::default(), |run| settings.choice.takes(run, now));
+        let chosen = one.last.as_ref().map_or(settings.choice == Choice::default(), |run| settings.choice.matches_run(run, now));
         Some(one).filter(|_| chosen)
     };
     let mut keys = overview::each(backend, &settings.start, context, summary).await?;
@@ -218,13 +218,13 @@ async fn all(settings: &ListSettings, backend: &mut dyn Backend, context: &Conte
         }
         return Ok(exit::OK);
     }
-    Ok(out.finish(out.data(&output::overview::view(&keys, &now, out.look())), exit::OK))
+    Ok(out.finish(out.data(&output::overview::view(&keys, &now, out.table_style())), exit::OK))
 }
 
-fn once(locks: &[Lock], store: &str, context: &Context) -> u8 {
+fn once(locks: &[LockView], store: &str, context: &Context) -> u8 {
     let out = &context.out;
     if out.is_json() {
-        return out.finish(out.json(&json::Listed::new(locks, store, &Now::read())), exit::OK);
+        return out.finish(out.json(&json::ListReport::new(locks, store, &Now::read())), exit::OK);
     }
     if locks.is_empty() {
         if out.attended() {
@@ -232,19 +232,19 @@ fn once(locks: &[Lock], store: &str, context: &Context) -> u8 {
         }
         return exit::OK;
     }
-    out.finish(out.data(&list::view(locks, &Now::read(), out.look())), exit::OK)
+    out.finish(out.data(&list::view(locks, &Now::read(), out.table_style())), exit::OK)
 }
 
 /// Returns the locks to show, sorted, and the number of locks that could not be checked.
-async fn look(settings: &ListSettings, backend: &mut dyn Backend, context: &Context) -> Result<(Vec<Lock>, usize)> {
+async fn read_locks(settings: &ListSettings, backend: &mut dyn Backend, context: &Context) -> Result<(Vec<LockView>, usize)> {
     let question = async |b: &mut dyn Backend| b.list(&settings.start).await;
-    let locks = ask_at_length(backend, &BootClock, context.limits(), ("list", None), question).await?;
-    let mut locks: Vec<Lock> = locks.into_iter().map(|state| LockState::in_order(state).into()).collect();
-    locks.retain(|lock| lock.state.holders.iter().any(|holder| settings.choice.is_of(holder.metadata.as_ref())));
+    let locks = ask_long(backend, &BootClock, context.limits(), ("list", None), question).await?;
+    let mut locks: Vec<LockView> = locks.into_iter().map(|state| LockState::in_order(state).into()).collect();
+    locks.retain(|lock| lock.state.holders.iter().any(|holder| settings.choice.matches_holder(holder.metadata.as_ref())));
     if settings.choice == Choice::default() {
-        locks.extend(kept(settings, backend, context, &locks).await?);
+        locks.extend(denied(settings, backend, context, &locks).await?);
     }
-    let held = |lock: &Lock| lock.state.holders.iter().filter_map(|holder| holder.held_for).max();
+    let held = |lock: &LockView| lock.state.holders.iter().filter_map(|holder| holder.held_for).max();
     let mut unknown = 0;
     if let Some(least) = settings.held_longer_than {
         locks.retain(|lock| {
@@ -256,8 +256,8 @@ async fn look(settings: &ListSettings, backend: &mut dyn Backend, context: &Cont
         SortBy::Key => locks.sort_by(|a, b| a.state.key.cmp(&b.state.key)),
         SortBy::Since => locks.sort_by_key(|lock| Reverse(held(lock))),
         SortBy::Expires => {
-            let ends = |lock: &Lock| lock.state.holders.iter().filter_map(|holder| holder.expires_in).min();
-            let again = |lock: &Lock| lock.denial.as_ref().and_then(|denial| denial.again_in);
+            let ends = |lock: &LockView| lock.state.holders.iter().filter_map(|holder| holder.expires_in).min();
+            let again = |lock: &LockView| lock.denial.as_ref().and_then(|denial| denial.again_in);
             locks.sort_by_key(|lock| ends(lock).or(again(lock)).unwrap_or(Duration::MAX));
         }
         SortBy::Wait => locks.sort_by_key(|lock| Reverse(lock.state.waiters.len())),
@@ -266,22 +266,22 @@ async fn look(settings: &ListSettings, backend: &mut dyn Backend, context: &Cont
 }
 
 /// Returns the free locks that an earlier run denies to every host; `held` is sorted by key.
-async fn kept(settings: &ListSettings, backend: &mut dyn Backend, context: &Context, held: &[Lock]) -> Result<Vec<Lock>> {
+async fn denied(settings: &ListSettings, backend: &mut dyn Backend, context: &Context, held: &[LockView]) -> Result<Vec<LockView>> {
     if !backend.identity().capabilities.run_policy {
         return Ok(Vec::new());
     }
     let question = async |b: &mut dyn Backend| b.known(&settings.start, Which::Kept).await;
-    let keys = ask_at_length(backend, &BootClock, context.limits(), ("list", None), question).await?;
+    let keys = ask_long(backend, &BootClock, context.limits(), ("list", None), question).await?;
     let keys: Vec<_> = keys.into_iter().filter(|key| held.binary_search_by(|lock| lock.state.key.cmp(key)).is_err()).collect();
-    let kept = overview::ask_each(backend, keys, context, async |backend, key| {
+    let denied = overview::ask_each(backend, keys, context, async |backend, key| {
         let about = ("list", Some(key));
         let record = ask(backend, &BootClock, context.limits(), about, async |b: &mut dyn Backend| b.history(key).await).await?.record;
         // A skew guard lasts only seconds, and doesn't affect its own host.
-        if !record.keeps(Now::read().unix_ms()).is_some_and(|denial| matches!(denial.rule, Rule::AtLeast(_))) {
+        if !record.current_denial(Now::read().unix_ms()).is_some_and(|denial| matches!(denial.rule, Rule::AtLeast(_))) {
             return Ok(None);
         }
         let state = ask(backend, &BootClock, context.limits(), about, async |b: &mut dyn Backend| b.inspect(key).await).await?;
-        Ok(Some(Lock::with_record(state, record, &Now::read())).filter(|lock| lock.denial.is_some()))
+        Ok(Some(LockView::with_record(state, record, &Now::read())).filter(|lock| lock.denial.is_some()))
     });
-    Ok(kept.await?.into_iter().flatten().collect())
+    Ok(denied.await?.into_iter().flatten().collect())
 }

@@ -204,7 +204,7 @@ fn sharing(backend: &BackendConfig, key: &Key) -> Result<Sharing> {
 }
 
 /// Waits until all deferred output is printed. dlock holds no lock by then, and a signal ends the wait.
-pub fn print_the_rest() {
+pub fn finish_printing() {
     if !drain(Some(PROMPT)) {
         unblock_signals();
         drain(None);
@@ -212,8 +212,8 @@ pub fn print_the_rest() {
 }
 
 /// Ends dlock by the signal, so that a calling script ends too.
-fn die_by(signal: Signal) {
-    print_the_rest();
+fn die_by_signal(signal: Signal) {
+    finish_printing();
     reraise(signal.number);
 }
 

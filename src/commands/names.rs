@@ -35,9 +35,9 @@ pub fn run(settings: &NamesSettings, context: &Context) -> Result<u8> {
     let sharing = sharing(&context.target.backend, key)?;
     let url = open_as_it_is(context).identity().url;
     let written = if out.is_json() {
-        out.json(&json::Named::new(key, &url, &sharing))
+        out.json(&json::NamesReport::new(key, &url, &sharing))
     } else {
-        out.data(&names::view(key, context.target.name.as_deref(), &url, &sharing, out.look()))
+        out.data(&names::view(key, context.target.name.as_deref(), &url, &sharing, out.table_style()))
     };
     Ok(out.finish(written, exit::OK))
 }

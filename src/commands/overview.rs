@@ -6,7 +6,7 @@ use futures_util::future::{join, join_all};
 
 use super::{Context, open_as_it_is};
 use crate::{
-    lease::{BootClock, ask, ask_at_length},
+    lease::{BootClock, ask, ask_long},
     lock::{Backend, End, Key, LastRun, LockState, Metadata, Result, SkipCount, Which},
     output::{
         Now,
@@ -43,18 +43,20 @@ pub struct Choice {
 
 impl Choice {
     /// Whether a hold matches the filter's host and user.
-    pub fn is_of(&self, metadata: Option<&Metadata>) -> bool {
+    pub fn matches_holder(&self, metadata: Option<&Metadata>) -> bool {
         let is = |wanted: &Option<String>, has: Option<&String>| wanted.is_none() || wanted.as_ref() == has;
         is(&self.host, metadata.and_then(|m| m.host.as_ref())) && is(&self.user, metadata.and_then(|m| m.user.as_ref()))
     }
 
     /// Whether a run matches the filter.
-    pub fn takes(&self, run: &RunOf, now: &Now) -> bool {
+    pub fn matches_run(&self, run: &RunOf, now: &Now) -> bool {
         let began = |within: std::time::Duration| {
             let least = now.unix_ms().saturating_sub(u64::try_from(within.as_millis()).unwrap_or(u64::MAX));
             run.started_ms.is_some_and(|started| started >= least)
         };
-        (!self.failed || run.end.as_ref().is_some_and(End::is_bad)) && self.is_of(run.metadata.as_ref()) && self.since.is_none_or(began)
+        (!self.failed || run.end.as_ref().is_some_and(End::is_bad))
+            && self.matches_holder(run.metadata.as_ref())
+            && self.since.is_none_or(began)
     }
 }
 
@@ -89,9 +91,9 @@ pub async fn each<T>(
 ) -> Result<Vec<T>> {
     let about = ("list", None);
     // Before the histories: a hold that ends in between then appears in its history.
-    let held = ask_at_length(backend, &BootClock, context.limits(), about, async |b: &mut dyn Backend| b.list(start).await).await?;
+    let held = ask_long(backend, &BootClock, context.limits(), about, async |b: &mut dyn Backend| b.list(start).await).await?;
     let mut keys =
-        ask_at_length(backend, &BootClock, context.limits(), about, async |b: &mut dyn Backend| b.known(start, Which::All).await).await?;
+        ask_long(backend, &BootClock, context.limits(), about, async |b: &mut dyn Backend| b.known(start, Which::All).await).await?;
     keys.extend(held.iter().map(|state| state.key.clone()));
     keys.sort();
     keys.dedup();

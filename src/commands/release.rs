@@ -3,7 +3,7 @@
 use super::{Context, KeyArg, TokenArg, breaking::BreakArgs};
 use crate::{
     exit,
-    lease::{BootClock, Released, give_back, wall_ms},
+    lease::{BootClock, Released, release, wall_ms},
     lock::{Key, ReleaseInfo, Result, Scope, Token},
     output::json,
 };
@@ -47,7 +47,7 @@ pub async fn run(settings: ReleaseSettings, context: &Context) -> Result<u8> {
     let mut backend = super::open(context);
     let out = &context.out;
     let info = ReleaseInfo { at_ms: Some(wall_ms()), ..Scope::Hold.into() };
-    let holds = match give_back(&mut *backend, &BootClock, &settings.key, &settings.token, &info, context.limits()).await {
+    let holds = match release(&mut *backend, &BootClock, &settings.key, &settings.token, &info, context.limits()).await {
         Released::Free => 0,
         Released::StillHeld(holds) => holds,
         Released::NotHeld => return Ok(out.not_held(&settings.key, &backend.identity().url)),

@@ -57,7 +57,7 @@ pub async fn run(settings: RenewSettings, context: &Context) -> Result<u8> {
         // No TTL was requested, and the lease is already longer.
         (Renewal::Kept { expires_in }, None) => (expires_in.unwrap_or_default(), None),
         (Renewal::Kept { expires_in }, Some(_)) => return Err(would_shorten(&settings.key, expires_in.unwrap_or_default())),
-        (Renewal::Broken(mark), _) => return Ok(out.to_be_broken(&settings.key, &backend.identity().url, &mark)),
+        (Renewal::Broken(mark), _) => return Ok(out.marked_broken(&settings.key, &backend.identity().url, &mark)),
         (Renewal::NotHeld, _) => return Ok(out.not_held(&settings.key, &backend.identity().url)),
     };
     if out.is_json() {

@@ -10,12 +10,12 @@ mod watch;
 
 use std::{ffi::OsString, io, iter, time::Duration};
 
-pub use self::policy::{Again, Often, Policy, PolicyArgs};
+pub use self::policy::{Again, Often, PolicyArgs, PolicySettings};
 use clap::builder::PossibleValuesParser;
 
 use self::{
     events::Events,
-    job::{Done, Job},
+    job::{FinishedRun, Job},
 };
 use super::{Context, TakingArgs};
 use crate::{
@@ -111,9 +111,9 @@ pub struct RunSettings {
     /// How long the command may run.
     pub max_runtime: Option<Duration>,
     /// The policy for successive runs.
-    pub policy: Policy,
+    pub policy: PolicySettings,
     /// How long to wait for the locks.
-    pub patience: WaitPolicy,
+    pub wait_policy: WaitPolicy,
     /// Whether `-n` was given.
     pub nonblock: bool,
     /// The status when the lock is busy.
@@ -157,11 +157,12 @@ pub fn run(settings: &RunSettings, context: &Context) -> u8 {
     let events = Events::new(settings, context, &store);
     let begun = settings.status_file.as_ref().map_or(Ok(()), |file| file.begin(&Verdict::running(&settings.key, &store)));
     let begun = begun.map_err(|error| unwritable_status(settings, &error));
-    let Done { verdict, reraise, printed } = begun.and_then(|()| attempt(settings, context, backend, &events)).unwrap_or_else(|error| {
-        let error = context.explain(error);
-        let verdict = Verdict::new(RunResult::Error, &settings.key, store, exit::of(&error));
-        Done { verdict: Verdict { error: Some(error), ..verdict }, reraise: None, printed: None }
-    });
+    let FinishedRun { verdict, reraise, printed } =
+        begun.and_then(|()| attempt(settings, context, backend, &events)).unwrap_or_else(|error| {
+            let error = context.explain(error);
+            let verdict = Verdict::new(RunResult::Error, &settings.key, store, exit::of(&error));
+            FinishedRun { verdict: Verdict { error: Some(error), ..verdict }, reraise: None, printed: None }
+        });
     if let (RunResult::Error, Some(error), false) = (verdict.outcome, &verdict.error, out.is_json()) {
         out.error_lines(error);
     }
@@ -184,7 +185,7 @@ pub fn run(settings: &RunSettings, context: &Context) -> u8 {
         out.warn(&format!("{}: the status can't be written: {}", file.path().display(), plain(&error)));
     }
     events.finish(out);
-    super::print_the_rest();
+    super::finish_printing();
     if let Some(signal) = reraise {
         supervise::reraise(signal);
     }
@@ -211,7 +212,7 @@ fn unwritable_status(settings: &RunSettings, error: &io::Error) -> Error {
 }
 
 /// Checks first everything that needs no store, then forks the guardian, then runs the rest asynchronously.
-fn attempt(settings: &RunSettings, context: &Context, backend: Box<dyn Backend>, events: &Events<'_>) -> Result<Done> {
+fn attempt(settings: &RunSettings, context: &Context, backend: Box<dyn Backend>, events: &Events<'_>) -> Result<FinishedRun> {
     let ttl = match settings.ttl {
         Some(ttl) => {
             backend.identity().capabilities.check_ttl(ttl)?;

@@ -25,7 +25,7 @@ pub struct Wanted {
     /// The requested TTL; `None` for the default, which the backend may clamp to its range.
     pub ttl: Option<Ttl>,
     /// How long to wait.
-    pub patience: WaitPolicy,
+    pub wait_policy: WaitPolicy,
     /// The status when a lock is busy.
     pub conflict_status: u8,
     /// The note of the lease.
@@ -35,7 +35,7 @@ pub struct Wanted {
 }
 
 /// A lock that dlock holds, with its store.
-pub struct Hold {
+pub struct TakenLock {
     pub backend: Box<dyn Backend>,
     pub lease: Lease,
 }
@@ -43,7 +43,7 @@ pub struct Hold {
 /// The outcome of an attempt to acquire locks.
 pub enum Taken<S> {
     /// dlock holds all locks, in the order of the command line.
-    Granted(Vec<Hold>),
+    Granted(Vec<TakenLock>),
     /// Another process holds one of the locks, as already reported; with the exit status.
     Not(u8),
     /// The stop future completed first.
@@ -61,7 +61,7 @@ pub async fn take<S>(
     context: &Context,
     stop: impl Future<Output = S>,
 ) -> Result<Taken<S>> {
-    output::write_aside();
+    output::print_in_background();
     let (out, clock) = (&context.out, BootClock);
     let us = wanted
         .metadata
@@ -80,9 +80,9 @@ pub async fn take<S>(
     };
     let mut claims: Vec<_> = wanted.keys().zip(backends).map(claim).collect();
     in_order(&mut claims);
-    let waiting = Waiting::new(out, &context.silence, wanted.patience, &clock);
+    let waiting = Waiting::new(out, &context.silence, wanted.wait_policy, &clock);
     let stop = waiting.ticking(stop);
-    let outcome = acquire_all(&mut claims, &clock, wanted.patience, context.limits(), stop, |key, busy| waiting.update(key, busy)).await;
+    let outcome = acquire_all(&mut claims, &clock, wanted.wait_policy, context.limits(), stop, |key, busy| waiting.update(key, busy)).await;
     waiting.clear();
     // All claims use one store.
     if let Some(Claim { backend, .. }) = claims.first_mut() {
@@ -96,7 +96,7 @@ pub async fn take<S>(
     };
     Ok(match outcome? {
         GroupOutcome::Granted(leases) => {
-            let hold = |(Claim { backend, .. }, lease)| Hold { backend, lease };
+            let hold = |(Claim { backend, .. }, lease)| TakenLock { backend, lease };
             let mut holds: Vec<_> = claims.into_iter().zip(leases).map(hold).collect();
             holds.sort_by_key(|hold| wanted.keys().position(|key| *key == hold.lease.key));
             Taken::Granted(holds)
@@ -121,18 +121,18 @@ impl Wanted {
 /// # Errors
 /// If the lease has no room for a command to be stopped in.
 pub async fn keep(
-    holds: &mut [Hold],
+    holds: &mut [TakenLock],
     limits: Limits<'_>,
     intent: Intent,
     extended: &dyn Fn(usize, &Lease, &Budget),
 ) -> Result<(usize, Loss)> {
     let Some(hold) = holds.first() else { return std::future::pending().await };
     let budget = hold.budget()?;
-    let each = holds.iter_mut().map(|Hold { backend, lease }| (backend, lease)).enumerate();
+    let each = holds.iter_mut().map(|TakenLock { backend, lease }| (backend, lease)).enumerate();
     Ok(lease::keep_all(each, &BootClock, budget, limits, intent, extended).await)
 }
 
-impl Hold {
+impl TakenLock {
     /// Returns the time budget of the lease.
     ///
     /// # Errors
@@ -143,9 +143,9 @@ impl Hold {
 }
 
 /// Releases all locks.
-pub async fn give_back(holds: &mut [Hold], info: &ReleaseInfo, limits: Limits<'_>) -> Vec<Released> {
+pub async fn release(holds: &mut [TakenLock], info: &ReleaseInfo, limits: Limits<'_>) -> Vec<Released> {
     let each = holds
         .iter_mut()
-        .map(|Hold { backend, lease }| lease::give_back(&mut **backend, &BootClock, &lease.key, &lease.token, info, limits));
+        .map(|TakenLock { backend, lease }| lease::release(&mut **backend, &BootClock, &lease.key, &lease.token, info, limits));
     join_all(each).await
 }

@@ -2,15 +2,15 @@
 
 pub use crate::backends::{
     Secret, Tls,
-    etcd::Options as EtcdOptions,
+    etcd::EtcdOptions,
     mysql::{Mode as MysqlMode, Options as MysqlOptions},
     postgres::{AdvisoryKey, Mode as PostgresMode, Options as PostgresOptions},
-    redis::{Address, Options as RedisOptions, Replicas, Sentinel, Server},
-    redlock::Options as RedlockOptions,
+    redis::{Address, RedisOptions, Replicas, Sentinel, Server},
+    redlock::RedlockOptions,
     sql::{Options as SqlOptions, Server as SqlServer, TlsMode},
-    sqlite::Options as SqliteOptions,
-    tair::{Options as TairOptions, TairMode},
-    zookeeper::Options as ZooKeeperOptions,
+    sqlite::SqliteOptions,
+    tair::{TairMode, TairOptions},
+    zookeeper::ZooKeeperOptions,
 };
 
 /// The store, and its name in the configuration file.

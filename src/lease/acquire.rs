@@ -9,7 +9,7 @@ use std::{future::Future, time::Duration};
 
 use super::{
     Budget, Clock, Lease, Limits,
-    ask::{Pause, ask, no_answer, patience, silence, spread},
+    ask::{Pause, ask, no_answer, silence, spread, timeout_factor},
     bounded, wall_ms,
 };
 use crate::lock::{
@@ -52,7 +52,7 @@ const PASSING: Duration = Duration::from_millis(100);
 /// The time limit for undoing an attempt: long enough for several tries, so that another server can answer.
 pub(super) const UNDO: Duration = Duration::from_secs(2);
 
-/// Takes the lock that `request` describes, and waits as long as `patience` says.
+/// Takes the lock that `request` describes, and waits as long as `wait_policy` says.
 ///
 /// `stop` ends the attempt from outside; `busy` is called each time the lock is found held while waiting.
 /// Not cancel safe: end it through `stop`.
@@ -64,20 +64,20 @@ pub async fn acquire<S>(
     backend: &mut dyn Backend,
     clock: &dyn Clock,
     mut request: Request,
-    patience: WaitPolicy,
+    wait_policy: WaitPolicy,
     limits: Limits<'_>,
     stop: impl Future<Output = S>,
     mut busy: impl FnMut(&Busy),
 ) -> Result<Outcome<S>> {
     let identity = backend.identity();
     identity.capabilities.check(&request)?;
-    request.waiting = patience != WaitPolicy::Try;
+    request.waiting = wait_policy != WaitPolicy::Try;
     if let Some(run_policy) = request.run_policy.as_mut().filter(|_| request.waiting) {
         // It has not come with those that fire together.
         run_policy.skew_guard = None;
     }
     request.run_policy = request.run_policy.filter(|run_policy| run_policy.anyway || run_policy.record_anything());
-    let mut attempts = AcquireLoop::new(clock, patience, limits);
+    let mut attempts = AcquireLoop::new(clock, wait_policy, limits);
     let result = {
         let work = attempts.run(backend, clock, &identity, &mut request, &mut busy);
         tokio::select! {
@@ -134,7 +134,7 @@ struct AcquireLoop<'a> {
     /// The queue may have an entry of this waiter.
     waited: bool,
     /// Until when dlock asks again for a lock that is busy in passing.
-    passing_until: Option<BootTime>,
+    transient_until: Option<BootTime>,
     /// The drain delay of the grant is over.
     settled: bool,
     /// How many attempts in a row have had no answer so far.
@@ -142,9 +142,9 @@ struct AcquireLoop<'a> {
 }
 
 impl<'a> AcquireLoop<'a> {
-    fn new(clock: &dyn Clock, patience: WaitPolicy, limits: Limits<'a>) -> Self {
+    fn new(clock: &dyn Clock, wait_policy: WaitPolicy, limits: Limits<'a>) -> Self {
         let now = clock.now();
-        let wait_until = match patience {
+        let wait_until = match wait_policy {
             WaitPolicy::Try => Some(now),
             WaitPolicy::For(length) => Some(now.plus(length)),
             WaitPolicy::Forever => None,
@@ -158,7 +158,7 @@ impl<'a> AcquireLoop<'a> {
             in_flight: false,
             unsure: false,
             waited: false,
-            passing_until: None,
+            transient_until: None,
             settled: false,
             silences: 0,
         }
@@ -173,7 +173,7 @@ impl<'a> AcquireLoop<'a> {
         busy: &mut dyn FnMut(&Busy),
     ) -> Result<Outcome<S>> {
         let mut pause = Pause::new();
-        let mut said = None;
+        let mut last_error = None;
         loop {
             let sent = clock.now();
             request.at_ms = Some(wall_ms());
@@ -186,7 +186,7 @@ impl<'a> AcquireLoop<'a> {
             self.limits.asked(|| url.clone(), sent, self.outage_until);
             let full = self.attempt();
             let answer = bounded(clock, end, backend.try_acquire(request)).await;
-            self.limits.answered_if(matches!(answer, Some(Ok(_))));
+            self.limits.record_answer(matches!(answer, Some(Ok(_))));
             self.silences = if answer.is_some() { 0 } else { self.silences + 1 };
             let error = match answer {
                 Some(Ok(Attempt::Granted(grant))) => match self.granted(clock, capabilities, request, grant, sent).await? {
@@ -207,7 +207,7 @@ impl<'a> AcquireLoop<'a> {
                     found.position = found.position.filter(|_| request.fair || capabilities.always_fair);
                     pause = Pause::new();
                     let now = clock.now();
-                    let Some(most) = self.found_busy(now, &found, capabilities, busy) else { return Ok(Outcome::Busy(found)) };
+                    let Some(most) = self.wait_for_busy(now, &found, capabilities, busy) else { return Ok(Outcome::Busy(found)) };
                     // The next request shows whether the store failed.
                     let grown = most.saturating_add(self.limits.attempt());
                     match bounded(clock, now.plus(grown), backend.wait(request, most)).await {
@@ -219,7 +219,7 @@ impl<'a> AcquireLoop<'a> {
                     self.in_flight = false;
                     pause = Pause::new();
                     let now = clock.now();
-                    if !(matches!(denial.rule, Rule::AtLeast(_)) && self.waits_at(now)) {
+                    if !(matches!(denial.rule, Rule::AtLeast(_)) && self.may_wait(now)) {
                         return Ok(Outcome::Denied(denial));
                     }
                     // The waiter is first in the queue, and shows by asking that it is alive.
@@ -233,22 +233,22 @@ impl<'a> AcquireLoop<'a> {
                 }
                 None => {
                     self.unsure = true;
-                    silence(clock.now().since(sent), said.take().filter(|_| end < sent.plus(full)))
+                    silence(clock.now().since(sent), last_error.take().filter(|_| end < sent.plus(full)))
                 }
             };
             let again = clock.now().plus(pause.next());
             if !error.is_transient() || self.outage_until.is_some_and(|end| again >= end) {
-                self.limits.answered_if(true);
+                self.limits.record_answer(true);
                 return Err(error.backend(url));
             }
             self.limits.failed(&error);
-            said = Some(error);
+            last_error = Some(error);
             clock.sleep_until(again).await;
         }
     }
 
     /// Whether waiting goes on.
-    fn waits_at(&self, now: BootTime) -> bool {
+    fn may_wait(&self, now: BootTime) -> bool {
         self.wait_until.is_none_or(|end| now < end)
     }
 
@@ -262,7 +262,7 @@ impl<'a> AcquireLoop<'a> {
     }
 
     fn attempt(&self) -> Duration {
-        self.limits.attempt() * patience(self.silences)
+        self.limits.attempt() * timeout_factor(self.silences)
     }
 
     /// Makes a lease of a grant. Returns `None` if too little of it is left.
@@ -294,14 +294,14 @@ impl<'a> AcquireLoop<'a> {
     }
 
     /// Returns how long to wait for a lock that was found busy. Returns `None` if waiting has ended.
-    fn found_busy(&mut self, now: BootTime, found: &Busy, capabilities: &Capabilities, busy: &mut dyn FnMut(&Busy)) -> Option<Duration> {
-        if self.waits_at(now) {
+    fn wait_for_busy(&mut self, now: BootTime, found: &Busy, capabilities: &Capabilities, busy: &mut dyn FnMut(&Busy)) -> Option<Duration> {
+        if self.may_wait(now) {
             busy(found);
             // A store that announces no release sets the pace of its waiters itself.
             return Some(self.longest_wait(now, found.expires_in, found.notifies || !capabilities.notification));
         }
-        let until = *self.passing_until.get_or_insert(now.plus(PASSING));
-        if !found.passing || now >= until {
+        let until = *self.transient_until.get_or_insert(now.plus(PASSING));
+        if !found.transient || now >= until {
             return None;
         }
         self.waited = true;

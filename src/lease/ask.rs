@@ -37,7 +37,7 @@ impl Limits<'_> {
     }
 
     /// Records that a question was answered or given up.
-    pub(super) fn answered_if(&self, over: bool) {
+    pub(super) fn record_answer(&self, over: bool) {
         if let Some(silence) = self.silence.filter(|_| over) {
             silence.over();
         }
@@ -58,7 +58,7 @@ impl Limits<'_> {
 
 /// Returns the factor by which an attempt is longer after this many in a row without an answer. One answer may be lost. An overloaded store
 /// gets more time, since each question that dlock gives up and repeats adds to its load.
-pub(super) fn patience(silences: u32) -> u32 {
+pub(super) fn timeout_factor(silences: u32) -> u32 {
     1 << silences.saturating_sub(1).min(2)
 }
 
@@ -118,7 +118,7 @@ pub async fn ask<T>(
 }
 
 /// Asks a question with a long answer, such as a list: if no other server can be asked, the first attempt has all the time.
-pub async fn ask_at_length<T>(
+pub async fn ask_long<T>(
     backend: &mut dyn Backend,
     clock: &dyn Clock,
     limits: Limits<'_>,
@@ -142,7 +142,7 @@ async fn ask_first<T>(
     let until = began.plus(limits.answer);
     let mut pause = Pause::new();
     let mut unknown = false;
-    let mut said = None;
+    let mut last_error = None;
     let mut attempt = first;
     loop {
         let sent = clock.now();
@@ -150,21 +150,21 @@ async fn ask_first<T>(
         let full = sent.plus(std::mem::replace(&mut attempt, limits.attempt()));
         let error = match bounded(clock, full.min(until), question(backend)).await {
             Some(Ok(answer)) => {
-                limits.answered_if(true);
+                limits.record_answer(true);
                 return Ok(answer);
             }
             Some(Err(error)) => error,
-            None => silence(clock.now().since(began), said.take().filter(|_| until < full)),
+            None => silence(clock.now().since(began), last_error.take().filter(|_| until < full)),
         };
         unknown |= error.effect != Effect::NotApplied;
         let again = clock.now().plus(pause.next());
         if !error.is_transient() || again >= until {
-            limits.answered_if(true);
+            limits.record_answer(true);
             let effect = if unknown { Effect::Unknown } else { error.effect };
             return Err(error.effect(effect).about(operation, &backend.identity().url, key));
         }
         limits.failed(&error);
-        said = Some(error);
+        last_error = Some(error);
         clock.sleep_until(again).await;
     }
 }
@@ -193,7 +193,7 @@ const ELSEWHERE: Duration = Duration::from_secs(1);
 ///
 /// "Not held" counts as an answer only if no earlier attempt may have done the work. Without an answer, dlock cuts the hold's
 /// tether ([`Tether::cut`](crate::lock::Tether::cut)).
-pub async fn give_back(
+pub async fn release(
     backend: &mut dyn Backend,
     clock: &dyn Clock,
     key: &Key,

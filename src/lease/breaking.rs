@@ -11,7 +11,7 @@ use crate::lock::{Amendment, Backend, Break, Fence, Holder, Key, Result};
 
 /// How breaking a hold ended.
 #[derive(Debug)]
-pub enum Breaking<S> {
+pub enum BreakOutcome<S> {
     /// The hold is over: its holder released it, or its lease ended.
     Over,
     /// The holder did not answer for all of its lease, and was evicted; or the caller asked for an eviction.
@@ -45,7 +45,7 @@ const SLACK: Duration = Duration::from_secs(1);
 /// Marks the hold that was seen, and waits until it is over. Its holder stops the command, however long that takes. A holder
 /// without a sign of life for a whole lease has nothing running, and is evicted if the store still has the hold.
 ///
-/// `told` gets the store's state of the hold after each look.
+/// `on_holder` gets the store's state of the hold after each look.
 ///
 /// # Errors
 /// What kept the store from answering the mark. After the mark, dlock asks without limit.
@@ -55,14 +55,14 @@ pub async fn break_hold<S>(
     request: BreakRequest<'_>,
     limits: Limits<'_>,
     stop: impl Future<Output = S>,
-    mut told: impl FnMut(&Holder),
-) -> Result<Breaking<S>> {
+    mut on_holder: impl FnMut(&Holder),
+) -> Result<BreakOutcome<S>> {
     let BreakRequest { key, seen, fence, mark, at_once } = request;
     let about = ("break", Some(key));
     let evict = async |backend: &mut dyn Backend| {
         let change = Amendment::Evict(fence, mark);
         let done = ask(backend, clock, limits, about, async |backend: &mut dyn Backend| backend.amend(key, change).await).await?;
-        Ok(if done { Breaking::Evicted } else { Breaking::Changed })
+        Ok(if done { BreakOutcome::Evicted } else { BreakOutcome::Changed })
     };
     if at_once {
         return evict(backend).await;
@@ -71,9 +71,9 @@ pub async fn break_hold<S>(
     let lease = seen.expires_in.map(|left| left + seen.renewed_ago.unwrap_or_default());
     let change = Amendment::Mark(fence, mark);
     if !ask(backend, clock, limits, about, async |backend: &mut dyn Backend| backend.amend(key, change).await).await? {
-        return Ok(Breaking::Changed);
+        return Ok(BreakOutcome::Changed);
     }
-    let patience = lease.map(|lease| clock.now().plus(lease + SLACK));
+    let evict_at = lease.map(|lease| clock.now().plus(lease + SLACK));
     let watch = async {
         let mut pause = Pause::new();
         loop {
@@ -83,19 +83,19 @@ pub async fn break_hold<S>(
                 clock.sleep_until(clock.now().plus(pause.next())).await;
                 continue;
             };
-            let Some(holder) = state.holders.iter().find(|holder| holder.fence == Some(fence)) else { return Ok(Breaking::Over) };
-            told(holder);
+            let Some(holder) = state.holders.iter().find(|holder| holder.fence == Some(fence)) else { return Ok(BreakOutcome::Over) };
+            on_holder(holder);
             let answered = holder.broken.as_ref().is_some_and(|mark| mark.seen);
-            if !answered && patience.is_some_and(|end| clock.now() >= end) {
+            if !answered && evict_at.is_some_and(|end| clock.now() >= end) {
                 let done = evict(&mut *backend).await?;
                 // The hold ended by itself meanwhile.
-                return Ok(if matches!(done, Breaking::Changed) { Breaking::Over } else { done });
+                return Ok(if matches!(done, BreakOutcome::Changed) { BreakOutcome::Over } else { done });
             }
         }
     };
     tokio::select! {
         biased;
-        stopped = stop => Ok(Breaking::Stopped(stopped)),
+        stopped = stop => Ok(BreakOutcome::Stopped(stopped)),
         done = watch => done,
     }
 }

@@ -9,10 +9,10 @@ const ENCODING: Encoding = Encoding::new(b" /");
 
 /// The holds that ancestors claim, outermost first.
 #[derive(Clone, Debug, Default)]
-pub struct Held(Vec<Entry>);
+pub struct Held(Vec<HeldLock>);
 
 #[derive(Clone, Debug)]
-struct Entry {
+struct HeldLock {
     store: u64,
     key: Key,
     token: Token,
@@ -29,7 +29,7 @@ impl Held {
             let store = u64::from_str_radix(parts.next()?, 16).ok()?;
             let token = parts.next()?.parse().ok()?;
             let key = ENCODING.decode(parts.next()?)?;
-            Some(Entry { store, key, token })
+            Some(HeldLock { store, key, token })
         };
         Self(value.split(' ').filter_map(entry).collect())
     }
@@ -43,13 +43,13 @@ impl Held {
     #[must_use]
     pub fn and(mut self, store: u64, key: &Key, token: Token) -> Self {
         self.0.retain(|entry| entry.store != store || entry.key != *key);
-        self.0.push(Entry { store, key: key.clone(), token });
+        self.0.push(HeldLock { store, key: key.clone(), token });
         self
     }
 
     /// Returns the variable's value, which is a secret because it has tokens.
     pub fn reveal(&self) -> String {
-        let entry = |e: &Entry| format!("{:016x}/{}/{}", e.store, e.token.reveal(), ENCODING.encode(&e.key));
+        let entry = |e: &HeldLock| format!("{:016x}/{}/{}", e.store, e.token.reveal(), ENCODING.encode(&e.key));
         self.0.iter().map(entry).collect::<Vec<_>>().join(" ")
     }
 }
@@ -82,7 +82,7 @@ mod tests {
     #[test]
     fn a_damaged_value_is_read_up_to_the_damage() {
         let key = |name: &str| Key::new(name).unwrap();
-        let session = crate::lock::Session { id: 7, password: *b"sixteen bytes ok" };
+        let session = crate::lock::StoreSession { id: 7, password: *b"sixteen bytes ok" };
         let (first, token) = (Token::random(), Token { session: Some(session), ..Token::random() });
         let whole = Held::default().and(1, &key("a b/c%"), first).and(u64::MAX, &key("\u{1F469}"), token).reveal();
         let mut kept = 0;

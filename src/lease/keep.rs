@@ -4,7 +4,7 @@ use std::{future::pending, time::Duration};
 
 use super::{
     Budget, Clock, Lease, Limits,
-    ask::{no_answer, patience},
+    ask::{no_answer, timeout_factor},
     bounded,
 };
 use crate::lock::{Backend, Break, Error, Intent, Renewal};
@@ -65,7 +65,7 @@ pub async fn keep(
             return Loss::Unconfirmed { since: sent.since(lease.t0), last };
         }
         // An outage may end at any moment, and only few attempts fit before TERM time.
-        let attempt = limits.attempt().min(budget.renew_every()) * patience(silences).min(2);
+        let attempt = limits.attempt().min(budget.renew_every()) * timeout_factor(silences).min(2);
         let question = backend.renew(&lease.key, &lease.token, intent);
         let answer = bounded(clock, sent.plus(attempt).min(term_at), question).await;
         silences = if answer.is_some() { 0 } else { silences + 1 };

@@ -16,8 +16,8 @@ mod outage;
 mod together;
 
 pub use acquire::{Outcome, WaitPolicy, acquire};
-pub use ask::{Limits, Released, ask, ask_at_length, give_back};
-pub use breaking::{BreakRequest, Breaking, break_hold};
+pub use ask::{Limits, Released, ask, ask_long, release};
+pub use breaking::{BreakOutcome, BreakRequest, break_hold};
 pub use budget::Budget;
 pub use clock::{BootClock, Clock, bounded, wall_ms};
 pub use held::Held;

@@ -15,7 +15,7 @@ use futures_util::future::{join_all, select_all};
 use super::{
     Budget, Clock, Lease, Limits, Loss, Outcome, WaitPolicy,
     acquire::{UNDO, acquire},
-    give_back, keep,
+    keep, release,
 };
 use crate::lock::{Backend, BootTime, Busy, Denial, Entry, Error, Intent, Key, Kind, ReleaseInfo, Request, Result, Token};
 
@@ -45,7 +45,7 @@ pub fn in_order(claims: &mut [Claim]) {
     claims.sort_by(|one, other| one.request.key.cmp(&other.request.key));
 }
 
-/// Takes all locks of `claims`, which are [`in_order`], or none. `patience` says how long to wait for all of them.
+/// Takes all locks of `claims`, which are [`in_order`], or none. `wait_policy` says how long to wait for all of them.
 ///
 /// Otherwise the same as [`acquire`](super::acquire()): `busy` is called for each lock that is found held while waiting.
 ///
@@ -54,7 +54,7 @@ pub fn in_order(claims: &mut [Claim]) {
 pub async fn acquire_all<S>(
     claims: &mut [Claim],
     clock: &dyn Clock,
-    patience: WaitPolicy,
+    wait_policy: WaitPolicy,
     limits: Limits<'_>,
     stop: impl Future<Output = S>,
     mut busy: impl FnMut(&Key, &Busy),
@@ -62,7 +62,7 @@ pub async fn acquire_all<S>(
     for Claim { backend, request } in &*claims {
         backend.identity().capabilities.check(request)?;
     }
-    let until = match patience {
+    let until = match wait_policy {
         WaitPolicy::Try => Some(clock.now()),
         WaitPolicy::For(length) => Some(clock.now().plus(length)),
         WaitPolicy::Forever => None,
@@ -73,37 +73,37 @@ pub async fn acquire_all<S>(
         let end = loop {
             let (taken, wanted) = claims.split_at_mut(leases.len());
             let Some(Claim { backend, request }) = wanted.first_mut() else { return Ok(GroupOutcome::Granted(leases)) };
-            let patience = if taken.is_empty() { patience } else { what_is_left(until, clock.now()) };
+            let wait_policy = if taken.is_empty() { wait_policy } else { remaining_wait(until, clock.now()) };
             let budget = Budget::new(request.ttl, None, backend.identity().capabilities.pace)?;
             let held = taken.iter_mut().map(|claim| &mut claim.backend).zip(&mut leases).enumerate();
             let interrupted = async {
                 tokio::select! {
                     biased;
-                    stopped = &mut stop => End::Stopped(stopped),
-                    (at, loss) = keep_all(held, clock, budget, limits, Intent::Extend(None), &|_, _, _| ()) => End::Lost(at, loss),
+                    stopped = &mut stop => GroupFailure::Stopped(stopped),
+                    (at, loss) = keep_all(held, clock, budget, limits, Intent::Extend(None), &|_, _, _| ()) => GroupFailure::Lost(at, loss),
                 }
             };
             let told = |found: &Busy| busy(&request.key, found);
-            match acquire(&mut **backend, clock, request.clone(), patience, limits, interrupted, told).await {
+            match acquire(&mut **backend, clock, request.clone(), wait_policy, limits, interrupted, told).await {
                 Ok(Outcome::Granted(lease)) => leases.push(lease),
                 Ok(Outcome::Stopped(end)) => break end,
-                Ok(Outcome::Busy(found)) => break End::Not(GroupOutcome::Busy(leases.len(), found)),
-                Ok(Outcome::Denied(denial)) => break End::Not(GroupOutcome::Denied(leases.len(), denial)),
-                Err(error) => break End::Failed(error),
+                Ok(Outcome::Busy(found)) => break GroupFailure::Not(GroupOutcome::Busy(leases.len(), found)),
+                Ok(Outcome::Denied(denial)) => break GroupFailure::Not(GroupOutcome::Denied(leases.len(), denial)),
+                Err(error) => break GroupFailure::Failed(error),
             }
         };
-        let limits = if matches!(end, End::Stopped(_)) { limits.within(UNDO.min(limits.answer)) } else { limits };
+        let limits = if matches!(end, GroupFailure::Stopped(_)) { limits.within(UNDO.min(limits.answer)) } else { limits };
         join_all(claims.iter_mut().zip(&leases).map(|(claim, lease)| undo(&mut *claim.backend, clock, lease, limits))).await;
         match end {
-            End::Not(outcome) => return Ok(outcome),
-            End::Stopped(stopped) => return Ok(GroupOutcome::Stopped(stopped)),
-            End::Failed(error) => return Err(error),
-            End::Lost(_, Loss::NotOwner | Loss::Unconfirmed { .. }) if until.is_none_or(|end| clock.now() < end) => {
+            GroupFailure::Not(outcome) => return Ok(outcome),
+            GroupFailure::Stopped(stopped) => return Ok(GroupOutcome::Stopped(stopped)),
+            GroupFailure::Failed(error) => return Err(error),
+            GroupFailure::Lost(_, Loss::NotOwner | Loss::Unconfirmed { .. }) if until.is_none_or(|end| clock.now() < end) => {
                 for Claim { request, .. } in &mut *claims {
                     request.token = if request.entry == Entry::Fresh { Token::random() } else { request.token.nested() };
                 }
             }
-            End::Lost(at, loss) => {
+            GroupFailure::Lost(at, loss) => {
                 let what = if matches!(loss, Loss::Broken(_)) { "it was broken" } else { "it was lost" };
                 let hint = format!("dlock history {} tells more", leases[at].key.escaped());
                 let error = Error::new(Kind::Unavailable, format!("{what} while the other locks were being taken: all are released"));
@@ -142,11 +142,11 @@ async fn undo(backend: &mut dyn Backend, clock: &dyn Clock, lease: &Lease, limit
     // The run around a nested hold does not depend on the outcome.
     let info = ReleaseInfo { run_state: ReleaseInfo::UNDO.run_state.filter(|_| lease.holds == 1), ..ReleaseInfo::UNDO };
     // The result does not matter: without a release the lease ends by itself.
-    let _ = give_back(backend, clock, &lease.key, &lease.token, &info, limits).await;
+    let _ = release(backend, clock, &lease.key, &lease.token, &info, limits).await;
 }
 
 /// Why dlock does not have all locks.
-enum End<S> {
+enum GroupFailure<S> {
     Not(GroupOutcome<S>),
     Stopped(S),
     Failed(Error),
@@ -155,7 +155,7 @@ enum End<S> {
 }
 
 /// Returns how much longer dlock may wait for the others.
-fn what_is_left(until: Option<BootTime>, now: BootTime) -> WaitPolicy {
+fn remaining_wait(until: Option<BootTime>, now: BootTime) -> WaitPolicy {
     match until.map(|end| end.since(now)) {
         None => WaitPolicy::Forever,
         Some(Duration::ZERO) => WaitPolicy::Try,

@@ -46,13 +46,13 @@ pub struct Finding {
     /// The possible consequence, in one line.
     pub risk: Option<String>,
     /// The remedy, in one line.
-    pub mend: Option<String>,
+    pub fix: Option<String>,
 }
 
 impl Finding {
     /// Returns a finding without a problem.
     pub fn ok(check: &'static str, text: impl Into<String>) -> Self {
-        Self { check, severity: Severity::Ok, text: text.into(), risk: None, mend: None }
+        Self { check, severity: Severity::Ok, text: text.into(), risk: None, fix: None }
     }
 
     /// Returns a finding of a weaker promise.
@@ -76,13 +76,13 @@ impl Finding {
             Some((text, risk)) => (text.to_owned(), Some(risk.to_owned())),
             None => (notice.text, None),
         };
-        Self { check, severity: Severity::Warn, text, risk, mend: notice.hint }
+        Self { check, severity: Severity::Warn, text, risk, fix: notice.hint }
     }
 
     /// Adds the remedy.
     #[must_use]
-    pub fn mend(mut self, how: impl Into<String>) -> Self {
-        self.mend = Some(how.into());
+    pub fn fix(mut self, how: impl Into<String>) -> Self {
+        self.fix = Some(how.into());
         self
     }
 

@@ -5,8 +5,8 @@ use std::{future::pending, io, os::fd::OwnedFd, time::Duration};
 use async_trait::async_trait;
 
 use super::{
-    Admin, Break, Capabilities, Denial, Fence, History, Holder, Intent, Key, LockState, Note, ReleaseInfo, Request, Result, Session, Token,
-    Ttl, fingerprint,
+    Admin, Break, Capabilities, Denial, Fence, History, Holder, Intent, Key, LockState, Note, ReleaseInfo, Request, Result, StoreSession,
+    Token, Ttl, fingerprint,
 };
 
 /// A store that keeps locks.
@@ -207,7 +207,7 @@ pub struct Grant {
     /// The drain delay: no command may start for this long, since a vanished holder may still be stopping its command.
     pub drain_delay: Duration,
     /// The session that another process needs, besides the token, to renew and release this hold; only for detached holds.
-    pub session: Option<Session>,
+    pub session: Option<StoreSession>,
     /// The permit's number, from 0, while the hold lasts; only for [`Mode::Permits`](super::Mode::Permits).
     pub permit: Option<u32>,
 }
@@ -223,7 +223,7 @@ pub struct Busy {
     pub notifies: bool,
     /// Whether the lock is free or held only for a moment, and another client's step prevents the grant just now. Retry at once, even in
     /// try mode.
-    pub passing: bool,
+    pub transient: bool,
     /// The requester's position in the queue, from 1; `None` if unknown.
     pub position: Option<u32>,
 }

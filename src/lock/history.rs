@@ -191,7 +191,7 @@ impl ReleaseInfo {
         Self { scope: Scope::Hold, end: None, why: None, at_ms: None, held_ms: None, run_state: Some(RunState::Cancelled) };
 
     /// Whether the store needs this release even if the lock becomes free without it: for the run's outcome, or the run record.
-    pub fn is_worth_telling(&self) -> bool {
+    pub fn is_reported(&self) -> bool {
         self.end.as_ref().is_some_and(|end| self.run_state.is_some() || *end != End::Released)
     }
 }

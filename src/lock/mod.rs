@@ -31,4 +31,4 @@ pub use request::{Entry, Mode, Request};
 pub use run_policy::{Cooldown, Denial, LastRun, Once, Rule, RunPolicy, RunRecord, RunState, whole_ms};
 pub use state::{Holder, LockState, Metadata, NodeView, Waiter};
 pub use time::{BootTime, Ttl, length};
-pub use token::{Fence, Session, Token, fingerprint, random};
+pub use token::{Fence, StoreSession, Token, fingerprint, random};

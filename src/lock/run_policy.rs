@@ -132,7 +132,7 @@ pub struct LastRun {
     pub fence: Fence,
     /// The outcome.
     #[serde(rename = "x")]
-    pub stage: RunState,
+    pub state: RunState,
     /// Attempt number within the window, starting at 1.
     #[serde(rename = "n")]
     pub tries: u32,
@@ -221,13 +221,13 @@ impl Cooldown {
 impl LastRun {
     /// Whether an attempt of this hold wrote the record without starting its command: a run reports its outcome.
     fn is_of(&self, hold: &str) -> bool {
-        self.hold == hold && self.stage == RunState::Started
+        self.hold == hold && self.state == RunState::Started
     }
 
     /// Whether `once` lets another run follow this one.
-    pub fn lets(&self, once: &Once, now_ms: u64) -> bool {
+    pub fn allows(&self, once: &Once, now_ms: u64) -> bool {
         self.is_over(once, now_ms)
-            || match self.stage {
+            || match self.state {
                 RunState::Started => once.retry_crashed,
                 RunState::Ok => false,
                 RunState::Failed => self.tries <= once.retry_failed,
@@ -244,7 +244,7 @@ impl LastRun {
     pub fn denial(&self, once: &Once, now_ms: u64) -> Denial {
         let over = self.at_ms.saturating_add(whole_ms(once.window));
         Denial {
-            rule: Rule::Once(self.stage),
+            rule: Rule::Once(self.state),
             fence: Some(self.fence),
             began: now_ms.checked_sub(self.at_ms).map(Duration::from_millis),
             metadata: self.metadata.clone(),
@@ -273,13 +273,13 @@ impl RunRecord {
             }
         }
         let once = run_policy?.once?;
-        let before = self.start.as_ref().filter(|start| !start.is_of(&own) && !start.lets(&once, now_ms));
+        let before = self.start.as_ref().filter(|start| !start.is_of(&own) && !start.allows(&once, now_ms));
         before.map(|start| start.denial(&once, now_ms))
     }
 
     /// Returns the denial that holds for every host, or for every other host, whatever the request; `now_ms` as
     /// in [`RunRecord::judge`].
-    pub fn keeps(&self, now_ms: u64) -> Option<Denial> {
+    pub fn current_denial(&self, now_ms: u64) -> Option<Denial> {
         let cooldown = self.cooldown.as_ref()?;
         let rules = [(cooldown.at_least_ms, Rule::AtLeast as fn(Duration) -> Rule), (cooldown.guard_ms, Rule::SkewGuard)];
         rules.into_iter().find_map(|(ms, rule)| {
@@ -309,7 +309,7 @@ impl RunRecord {
             self.start = Some(LastRun {
                 at_ms: now_ms,
                 fence,
-                stage: RunState::Started,
+                state: RunState::Started,
                 tries: before.saturating_add(1),
                 window_ms: whole_ms(once.window),
                 metadata: request.metadata.clone(),
@@ -320,18 +320,18 @@ impl RunRecord {
 
     /// Records the outcome of the start with this fence. Returns whether the record changed. A cancelled start delays no run,
     /// and does not count as an attempt.
-    pub fn end(&mut self, fence: Fence, stage: RunState) -> bool {
+    pub fn end(&mut self, fence: Fence, state: RunState) -> bool {
         let mut changed = false;
-        if stage == RunState::Cancelled && self.cooldown.as_ref().is_some_and(|cooldown| cooldown.fence == fence) {
+        if state == RunState::Cancelled && self.cooldown.as_ref().is_some_and(|cooldown| cooldown.fence == fence) {
             self.cooldown = None;
             changed = true;
         }
-        if let Some(start) = self.start.as_mut().filter(|start| start.fence == fence && start.stage == RunState::Started) {
-            start.stage = stage;
-            if stage == RunState::Cancelled {
+        if let Some(start) = self.start.as_mut().filter(|start| start.fence == fence && start.state == RunState::Started) {
+            start.state = state;
+            if state == RunState::Cancelled {
                 start.tries = start.tries.saturating_sub(1);
                 // The earlier attempt had failed, or this one would have been denied.
-                start.stage = if start.tries > 0 { RunState::Failed } else { RunState::Cancelled };
+                start.state = if start.tries > 0 { RunState::Failed } else { RunState::Cancelled };
             }
             changed = true;
         }

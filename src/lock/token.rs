@@ -19,19 +19,19 @@ pub struct Token {
     /// Random, unique per hold of that lease.
     pub hold: u64,
     /// The store session that the hold belongs to, if another process needs it. Never in a token that a command gets.
-    pub session: Option<Session>,
+    pub session: Option<StoreSession>,
 }
 
 /// A store session that another process can take over.
 #[derive(Clone, Copy, PartialEq, Eq, Hash)]
-pub struct Session {
+pub struct StoreSession {
     /// The session's number.
     pub id: i64,
     /// The session's secret.
     pub password: [u8; 16],
 }
 
-impl fmt::Debug for Session {
+impl fmt::Debug for StoreSession {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str("Session(…)")
     }
@@ -57,7 +57,7 @@ impl Token {
     /// Returns the text form. It is a secret, only for clients that renew and release the lock.
     pub fn reveal(&self) -> String {
         let mut text = format!("{}.{}", self.owner, self.hold_text());
-        if let Some(Session { id, password }) = self.session {
+        if let Some(StoreSession { id, password }) = self.session {
             // Writing to a String can't fail.
             let _ = write!(text, ".{id:016x}{:032x}", u128::from_be_bytes(password));
         }
@@ -71,7 +71,7 @@ impl fmt::Debug for Token {
     }
 }
 
-impl Session {
+impl StoreSession {
     fn parse(text: &str) -> Option<Self> {
         let (id, password) = (text.len() == 48).then(|| text.split_at_checked(16))??;
         let (high, low) = password.split_at_checked(16)?;
@@ -95,7 +95,7 @@ impl FromStr for Token {
             let (owner, hold, session) = (parts.next()?, parts.next()?, parts.next());
             let owner = (owner.len() == 36).then(|| Uuid::try_parse(owner).ok())??;
             let session = match session {
-                Some(text) => Some(Session::parse(text)?),
+                Some(text) => Some(StoreSession::parse(text)?),
                 None => None,
             };
             parts.next().is_none().then_some(Self { owner, hold: hex(hold)?, session })
@@ -155,7 +155,7 @@ mod tests {
         let token = Token::random();
         assert_eq!(token.reveal().parse::<Token>().unwrap(), token);
         assert!(!format!("{token:?}").contains(&token.hold_text()));
-        let handed_over = Token { session: Some(Session { id: -7, password: *b"sixteen bytes ok" }), ..token };
+        let handed_over = Token { session: Some(StoreSession { id: -7, password: *b"sixteen bytes ok" }), ..token };
         assert_eq!(handed_over.reveal().parse::<Token>().unwrap(), handed_over);
         for bad in [
             "",

@@ -2,7 +2,7 @@
 
 use unicode_width::{UnicodeWidthChar as _, UnicodeWidthStr as _};
 
-use super::Look;
+use super::TableStyle;
 
 /// Returns the number of columns that a text takes.
 pub fn width(text: &str) -> usize {
@@ -95,47 +95,47 @@ pub struct TableRow<const N: usize> {
     /// One text per column.
     pub cells: [String; N],
     /// The style of the whole row (SGR numbers); empty for none.
-    pub style: &'static str,
+    pub sgr: &'static str,
 }
 
 /// The widest padding without a terminal. Longer text is not cut there, but shifts only its own row.
 const WIDEST: usize = 40;
 
 /// Returns a table as lines, the headings first.
-pub fn table<const N: usize>(columns: &[Column; N], rows: &[TableRow<N>], look: Look) -> Vec<String> {
-    grouped(columns, rows, look).concat()
+pub fn table<const N: usize>(columns: &[Column; N], rows: &[TableRow<N>], style: TableStyle) -> Vec<String> {
+    grouped(columns, rows, style).concat()
 }
 
 /// Returns a table as groups of lines: the headings, then one group per row. The last column may be on its own line.
-pub fn grouped<const N: usize>(columns: &[Column; N], rows: &[TableRow<N>], look: Look) -> Vec<Vec<String>> {
+pub fn grouped<const N: usize>(columns: &[Column; N], rows: &[TableRow<N>], style: TableStyle) -> Vec<Vec<String>> {
     let mut widths: [usize; N] = std::array::from_fn(|n| {
         let widest = rows.iter().map(|row| row.cells[n].width()).max().unwrap_or(0);
         widest.max(columns[n].title.width()).max(columns[n].least)
     });
     let mut separate = false;
-    match look.width {
+    match style.width {
         None => widths = widths.map(|width| width.min(WIDEST)),
         Some(most) => separate = fit(columns, rows, &mut widths, most),
     }
-    let titles = TableRow { cells: std::array::from_fn(|n| columns[n].title.to_owned()), style: "1" };
+    let titles = TableRow { cells: std::array::from_fn(|n| columns[n].title.to_owned()), sgr: "1" };
     let mut groups = Vec::new();
     for (nth, row) in [&titles].into_iter().chain(rows).enumerate() {
         let shown = if separate { N - 1 } else { N };
-        let cells: Vec<String> = (0..shown).map(|n| cell(columns[n], &row.cells[n], widths[n], look)).collect();
+        let cells: Vec<String> = (0..shown).map(|n| cell(columns[n], &row.cells[n], widths[n], style)).collect();
         let line = cells.join("  ");
-        let paint = |line: &str| if row.style.is_empty() { line.to_owned() } else { look.paint(row.style, line) };
+        let paint = |line: &str| if row.sgr.is_empty() { line.to_owned() } else { style.paint(row.sgr, line) };
         let mut lines = vec![paint(line.trim_end())];
         if separate && nth > 0 && !row.cells[N - 1].is_empty() {
-            lines.push(paint(&cut(&format!("  {}", row.cells[N - 1]), look.width.unwrap_or(usize::MAX))));
+            lines.push(paint(&cut(&format!("  {}", row.cells[N - 1]), style.width.unwrap_or(usize::MAX))));
         }
         groups.push(lines);
     }
     groups
 }
 
-fn cell(column: Column, text: &str, width: usize, look: Look) -> String {
+fn cell(column: Column, text: &str, width: usize, style: TableStyle) -> String {
     let text = match column.cut {
-        _ if look.width.is_none() => text.to_owned(),
+        _ if style.width.is_none() => text.to_owned(),
         Cut::Never => text.to_owned(),
         Cut::Middle(_) => middle(text, width),
         Cut::End(_) => cut(text, width),
@@ -185,9 +185,9 @@ mod tests {
     fn a_narrow_table_loses_nothing_but_the_middle_of_names() {
         let columns =
             [Column::new("KEY", 3).cut_by(Cut::Middle(8)), Column::new("WAIT", 4).right(), Column::new("NOTE", 4).cut_by(Cut::End(10))];
-        let rows = [TableRow { cells: ["a-key-that-is-much-too-long".into(), "12".into(), "a note".into()], style: "" }];
+        let rows = [TableRow { cells: ["a-key-that-is-much-too-long".into(), "12".into(), "a note".into()], sgr: "" }];
         for most in [20, 30, 40, 80] {
-            let lines = table(&columns, &rows, Look { width: Some(most), color: false });
+            let lines = table(&columns, &rows, TableStyle { width: Some(most), color: false });
             assert!(lines.iter().all(|line| width(line) <= most), "{most}: {lines:?}");
             let text = lines.join("\n");
             assert!(text.contains("12") && text.contains("a note"), "{most}: {text}");

@@ -5,8 +5,8 @@ use std::{fmt::Write as _, time::Duration};
 use serde::Serialize;
 
 use super::{
-    Look,
-    json::{ErrorReport, Head, head},
+    TableStyle,
+    json::{ErrorReport, ReportHead, head},
     wrapped,
 };
 use crate::{
@@ -80,7 +80,7 @@ impl DoctorReport {
 #[derive(Debug, Serialize)]
 pub struct Json<'a> {
     #[serde(flatten)]
-    head: Head,
+    head: ReportHead,
     backend: &'a str,
     name: Option<&'a str>,
     from: Option<&'a str>,
@@ -97,7 +97,8 @@ struct FindingReport<'a> {
     severity: &'static str,
     text: &'a str,
     risk: Option<&'a str>,
-    mend: Option<&'a str>,
+    #[serde(rename = "mend")]
+    fix: Option<&'a str>,
 }
 
 impl<'a> FindingReport<'a> {
@@ -107,23 +108,23 @@ impl<'a> FindingReport<'a> {
             severity: word(finding.severity),
             text: &finding.text,
             risk: finding.risk.as_deref(),
-            mend: finding.mend.as_deref(),
+            fix: finding.fix.as_deref(),
         }
     }
 }
 
 /// `doctor --print-grants --json`.
 #[derive(Debug, Serialize)]
-pub struct Granted<'a> {
+pub struct GrantsReport<'a> {
     #[serde(flatten)]
-    head: Head,
+    head: ReportHead,
     backend: &'a str,
     role: &'static str,
     text: &'a str,
     notes: &'a [String],
 }
 
-impl<'a> Granted<'a> {
+impl<'a> GrantsReport<'a> {
     /// Creates the report of a role's rights.
     pub fn new(grants: &'a Grants, role: Role, backend: &'a str) -> Self {
         let role = role.user().trim_start_matches("dlock-");
@@ -143,24 +144,24 @@ const fn word(severity: Severity) -> &'static str {
 const INDENT: usize = 8;
 
 /// Returns the findings as lines, the last one a summary.
-pub fn view(report: &DoctorReport, only_bad: bool, look: Look) -> String {
-    let mut text = look.paint("1", &header(report, look)) + "\n";
+pub fn view(report: &DoctorReport, only_bad: bool, style: TableStyle) -> String {
+    let mut text = style.paint("1", &header(report, style)) + "\n";
     for finding in
         &merge_unchecked(&report.findings).into_iter().filter(|finding| !only_bad || finding.severity != Severity::Ok).collect::<Vec<_>>()
     {
-        let (label, style) = match finding.severity {
+        let (label, sgr) = match finding.severity {
             Severity::Ok => ("ok", "32"),
             Severity::Warn => ("WARN", "33"),
             Severity::Unsafe => ("UNSAFE", "1;31"),
         };
-        let said = match &finding.risk {
+        let line = match &finding.risk {
             Some(risk) => format!("{}: {risk}", finding.text),
             None => finding.text.clone(),
         };
         let gap = " ".repeat(INDENT - label.len());
-        let _ = writeln!(text, "{}{gap}{}", look.paint(style, label), wrapped(&said, INDENT, look));
-        if let Some(mend) = &finding.mend {
-            let _ = writeln!(text, "{}{}", " ".repeat(INDENT), wrapped(&format!("fix: {mend}"), INDENT, look));
+        let _ = writeln!(text, "{}{gap}{}", style.paint(sgr, label), wrapped(&line, INDENT, style));
+        if let Some(fix) = &finding.fix {
+            let _ = writeln!(text, "{}{}", " ".repeat(INDENT), wrapped(&format!("fix: {fix}"), INDENT, style));
         }
     }
     text + &summary(report) + "\n"
@@ -176,7 +177,7 @@ fn merge_unchecked(findings: &[Finding]) -> Vec<Finding> {
         };
         let same = shown.iter_mut().find_map(|known| {
             let ((before, because), (what, why)) = (unchecked(&known.text)?, unchecked(&finding.text)?);
-            (because == why && known.mend == finding.mend).then(|| (format!("{UNCHECKED}{before}; {what}, because {why}"), known))
+            (because == why && known.fix == finding.fix).then(|| (format!("{UNCHECKED}{before}; {what}, because {why}"), known))
         });
         match same {
             Some((text, known)) => known.text = text,
@@ -186,12 +187,12 @@ fn merge_unchecked(findings: &[Finding]) -> Vec<Finding> {
     shown
 }
 
-fn header(report: &DoctorReport, look: Look) -> String {
+fn header(report: &DoctorReport, style: TableStyle) -> String {
     let mut parts: Vec<String> = report.name.iter().map(|name| printable(name).into_owned()).collect();
     parts.push(printable(&report.backend).into_owned());
     let start = parts.join("  ");
     let Some(from) = report.from.as_ref().map(|from| format!("from {}", printable(from))) else { return start };
-    let fits = look.width.is_none_or(|width| start.chars().count() + 2 + from.chars().count() <= width);
+    let fits = style.width.is_none_or(|width| start.chars().count() + 2 + from.chars().count() <= width);
     let gap = if fits { "  ".to_owned() } else { format!("\n{}", " ".repeat(INDENT)) };
     start + &gap + &from
 }
@@ -220,8 +221,8 @@ mod tests {
             findings: vec![
                 Finding::ok("round-trip", "a renewal takes 1.1 ms"),
                 Finding::warn("persistence", "appendonly no", "a restart forgets locks, so that two may run, and may repeat fences")
-                    .mend("CONFIG SET appendonly yes"),
-                Finding::not_safe("eviction", "maxmemory-policy allkeys-lru\u{1b}", "may evict a lock under a job").mend("noeviction"),
+                    .fix("CONFIG SET appendonly yes"),
+                Finding::not_safe("eviction", "maxmemory-policy allkeys-lru\u{1b}", "may evict a lock under a job").fix("noeviction"),
             ],
             measured: Measured::default(),
             sources: Vec::new(),
@@ -231,7 +232,7 @@ mod tests {
 
     #[test]
     fn findings_fit_the_terminal() {
-        let text = view(&report(), false, Look { width: Some(60), color: false });
+        let text = view(&report(), false, TableStyle { width: Some(60), color: false });
         assert_eq!(
             text,
             "prod  rediss://r1:6379  from /etc/dlock/config.toml\n\
@@ -241,14 +242,14 @@ mod tests {
              UNSAFE  maxmemory-policy allkeys-lru\\u{1b}: may evict a lock\n        under a job\n        fix: noeviction\n\
              not safe: 1 thing to fix, 1 warning\n"
         );
-        assert!(!view(&report(), true, Look::default()).contains("1.1 ms"));
-        let narrow = view(&report(), true, Look { width: Some(40), color: false });
+        assert!(!view(&report(), true, TableStyle::default()).contains("1.1 ms"));
+        let narrow = view(&report(), true, TableStyle { width: Some(40), color: false });
         assert!(narrow.starts_with("prod  rediss://r1:6379\n        from /etc/dlock/config.toml\n"), "{narrow}");
     }
 
     #[test]
     fn unchecked_findings_with_the_same_reason_are_merged() {
-        let unchecked = |what, why| Finding::unchecked("x", what, why).mend("m");
+        let unchecked = |what, why| Finding::unchecked("x", what, why).fix("m");
         let findings = [unchecked("a", "no right"), Finding::ok("y", "fine"), unchecked("b, c", "no right"), unchecked("d", "no answer")];
         let texts: Vec<String> = merge_unchecked(&findings).into_iter().map(|finding| finding.text).collect();
         assert_eq!(texts, ["not checked: a; b, c, because no right", "fine", "not checked: d, because no answer"]);

@@ -1,16 +1,16 @@
 //! The text of `dlock explain`.
 
 use super::{
-    Look, age,
+    TableStyle, age,
     columns::{Column, Cut, TableRow, table},
     doctor::Source,
-    who,
+    holders,
 };
 use crate::lock::{Denial, Holder, Key, Rule, RunState};
 
 /// What a run would do now.
 #[derive(Clone, Debug)]
-pub enum Would {
+pub enum Prediction {
     /// It would start the command.
     Run,
     /// This lock is held by these holders.
@@ -31,7 +31,7 @@ pub struct Explained<'a> {
     /// The lock's name in the store.
     pub stored_as: &'a str,
     /// What a run would do now.
-    pub would: &'a Would,
+    pub would: &'a Prediction,
     /// Whether the run would wait for a busy lock.
     pub waits: bool,
     /// The settings of the run.
@@ -42,7 +42,7 @@ impl Explained<'_> {
     /// Returns `run`, `wait` or `skip`.
     pub fn verb(&self) -> &'static str {
         match self.would {
-            Would::Run => "run",
+            Prediction::Run => "run",
             _ if self.waits => "wait",
             _ => "skip",
         }
@@ -50,15 +50,15 @@ impl Explained<'_> {
 
     /// Returns why it would not run at once: `once per 1d, app@web2 ran it 3h ago`.
     pub fn why(&self) -> Option<String> {
-        let of = |key: &Key| if key == self.key { String::new() } else { format!("{}: ", who::clean(key.as_str(), 255)) };
+        let of = |key: &Key| if key == self.key { String::new() } else { format!("{}: ", holders::clean(key.as_str(), 255)) };
         match self.would {
-            Would::Run => None,
-            Would::Held(key, holders) => {
-                let holder = holders.first().map_or_else(|| "another client".into(), who::described);
+            Prediction::Run => None,
+            Prediction::Held(key, holders) => {
+                let holder = holders.first().map_or_else(|| "another client".into(), holders::described);
                 Some(format!("{}held by {holder}", of(key)))
             }
-            Would::Denied(key, denial, option) => {
-                let who = who::who(denial.metadata.as_ref()).unwrap_or_else(|| "a run".into());
+            Prediction::Denied(key, denial, option) => {
+                let who = holders::user_at_host(denial.metadata.as_ref()).unwrap_or_else(|| "a run".into());
                 let did = if matches!(denial.rule, Rule::Once(RunState::Ok | RunState::Failed)) { "ran" } else { "began" };
                 let failed = if denial.rule == Rule::Once(RunState::Failed) { " and failed" } else { "" };
                 let began = denial.began.map(|ago| format!(" {} ago", age(ago))).unwrap_or_default();
@@ -73,23 +73,24 @@ const COLUMNS: [Column; 3] =
     [Column::new("SETTING", 8), Column::new("VALUE", 5).cut_by(Cut::Middle(16)), Column::new("FROM", 4).cut_by(Cut::Middle(20))];
 
 /// Returns the verdict, followed by the table of settings.
-pub fn view(explained: &Explained<'_>, look: Look) -> String {
+pub fn view(explained: &Explained<'_>, style: TableStyle) -> String {
     let verb = explained.verb();
-    let style = if verb == "run" { "32" } else { "33" };
+    let sgr = if verb == "run" { "32" } else { "33" };
     let why = explained.why().map(|why| format!(": {why}")).unwrap_or_default();
-    let store = explained.name.map_or_else(|| explained.store.to_owned(), |name| format!("{} ({})", who::clean(name, 60), explained.store));
+    let store =
+        explained.name.map_or_else(|| explained.store.to_owned(), |name| format!("{} ({})", holders::clean(name, 60), explained.store));
     let mut text = format!(
         "{}   {}{why}\n  stored as  {} in {store}\n\n",
-        who::clean(explained.key.as_str(), 255),
-        look.paint(style, &format!("would {verb}")),
-        who::clean(explained.stored_as, 300)
+        holders::clean(explained.key.as_str(), 255),
+        style.paint(sgr, &format!("would {verb}")),
+        holders::clean(explained.stored_as, 300)
     );
     let row = |source: &Source| {
-        let value = source.value.as_deref().map_or_else(|| "(secret)".into(), |value| who::clean(value, 255));
-        let style = if source.from == "default" { "2" } else { "" };
-        TableRow { cells: [source.name.clone(), value, who::clean(&source.from, 255)], style }
+        let value = source.value.as_deref().map_or_else(|| "(secret)".into(), |value| holders::clean(value, 255));
+        let sgr = if source.from == "default" { "2" } else { "" };
+        TableRow { cells: [source.name.clone(), value, holders::clean(&source.from, 255)], sgr }
     };
     let rows: Vec<TableRow<3>> = explained.settings.iter().map(row).collect();
-    text.extend(table(&COLUMNS, &rows, look).into_iter().flat_map(|line| [line, "\n".into()]));
+    text.extend(table(&COLUMNS, &rows, style).into_iter().flat_map(|line| [line, "\n".into()]));
     text
 }

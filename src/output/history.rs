@@ -3,9 +3,9 @@
 use std::fmt::Write as _;
 
 use super::{
-    Look, Now, age,
+    Now, TableStyle, age,
     columns::{Column, Cut, TableRow, table},
-    inspect, who, wrapped,
+    holders, inspect, wrapped,
 };
 use crate::lock::{self, End, Fence, HistoryEntry, LockState, Metadata, RunRecord, RunState, SkipCount};
 
@@ -28,7 +28,7 @@ pub struct RunOf {
 
 impl RunOf {
     pub(super) fn host(&self) -> String {
-        self.metadata.as_ref().and_then(|m| m.host.as_deref()).map_or_else(|| "?".into(), |host| who::clean(host, 20))
+        self.metadata.as_ref().and_then(|m| m.host.as_deref()).map_or_else(|| "?".into(), |host| holders::clean(host, 20))
     }
 
     /// Returns how long it ran, up to `now`, in ms.
@@ -54,14 +54,14 @@ impl RunOf {
         length(self.ran_ms(now.unix_ms()))
     }
 
-    pub(super) fn style(&self) -> &'static str {
+    pub(super) fn sgr(&self) -> &'static str {
         if self.is_bad() { "31" } else { "" }
     }
 
     /// Returns how it ended, in a few words; in capitals if it needs attention.
     pub(super) fn outcome(&self) -> String {
         // The lines after the first are the command's output.
-        let why = self.why.as_deref().and_then(|why| why.lines().next()).map(|why| who::clean(why, 120));
+        let why = self.why.as_deref().and_then(|why| why.lines().next()).map(|why| holders::clean(why, 120));
         match &self.end {
             None => "running".into(),
             Some(end @ (End::Lost | End::Broken | End::Expired | End::NotStarted)) => {
@@ -75,7 +75,7 @@ impl RunOf {
             Some(end) => {
                 let word = match end {
                     End::Signalled(signal) => signal_name(*signal).map_or_else(|| end.to_string(), Into::into),
-                    end => who::clean(&end.to_string(), 40),
+                    end => holders::clean(&end.to_string(), 40),
                 };
                 match why.as_deref().and_then(|why| why.strip_prefix("max runtime ")) {
                     Some(most) => format!("TIMED OUT after {most}"),
@@ -88,7 +88,7 @@ impl RunOf {
     /// Returns [`RunOf::outcome`], and the reason for which an operator overrode the run policy.
     pub(super) fn outcome_and_anyway(&self) -> String {
         let anyway = self.metadata.as_ref().and_then(|metadata| metadata.anyway.as_deref());
-        let anyway = anyway.map(|why| format!(", anyway: \"{}\"", who::clean(why, 120))).unwrap_or_default();
+        let anyway = anyway.map(|why| format!(", anyway: \"{}\"", holders::clean(why, 120))).unwrap_or_default();
         self.outcome() + &anyway
     }
 }
@@ -155,15 +155,15 @@ const COLUMNS: [Column; 6] = [
 ];
 
 /// Returns the table of runs, followed by the run records that may deny later runs, and the skips.
-pub fn view(runs: &[RunOf], last: usize, record: &RunRecord, skips: &[SkipCount], now: &Now, look: Look) -> String {
+pub fn view(runs: &[RunOf], last: usize, record: &RunRecord, skips: &[SkipCount], now: &Now, style: TableStyle) -> String {
     let mut text = String::new();
     if runs.is_empty() {
         text.push_str("no runs are remembered\n");
     } else {
         let fences = || runs.iter().filter_map(|run| run.fence);
         let rows: Vec<TableRow<6>> =
-            runs.iter().take(last).map(|run| TableRow { cells: cells(run, fences(), now), style: run.style() }).collect();
-        for line in table(&COLUMNS, &rows, look) {
+            runs.iter().take(last).map(|run| TableRow { cells: cells(run, fences(), now), sgr: run.sgr() }).collect();
+        for line in table(&COLUMNS, &rows, style) {
             let _ = writeln!(text, "{line}");
         }
         if runs.len() > last {
@@ -175,15 +175,15 @@ pub fn view(runs: &[RunOf], last: usize, record: &RunRecord, skips: &[SkipCount]
         let since =
             skips.iter().filter_map(|skips| skips.since_ms).min().map(|since| format!(" since {}", now.local(since))).unwrap_or_default();
         let alike = skips.iter().all(|skips| skips.reason == latest.reason);
-        let reason = |skips: &SkipCount| if alike { String::new() } else { format!(" ({})", who::clean(&skips.reason, 40)) };
+        let reason = |skips: &SkipCount| if alike { String::new() } else { format!(" ({})", holders::clean(&skips.reason, 40)) };
         let each: Vec<String> =
-            skips.iter().map(|skips| format!("{} {}{}", who::clean(&skips.host, 40), skips.count, reason(skips))).collect();
+            skips.iter().map(|skips| format!("{} {}{}", holders::clean(&skips.host, 40), skips.count, reason(skips))).collect();
         let last = latest.last_ms.map(|last| format!("{} ", now.local(last))).unwrap_or_default();
-        let (host, reason) = (who::clean(&latest.host, 40), who::clean(&latest.reason, 80));
+        let (host, reason) = (holders::clean(&latest.host, 40), holders::clean(&latest.reason, 80));
         notes.push(format!("skipped{since}: {}; last {last}{host}, {reason}", each.join(", ")));
     }
     for note in notes {
-        let _ = writeln!(text, "{}", wrapped(&note, 2, look));
+        let _ = writeln!(text, "{}", wrapped(&note, 2, style));
     }
     text
 }
@@ -192,8 +192,8 @@ pub fn view(runs: &[RunOf], last: usize, record: &RunRecord, skips: &[SkipCount]
 fn record_notes(record: &RunRecord, now: &Now) -> Vec<String> {
     let mut notes = Vec::new();
     let whose = |metadata: &Option<Metadata>, fence: Fence| {
-        let who = who::who(metadata.as_ref()).unwrap_or_else(|| "another process".into());
-        format!("{who}, fence {}", who::fence(fence, std::iter::empty()))
+        let who = holders::user_at_host(metadata.as_ref()).unwrap_or_else(|| "another process".into());
+        format!("{who}, fence {}", holders::fence(fence, std::iter::empty()))
     };
     let window_of = |ms: u64| lock::length(std::time::Duration::from_millis(ms));
     if let Some(cooldown) = &record.cooldown {
@@ -204,11 +204,11 @@ fn record_notes(record: &RunRecord, now: &Now) -> Vec<String> {
         }
     }
     // A cancelled run denies no other run.
-    if let Some(start) = record.start.as_ref().filter(|start| start.stage != RunState::Cancelled) {
-        let stage = inspect::outcome(start.stage);
+    if let Some(start) = record.start.as_ref().filter(|start| start.state != RunState::Cancelled) {
+        let state = inspect::outcome(start.state);
         let tries = if start.tries > 1 { format!(", try {}", start.tries) } else { String::new() };
         let (at, whose, window) = (now.local(start.at_ms), whose(&start.metadata, start.fence), window_of(start.window_ms));
-        notes.push(format!("once in {window}: begun {at} ({whose}): {stage}{tries}"));
+        notes.push(format!("once in {window}: begun {at} ({whose}): {state}{tries}"));
     }
     notes
 }
@@ -220,7 +220,7 @@ fn cells(run: &RunOf, others: impl Iterator<Item = Fence>, now: &Now) -> [String
         run.host(),
         length(waited),
         run.ran(now),
-        run.fence.map(|fence| who::fence(fence, others)).unwrap_or_default(),
+        run.fence.map(|fence| holders::fence(fence, others)).unwrap_or_default(),
         run.outcome_and_anyway(),
     ]
 }
@@ -283,7 +283,8 @@ mod tests {
             last_ms: Some(now().unix_ms() - ago * 1000),
             reason: "busy".into(),
         };
-        let text = view(&some(), 20, &RunRecord::default(), &[skips("web2", 4, 86_000), skips("web5", 5, 3839)], &now(), Look::default());
+        let text =
+            view(&some(), 20, &RunRecord::default(), &[skips("web2", 4, 86_000), skips("web5", 5, 3839)], &now(), TableStyle::default());
         let expected = "\
 STARTED          HOST  WAITED  RAN      FENCE  END
 Fri 20 02:00:01  web3  12s     1h 4m     1042  running
@@ -297,16 +298,16 @@ Thu 19 03:00:00  web1  12s     6m 2s     1041  ok
         }
         assert!(text.contains("LOST: no renewal for 36s") && text.contains("BROKEN by ana@ops1: \"NFS\""), "{text}");
         assert!(text.ends_with("web2 4, web5 5; last Fri 20 02:00:02 web5, busy\n"), "{text}");
-        assert!(view(&some(), 2, &RunRecord::default(), &[], &now(), Look::default()).ends_with("and 3 older; -n 5 shows all\n"));
+        assert!(view(&some(), 2, &RunRecord::default(), &[], &now(), TableStyle::default()).ends_with("and 3 older; -n 5 shows all\n"));
     }
 
     #[test]
     fn unknown_values_are_question_marks() {
         let strange = RunOf { started_ms: None, ended_ms: None, metadata: None, ..run("", 1, 1, Some(End::Expired), None, 7) };
-        let text = view(&[strange], 20, &RunRecord::default(), &[], &now(), Look::default());
+        let text = view(&[strange], 20, &RunRecord::default(), &[], &now(), TableStyle::default());
         let line: Vec<&str> = text.lines().nth(1).unwrap().split_whitespace().collect();
         assert_eq!(line, ["?", "?", "?", "?", "7", "EXPIRED"]);
-        assert_eq!(view(&[], 20, &RunRecord::default(), &[], &now(), Look::default()), "no runs are remembered\n");
+        assert_eq!(view(&[], 20, &RunRecord::default(), &[], &now(), TableStyle::default()), "no runs are remembered\n");
     }
 
     #[test]
@@ -326,14 +327,14 @@ Thu 19 03:00:00  web1  12s     6m 2s     1041  ok
             start: Some(LastRun {
                 at_ms: 0,
                 fence: Fence(3),
-                stage: RunState::Failed,
+                state: RunState::Failed,
                 tries: 2,
                 window_ms: 1_800_000,
                 metadata: None,
                 hold: String::new(),
             }),
         };
-        let shown = |record: &RunRecord| view(&[], 20, record, &[], &now(), Look::default());
+        let shown = |record: &RunRecord| view(&[], 20, record, &[], &now(), TableStyle::default());
         let text = shown(&record);
         assert!(text.contains("kept from all hosts until ") && text.contains(": at least 30s (web1, fence 7)\n"), "{text}");
         assert!(text.contains("kept from other hosts until ") && text.contains(": skew guard 5s (web1, fence 7)\n"), "{text}");

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use super::{Lock, Look, Now, age, columns::width, json, kept, who};
+use super::{LockView, Now, TableStyle, age, columns::width, holders, json, lock_view};
 use crate::lock::{Holder, LastRun, Mode, NodeView, RunState};
 
 /// Most waiters shown; further ones are only counted.
@@ -11,25 +11,25 @@ const WAITERS: usize = 10;
 const HOLDERS: usize = 10;
 
 /// Returns the text about one lock, in at most 80 columns unless its names are longer.
-pub fn view(lock: &Lock, name: Option<&str>, backend: &str, now: &Now, look: Look) -> String {
+pub fn view(lock: &LockView, name: Option<&str>, backend: &str, now: &Now, style: TableStyle) -> String {
     let state = &lock.state;
-    let key = who::clean(state.key.as_str(), 255);
-    let store = name.map_or_else(|| backend.to_owned(), |name| format!("{} ({backend})", who::clean(name, 60)));
-    let stored_as = who::clean(&state.stored_as, 300);
+    let key = holders::clean(state.key.as_str(), 255);
+    let store = name.map_or_else(|| backend.to_owned(), |name| format!("{} ({backend})", holders::clean(name, 60)));
+    let stored_as = holders::clean(&state.stored_as, 300);
     let mut lines = Vec::new();
     match state.holders.as_slice() {
         [] => {
             if let Some(denial) = &lock.denial {
-                let (free, why) = (format!("FREE, but {}", kept::until(denial, now)), kept::why(denial, now));
-                let painted = look.paint("33", &free);
-                if look.width.is_none_or(|most| width(&format!("{key}   {free}: {why}")) <= most) {
+                let (free, why) = (format!("FREE, but {}", lock_view::until(denial, now)), lock_view::why(denial, now));
+                let painted = style.paint("33", &free);
+                if style.width.is_none_or(|most| width(&format!("{key}   {free}: {why}")) <= most) {
                     lines.push(format!("{key}   {painted}: {why}"));
                 } else {
                     lines.extend([format!("{key}   {painted}"), row("why", &why)]);
                 }
                 lines.push(row("store", &store));
             } else {
-                lines.push(format!("{key}   {}   {store}", look.paint("32", "FREE")));
+                lines.push(format!("{key}   {}   {store}", style.paint("32", "FREE")));
             }
             if let Some(start) = &lock.start {
                 lines.push(row("once", &once(start, now)));
@@ -38,7 +38,7 @@ pub fn view(lock: &Lock, name: Option<&str>, backend: &str, now: &Now, look: Loo
             lines.push(row("fence", &format!("{fence:<10}  stored as  {stored_as}")));
         }
         holders => {
-            lines.push(format!("{key}   {}   {}   {store}", look.paint("1;33", "HELD"), kind(holders)));
+            lines.push(format!("{key}   {}   {}   {store}", style.paint("1;33", "HELD"), kind(holders)));
             for (index, holder) in holders.iter().take(HOLDERS).enumerate() {
                 held(holder, (index == 0).then_some(&stored_as), now, &mut lines);
             }
@@ -49,7 +49,7 @@ pub fn view(lock: &Lock, name: Option<&str>, backend: &str, now: &Now, look: Loo
     }
     for (index, waiter) in state.waiters.iter().take(WAITERS).enumerate() {
         let title = if index == 0 { "waiting" } else { "" };
-        let who = who::who(waiter.metadata.as_ref()).unwrap_or_else(|| "another process".into());
+        let who = holders::user_at_host(waiter.metadata.as_ref()).unwrap_or_else(|| "another process".into());
         let long = waiter.waiting_for.map(|long| format!(", {}", age(long))).unwrap_or_default();
         // Without an order, a position would be a false promise: a newcomer may be granted first.
         let position = if waiter.in_order { format!("{}. ", index + 1) } else { String::new() };
@@ -66,14 +66,14 @@ pub fn view(lock: &Lock, name: Option<&str>, backend: &str, now: &Now, look: Loo
 
 /// Returns the text about the last run of `--once` or `--once-per`.
 fn once(start: &LastRun, now: &Now) -> String {
-    let who = who::who(start.metadata.as_ref()).map(|who| format!(" {who}")).unwrap_or_default();
+    let who = holders::user_at_host(start.metadata.as_ref()).map(|who| format!(" {who}")).unwrap_or_default();
     let until = now.moment(start.at_ms.saturating_add(start.window_ms));
-    format!("began {}{who}: {}; counts until {until}", now.moment(start.at_ms), outcome(start.stage))
+    format!("began {}{who}: {}; counts until {until}", now.moment(start.at_ms), outcome(start.state))
 }
 
 /// Returns the outcome of a run, in words.
-pub fn outcome(stage: RunState) -> &'static str {
-    match stage {
+pub fn outcome(state: RunState) -> &'static str {
+    match state {
         RunState::Started => "its outcome is unknown",
         RunState::Ok => "ok",
         RunState::Failed => "failed",
@@ -107,22 +107,22 @@ fn on_node(node: &NodeView) -> String {
             let left = node.expires_in.map(|left| format!(", expires in {}", age(left))).unwrap_or_default();
             format!("{whose}{left}")
         }
-        (None, why) => why.as_ref().map_or_else(|| "?".into(), |why| who::clean(why, 60)),
+        (None, why) => why.as_ref().map_or_else(|| "?".into(), |why| holders::clean(why, 60)),
     };
-    format!("{:<22}  {what}", who::clean(&node.node, 40))
+    format!("{:<22}  {what}", holders::clean(&node.node, 40))
 }
 
 fn held(holder: &Holder, stored_as: Option<&String>, now: &Now, lines: &mut Vec<String>) {
     let metadata = holder.metadata.as_ref();
-    let mut parts = vec![who::holder(holder)];
+    let mut parts = vec![holders::holder(holder)];
     if let Some(permit) = holder.permit {
         parts.push(format!("permit {permit}"));
     }
     if let Some(pid) = metadata.and_then(|m| m.pid) {
-        let kept = who::command(metadata).is_some();
+        let kept = holders::command(metadata).is_some();
         parts.push(if holder.detached && !kept { format!("acquired by pid {pid}") } else { format!("dlock pid {pid}") });
     }
-    if let Some(command) = who::command(metadata) {
+    if let Some(command) = holders::command(metadata) {
         parts.push(if holder.detached { format!("kept for {command}") } else { format!("command {command}") });
     }
     if holder.holds > 1 {
@@ -130,11 +130,11 @@ fn held(holder: &Holder, stored_as: Option<&String>, now: &Now, lines: &mut Vec<
         parts.push(if times == 1 { "entered once".into() } else { format!("entered {times} times") });
     }
     lines.push(row("holder", &parts.join("   ")));
-    if let Some(note) = who::note(metadata) {
+    if let Some(note) = holders::note(metadata) {
         lines.push(row("note", &note));
     }
     if let Some(why) = metadata.and_then(|m| m.anyway.as_deref()) {
-        lines.push(row("anyway", &format!("\"{}\"", who::clean(why, 120))));
+        lines.push(row("anyway", &format!("\"{}\"", holders::clean(why, 120))));
     }
     if let Some(long) = holder.held_for {
         lines.push(row("since", &format!("{}, {} ago", now.local_before(long), age(long))));
@@ -146,7 +146,7 @@ fn held(holder: &Holder, stored_as: Option<&String>, now: &Now, lines: &mut Vec<
             (false, Some(unkept)) if unkept.starts_with("acquired with") => "it ends with its lease",
             (false, _) => "its dlock has not seen that yet",
         };
-        lines.push(row("break", &format!("{}: {seen}", who::mark(mark))));
+        lines.push(row("break", &format!("{}: {seen}", holders::mark(mark))));
     }
     let fence = holder.fence.map_or_else(|| "none".into(), |fence| fence.to_string());
     let stored_as = stored_as.map(|name| format!("  stored as  {name}")).unwrap_or_default();
@@ -165,7 +165,7 @@ fn lease(holder: &Holder) -> String {
 
 /// Whether a renewal of the holder is overdue. Holders with a process renew at every sixth of the lease.
 pub fn is_late(holder: &Holder) -> bool {
-    let by_itself = !holder.foreign && (!holder.detached || who::command(holder.metadata.as_ref()).is_some());
+    let by_itself = !holder.foreign && (!holder.detached || holders::command(holder.metadata.as_ref()).is_some());
     let times = holder.renewed_ago.zip(holder.expires_in).filter(|_| by_itself);
     times.is_some_and(|(ago, left)| ago > (ago + left) / 3 + Duration::from_secs(1))
 }
@@ -176,12 +176,16 @@ fn verdict(holder: &Holder) -> Option<String> {
         return None;
     }
     // A detached hold with a renewing process names the program in `command`.
-    if holder.detached && who::command(holder.metadata.as_ref()).is_none() {
+    if holder.detached && holders::command(holder.metadata.as_ref()).is_none() {
         return Some("acquired with a TTL: no process renews it".into());
     }
     let (ago, left) = (holder.renewed_ago?, holder.expires_in?);
-    let on_host =
-        holder.metadata.as_ref().and_then(|m| m.host.as_deref()).map(|host| format!(" on {}", who::clean(host, 40))).unwrap_or_default();
+    let on_host = holder
+        .metadata
+        .as_ref()
+        .and_then(|m| m.host.as_deref())
+        .map(|host| format!(" on {}", holders::clean(host, 40)))
+        .unwrap_or_default();
     if left.is_zero() {
         // The lock is still held: the kernel keeps SQLite's lock file locked for a process.
         return Some(format!("dlock{on_host} is stopped, and keeps the lock until it continues or is killed"));
@@ -242,7 +246,7 @@ mod tests {
 
     fn shown(state: &LockState) -> String {
         let now = Now::at("2026-11-20T02:04:01Z".parse().unwrap(), TimeZone::fixed(offset(1)));
-        view(&Lock::from(state.clone()), Some("prod"), "rediss://r1:6379", &now, Look::default())
+        view(&LockView::from(state.clone()), Some("prod"), "rediss://r1:6379", &now, TableStyle::default())
     }
 
     #[test]
@@ -288,11 +292,12 @@ nightly   HELD   exclusive   prod (rediss://r1:6379)
             metadata: Some(Metadata { user: Some("root".into()), host: Some("web1".into()), ..Metadata::default() }),
             again_in: secs(3000),
         };
-        let free = |rule| Lock { denial: Some(denial(rule)), ..Lock::from(LockState { holders: vec![], waiters: vec![], ..state() }) };
-        let text = |rule| view(&free(rule), None, "local", &now, Look::default()).lines().next().unwrap().to_owned();
+        let free =
+            |rule| LockView { denial: Some(denial(rule)), ..LockView::from(LockState { holders: vec![], waiters: vec![], ..state() }) };
+        let text = |rule| view(&free(rule), None, "local", &now, TableStyle::default()).lines().next().unwrap().to_owned();
         let hour = Duration::from_secs(3600);
         assert_eq!(text(Rule::AtLeast(hour)), "nightly   FREE, but not before 03:54:01: at least 1h, began 02:54:01 root@web1");
-        let narrow = Look { width: Some(50), color: false };
+        let narrow = TableStyle { width: Some(50), color: false };
         let narrow = view(&free(Rule::AtLeast(hour)), None, "local", &now, narrow);
         assert!(
             narrow.starts_with("nightly   FREE, but not before 03:54:01\n  why      at least 1h, began 02:54:01 root@web1\n"),

@@ -64,9 +64,9 @@ pub use self::parts::{
 pub use self::{
     explained::ExplainedReport,
     keys::{AllRuns, HostBroken, KnownKeys},
-    names::Named,
+    names::NamesReport,
 };
-use super::{Cause, Lock, Now, Skip, history::RunOf, time::millis};
+use super::{Cause, LockView, Now, Skip, history::RunOf, time::millis};
 use crate::{
     exit,
     lease::Lease,
@@ -86,14 +86,14 @@ pub fn line(report: &impl Serialize) -> String {
 
 /// The fields that every object begins with.
 #[derive(Debug, Serialize)]
-pub(super) struct Head {
+pub(super) struct ReportHead {
     schema: &'static str,
     result: &'static str,
     status: u8,
 }
 
-pub(super) const fn head(result: &'static str, status: u8) -> Head {
-    Head { schema: SCHEMA, result, status }
+pub(super) const fn head(result: &'static str, status: u8) -> ReportHead {
+    ReportHead { schema: SCHEMA, result, status }
 }
 
 /// Declares a report: the head, then the fields in the order they are printed.
@@ -103,7 +103,7 @@ macro_rules! report {
         #[derive(Debug, Serialize)]
         pub struct $name<'a> {
             #[serde(flatten)]
-            head: Head,
+            head: ReportHead,
             $($field: $type,)*
         }
     };
@@ -352,33 +352,33 @@ impl<'a> Failed<'a> {
 
 /// `inspect`.
 #[derive(Debug, Serialize)]
-pub struct Inspected<'a> {
+pub struct InspectReport<'a> {
     #[serde(flatten)]
-    head: Head,
+    head: ReportHead,
     backend: &'a str,
     #[serde(flatten)]
     lock: LockReport<'a>,
 }
 
-impl<'a> Inspected<'a> {
+impl<'a> InspectReport<'a> {
     /// Reports one lock.
-    pub fn new(lock: &'a Lock, backend: &'a str, now: &Now) -> Self {
+    pub fn new(lock: &'a LockView, backend: &'a str, now: &Now) -> Self {
         Self { head: head("ok", exit::OK), backend, lock: LockReport::new(lock, now) }
     }
 }
 
 /// `list`.
 #[derive(Debug, Serialize)]
-pub struct Listed<'a> {
+pub struct ListReport<'a> {
     #[serde(flatten)]
-    head: Head,
+    head: ReportHead,
     backend: &'a str,
     locks: Vec<LockReport<'a>>,
 }
 
-impl<'a> Listed<'a> {
+impl<'a> ListReport<'a> {
     /// Reports several locks.
-    pub fn new(locks: &'a [Lock], backend: &'a str, now: &Now) -> Self {
+    pub fn new(locks: &'a [LockView], backend: &'a str, now: &Now) -> Self {
         Self { head: head("ok", exit::OK), backend, locks: locks.iter().map(|lock| LockReport::new(lock, now)).collect() }
     }
 }

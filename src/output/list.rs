@@ -3,9 +3,9 @@
 use std::{fmt::Write as _, time::Duration};
 
 use super::{
-    Lock, Look, Now, age,
+    LockView, Now, TableStyle, age,
     columns::{Column, Cut, TableRow, grouped},
-    inspect, kept, who,
+    holders, inspect, lock_view,
 };
 use crate::lock::{Holder, Mode, length};
 
@@ -20,22 +20,22 @@ const COLUMNS: [Column; 7] = [
 ];
 
 /// Returns a table of held locks, and of free locks that an earlier run denies.
-pub fn view(locks: &[Lock], now: &Now, look: Look) -> String {
-    lines(locks, now, look).into_iter().flat_map(|line| [line, "\n".into()]).collect()
+pub fn view(locks: &[LockView], now: &Now, style: TableStyle) -> String {
+    lines(locks, now, style).into_iter().flat_map(|line| [line, "\n".into()]).collect()
 }
 
-fn lines(locks: &[Lock], now: &Now, look: Look) -> Vec<String> {
-    groups(locks, now, look).concat()
+fn lines(locks: &[LockView], now: &Now, style: TableStyle) -> Vec<String> {
+    groups(locks, now, style).concat()
 }
 
 /// Returns the lines of the headings, then those of each lock.
-fn groups(locks: &[Lock], now: &Now, look: Look) -> Vec<Vec<String>> {
+fn groups(locks: &[LockView], now: &Now, style: TableStyle) -> Vec<Vec<String>> {
     let rows: Vec<TableRow<7>> = locks.iter().map(|lock| row(lock, now)).collect();
-    grouped(&COLUMNS, &rows, look)
+    grouped(&COLUMNS, &rows, style)
 }
 
 /// Returns the table for a window of `height` lines.
-pub fn screen(locks: &[Lock], now: &Now, every: Duration, look: Look, height: usize) -> Vec<String> {
+pub fn screen(locks: &[LockView], now: &Now, every: Duration, style: TableStyle, height: usize) -> Vec<String> {
     let held = locks.iter().filter(|lock| lock.denial.is_none()).count();
     let mut text = vec![format!("every {}, last at {}: {held} held", length(every), now.clock()), String::new()];
     if locks.is_empty() {
@@ -43,7 +43,7 @@ pub fn screen(locks: &[Lock], now: &Now, every: Duration, look: Look, height: us
     }
     // The window's last line stays empty: a line feed there would scroll the header away.
     let room = height.saturating_sub(text.len() + 2).max(1);
-    let table = groups(locks, now, look);
+    let table = groups(locks, now, style);
     let all = table.iter().map(Vec::len).sum::<usize>();
     let (mut shown, mut left) = (0, if all > room + 1 { room } else { room + 1 });
     for lines in &table {
@@ -75,15 +75,15 @@ pub fn redraw(before: &[String], after: &[String]) -> String {
     text + &format!("\x1b[{};1H", after.len() + 1)
 }
 
-fn row(lock: &Lock, now: &Now) -> TableRow<7> {
+fn row(lock: &LockView, now: &Now) -> TableRow<7> {
     let state = &lock.state;
-    let key = who::clean(state.key.as_str(), 255);
+    let key = holders::clean(state.key.as_str(), 255);
     let (wait, unknown) = (state.waiters.len().to_string(), || "?".to_owned());
     if let Some(denial) = &lock.denial {
-        let fence = denial.fence.map_or_else(|| "-".into(), |fence| who::fence(fence, std::iter::empty()));
+        let fence = denial.fence.map_or_else(|| "-".into(), |fence| holders::fence(fence, std::iter::empty()));
         let (since, expires) = (denial.began.map_or_else(unknown, age), denial.again_in.map_or_else(unknown, age));
-        let note = format!("{}: {}", kept::until(denial, now), kept::why(denial, now));
-        return TableRow { cells: [key, "(free)".into(), since, expires, wait, fence, note], style: "" };
+        let note = format!("{}: {}", lock_view::until(denial, now), lock_view::why(denial, now));
+        return TableRow { cells: [key, "(free)".into(), since, expires, wait, fence, note], sgr: "" };
     }
     let first = state.holders.first();
     let share = match first.map(|holder| holder.mode) {
@@ -91,7 +91,7 @@ fn row(lock: &Lock, now: &Now) -> TableRow<7> {
         Some(Mode::Shared) => format!(" {} readers", state.holders.len()),
         _ => String::new(),
     };
-    let holder = |holder: &Holder| match who::who(holder.metadata.as_ref()) {
+    let holder = |holder: &Holder| match holders::user_at_host(holder.metadata.as_ref()) {
         Some(who) => who,
         None if holder.foreign => "(foreign)".into(),
         None => "?".into(),
@@ -105,10 +105,10 @@ fn row(lock: &Lock, now: &Now) -> TableRow<7> {
         first.and_then(|holder| holder.held_for).map_or_else(unknown, age),
         expires,
         wait,
-        first.and_then(|holder| holder.fence).map_or_else(|| "-".into(), |fence| who::fence(fence, others())),
-        first.and_then(|holder| who::note(holder.metadata.as_ref())).unwrap_or_default(),
+        first.and_then(|holder| holder.fence).map_or_else(|| "-".into(), |fence| holders::fence(fence, others())),
+        first.and_then(|holder| holders::note(holder.metadata.as_ref())).unwrap_or_default(),
     ];
-    TableRow { cells, style: if late { "33" } else { "" } }
+    TableRow { cells, sgr: if late { "33" } else { "" } }
 }
 
 #[cfg(test)]
@@ -116,10 +116,10 @@ mod tests {
     use super::*;
     use crate::lock::{Fence, Key, LockState, Metadata, Waiter};
 
-    fn lock(key: &str, who: (&str, &str), held: u64, left: u64, waiters: usize, fence: u64, note: Option<&str>) -> Lock {
+    fn lock(key: &str, who: (&str, &str), held: u64, left: u64, waiters: usize, fence: u64, note: Option<&str>) -> LockView {
         let metadata =
             Metadata { user: Some(who.0.into()), host: Some(who.1.into()), description: note.map(str::to_owned), ..Metadata::default() };
-        Lock::from(LockState {
+        LockView::from(LockState {
             key: Key::new(key).unwrap(),
             stored_as: key.into(),
             holders: vec![Holder {
@@ -161,7 +161,7 @@ deploy       ana@ops1   4m 12s   48s         2     77  \"v2.3 rollout\"
 nightly      app@web3   1h 4m    57s         1   1042
 pool 2/3     app@web1   12s      52s         0      9
 ";
-        assert_eq!(view(&locks, &now(), Look::default()), expected);
+        assert_eq!(view(&locks, &now(), TableStyle::default()), expected);
     }
 
     #[test]
@@ -172,28 +172,28 @@ pool 2/3     app@web1   12s      52s         0      9
         let locks =
             [lock(&"k".repeat(100), ("administrator", "a-very-long-host-name.example.org"), 1200, 1200, 0, long.0, long.1), wide, family];
         for most in [50, 64, 80, 120] {
-            let text = view(&locks, &now(), Look { width: Some(most), color: false });
+            let text = view(&locks, &now(), TableStyle { width: Some(most), color: false });
             assert!(text.lines().all(|line| super::super::columns::width(line) <= most), "{most}:\n{text}");
             assert!(text.contains("\"a note\"") && text.contains("…0000") && text.contains("k…k"), "{most}:\n{text}");
         }
-        let text = view(&locks, &now(), Look::default());
+        let text = view(&locks, &now(), TableStyle::default());
         assert!(text.contains(&"k".repeat(100)) && text.lines().nth(2).is_some_and(|line| line.len() < 150), "{text}");
     }
 
     #[test]
     fn a_screen_fits_its_window_and_draws_what_changed() {
-        let locks: Vec<Lock> = (0..52).map(|n| lock(&format!("job{n:02}"), ("app", "web1"), 12, 52, 0, 9, None)).collect();
-        let look = Look { width: Some(80), color: false };
-        let first = screen(&locks, &now(), Duration::from_secs(2), look, 24);
+        let locks: Vec<LockView> = (0..52).map(|n| lock(&format!("job{n:02}"), ("app", "web1"), 12, 52, 0, 9, None)).collect();
+        let style = TableStyle { width: Some(80), color: false };
+        let first = screen(&locks, &now(), Duration::from_secs(2), style, 24);
         assert!(first.len() <= 23 && first[2].starts_with("KEY") && first.last().is_some_and(|line| line.ends_with(" more")), "{first:#?}");
         let shown = first.iter().filter(|line| line.starts_with("job")).count();
         assert_eq!(first.last(), Some(&format!("… {} more", 52 - shown)));
         // A note on its own line does not change the number of locks.
-        let noted: Vec<Lock> = (0..9).map(|n| lock(&format!("job{n}"), ("app", "web1"), 12, 52, 0, 9, Some("a note"))).collect();
-        let narrow = Look { width: Some(50), color: false };
+        let noted: Vec<LockView> = (0..9).map(|n| lock(&format!("job{n}"), ("app", "web1"), 12, 52, 0, 9, Some("a note"))).collect();
+        let narrow = TableStyle { width: Some(50), color: false };
         let small = screen(&noted, &now(), Duration::from_secs(2), narrow, 10);
         assert!(small.len() <= 9 && small[4] == "  \"a note\"" && small.last().is_some_and(|line| line == "… 7 more"), "{small:#?}");
-        let next = screen(&locks[1..], &now(), Duration::from_secs(2), look, 24);
+        let next = screen(&locks[1..], &now(), Duration::from_secs(2), style, 24);
         assert!(redraw(&[], &first).starts_with("\x1b[H\x1b[2J"));
         assert_eq!(redraw(&first, &first), format!("\x1b[{};1H", first.len() + 1));
         assert!(!redraw(&first, &next).contains("KEY") && redraw(&first, &next).contains("job01"));
@@ -203,6 +203,6 @@ pool 2/3     app@web1   12s      52s         0      9
     fn a_late_holder_is_marked() {
         let mut one = lock("nightly", ("app", "web3"), 3840, 24, 0, 1042, None);
         one.state.holders[0].renewed_ago = Some(Duration::from_secs(36));
-        assert!(view(&[one], &now(), Look::default()).contains("24s LATE"));
+        assert!(view(&[one], &now(), TableStyle::default()).contains("24s LATE"));
     }
 }

@@ -8,10 +8,11 @@ pub mod doctor;
 mod event;
 pub mod explain;
 pub mod history;
+mod holders;
 pub mod inspect;
 pub mod json;
-mod kept;
 pub mod list;
+mod lock_view;
 mod metrics;
 pub mod names;
 pub mod overview;
@@ -25,7 +26,6 @@ mod time;
 pub mod timeline;
 mod verdict;
 mod waiting;
-mod who;
 
 use std::{
     error::Error as _,
@@ -35,18 +35,18 @@ use std::{
 };
 
 pub use event::{EventReport, RunEvent};
-pub use kept::Lock;
+pub use holders::{described, fence, holder, loss, mark, shell, user_at_host};
+pub use lock_view::LockView;
 pub use metrics::MetricsFile;
-pub use printed::{reason, said};
+pub use printed::{last_lines, reason};
 use serde::Serialize;
 pub use skip::{Cause, Skip};
 pub use status_file::StatusFile;
-pub use stderr::{drain, write_aside};
+pub use stderr::{drain, print_in_background};
 pub use syslog::{Syslog, SyslogPolicy};
 pub use time::{Now, age};
-pub use verdict::{CommandEnd, GivenBack, RunResult, Verdict};
+pub use verdict::{CommandEnd, ReleaseResult, RunResult, Verdict};
 pub use waiting::Waiting;
-pub use who::{described, fence, holder, loss, mark, shell, who};
 
 use crate::{
     exit,
@@ -73,24 +73,24 @@ pub struct Output {
 
 /// How tables are drawn: the terminal's width, and whether it has colours.
 #[derive(Clone, Copy, Debug, Default)]
-pub struct Look {
+pub struct TableStyle {
     /// The terminal's columns; `None` if lines are not cut.
     pub width: Option<usize>,
     /// Whether to use bold and colours.
     pub color: bool,
 }
 
-impl Look {
-    /// Returns `text` in the given `style` (SGR numbers), or unchanged without colours.
-    pub fn paint(&self, style: &str, text: &str) -> String {
-        if self.color { format!("\x1b[{style}m{text}\x1b[0m") } else { text.to_owned() }
+impl TableStyle {
+    /// Returns `text` in the given `sgr` (SGR numbers), or unchanged without colours.
+    pub fn paint(&self, sgr: &str, text: &str) -> String {
+        if self.color { format!("\x1b[{sgr}m{text}\x1b[0m") } else { text.to_owned() }
     }
 }
 
 /// Returns `text` wrapped between words to the terminal's width, all lines but the first indented.
-fn wrapped(text: &str, indent: usize, look: Look) -> String {
+fn wrapped(text: &str, indent: usize, style: TableStyle) -> String {
     let text = printable(text);
-    let Some(room) = look.width.map(|width| width.saturating_sub(indent).max(20)) else { return text.into_owned() };
+    let Some(room) = style.width.map(|width| width.saturating_sub(indent).max(20)) else { return text.into_owned() };
     let mut lines: Vec<String> = Vec::new();
     for word in text.split(' ') {
         match lines.last_mut() {
@@ -116,12 +116,12 @@ impl Output {
     }
 
     /// Returns how tables are drawn on stdout.
-    pub fn look(&self) -> Look {
+    pub fn table_style(&self) -> TableStyle {
         let terminal = io::stdout().is_terminal();
         let dumb = std::env::var_os("TERM").is_some_and(|term| term == "dumb");
         let forbidden = std::env::var_os("NO_COLOR").is_some_and(|value| !value.is_empty());
         let width = terminal.then(|| window(io::stdout().as_fd()).0);
-        Look { width, color: self.color.unwrap_or(terminal && !dumb && !forbidden) }
+        TableStyle { width, color: self.color.unwrap_or(terminal && !dumb && !forbidden) }
     }
 
     /// Returns the number of lines of the terminal.
@@ -258,17 +258,17 @@ impl Output {
             return self.finish(self.json(&json::NotHeld::new(key, backend)), exit::NOT_HELD);
         }
         let text = format!("{}: the token does not hold this lock", key.escaped());
-        self.warn_with_hint(&text, &format!("its lease ended, or it was released: dlock inspect {} shows its holder", who::shell(key)));
+        self.warn_with_hint(&text, &format!("its lease ended, or it was released: dlock inspect {} shows its holder", holders::shell(key)));
         exit::NOT_HELD
     }
 
     /// Reports that the hold is marked to be broken and was not extended, and returns the exit status.
-    pub fn to_be_broken(&self, key: &Key, backend: &str, mark: &Break) -> u8 {
+    pub fn marked_broken(&self, key: &Key, backend: &str, mark: &Break) -> u8 {
         if self.json {
             return self.finish(self.json(&json::ToBeBroken::new(key, backend, mark)), exit::NOT_HELD);
         }
         self.warn_with_hint(
-            &format!("{}: the lock is being broken {}: not renewed", key.escaped(), who::mark(mark)),
+            &format!("{}: the lock is being broken {}: not renewed", key.escaped(), holders::mark(mark)),
             "stop the protected work and release the lock; it ends with its lease at the latest",
         );
         exit::NOT_HELD
@@ -279,7 +279,7 @@ impl Output {
         if self.json {
             return self.finish(self.json(&json::NotHeld::new(key, backend)), exit::NOT_HELD);
         }
-        self.notice_with_hint(&format!("{}: {why}", key.escaped()), &format!("dlock inspect {} shows its holder", who::shell(key)));
+        self.notice_with_hint(&format!("{}: {why}", key.escaped()), &format!("dlock inspect {} shows its holder", holders::shell(key)));
         exit::NOT_HELD
     }
 
@@ -288,7 +288,7 @@ impl Output {
         if self.json {
             return self.finish(self.json(&json::NotHeld::new(key, backend)), exit::NOT_HELD);
         }
-        self.warn_with_hint(&format!("{}: {why}", key.escaped()), &format!("dlock inspect {} shows its holder", who::shell(key)));
+        self.warn_with_hint(&format!("{}: {why}", key.escaped()), &format!("dlock inspect {} shows its holder", holders::shell(key)));
         exit::NOT_HELD
     }
 
@@ -316,7 +316,7 @@ impl Output {
     pub fn broken(&self, key: &Key, mark: &Break) {
         if !self.json {
             self.warn_with_hint(
-                &format!("{}: the lock is being broken {}", key.escaped(), who::mark(mark)),
+                &format!("{}: the lock is being broken {}", key.escaped(), holders::mark(mark)),
                 "the command is being stopped; the lock is released when its process tree is empty",
             );
         }
@@ -327,7 +327,7 @@ impl Output {
         if !self.json {
             let hint = format!(
                 "the lock is released when its process tree is empty; dlock history {} tells how long runs usually take",
-                who::shell(key)
+                holders::shell(key)
             );
             self.warn_with_hint(&format!("{}: {option} is over: the command is being stopped", key.escaped()), &hint);
         }

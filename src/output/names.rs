@@ -1,31 +1,35 @@
 //! The text of `dlock names`.
 
-use super::{Look, who, wrapped};
+use super::{TableStyle, holders, wrapped};
 use crate::lock::{Excludes, Key, Neighbour, Sharing, printable};
 
 /// The indentation of a library's text.
 const INDENT: usize = 4;
 
 /// Returns the lock's name, then for each library which side waits for the other, and code to paste. Code is never wrapped.
-pub fn view(key: &Key, name: Option<&str>, backend: &str, sharing: &Sharing, look: Look) -> String {
-    let store = name.map_or_else(|| backend.to_owned(), |name| format!("{} ({backend})", who::clean(name, 60)));
+pub fn view(key: &Key, name: Option<&str>, backend: &str, sharing: &Sharing, style: TableStyle) -> String {
+    let store = name.map_or_else(|| backend.to_owned(), |name| format!("{} ({backend})", holders::clean(name, 60)));
     let mut lines = vec![format!("{}   {store}   stored as  {}", key.escaped(), printable(&sharing.stored_as))];
     if sharing.libraries.is_empty() {
-        return format!("{}\n{}\n", lines[0], wrapped("no other library is known to share the locks of this store", INDENT, look));
+        return format!("{}\n{}\n", lines[0], wrapped("no other library is known to share the locks of this store", INDENT, style));
     }
     for neighbour in &sharing.libraries {
         let Neighbour { library, code, namespace } = neighbour;
-        let (style, how) = verdict(neighbour);
-        lines.push(format!("\n{}   {}", look.paint("1", library.name), look.paint(style, &how)));
+        let (sgr, how) = verdict(neighbour);
+        lines.push(format!("\n{}   {}", style.paint("1", library.name), style.paint(sgr, &how)));
         let mut add = |text: &str| lines.push(format!("{}{text}", " ".repeat(INDENT)));
         if let Some(code) = code {
             add(&printable(code));
         }
         if let Some(namespace) = namespace {
-            add(&wrapped(&format!("it can't name this lock; it shares those that dlock takes with --namespace {namespace}"), INDENT, look));
+            add(&wrapped(
+                &format!("it can't name this lock; it shares those that dlock takes with --namespace {namespace}"),
+                INDENT,
+                style,
+            ));
         }
         if !library.about.is_empty() {
-            add(&wrapped(library.about, INDENT, look));
+            add(&wrapped(library.about, INDENT, style));
         }
     }
     lines.iter().flat_map(|line| [line, "\n"]).collect::<String>() + &test(key)
@@ -43,7 +47,7 @@ fn verdict(of: &Neighbour) -> (&'static str, String) {
 
 /// Returns instructions to test that dlock and the other program exclude each other.
 fn test(key: &Key) -> String {
-    let key = who::shell(key);
+    let key = holders::shell(key);
     format!(
         "\nTest it, with the same options as here:\n\
          1. Start the other program, then: dlock inspect {key}\n   It must say HELD, by a client that is not dlock.\n\

@@ -3,10 +3,10 @@
 use std::{fmt::Write as _, time::Duration};
 
 use super::{
-    Look, Now, age,
+    Now, TableStyle, age,
     columns::{Column, Cut, TableRow, table},
     history::RunOf,
-    who,
+    holders,
 };
 use crate::lock::{End, Key};
 
@@ -70,13 +70,13 @@ const COLUMNS: [Column; 7] = [
 ];
 
 /// Returns the table of keys.
-pub fn view(keys: &[Summary], now: &Now, look: Look) -> String {
+pub fn view(keys: &[Summary], now: &Now, style: TableStyle) -> String {
     let row = |one: &Summary| {
         let dash = || "-".to_owned();
         let ago = |ms: u64| age(Duration::from_millis(now.unix_ms().saturating_sub(ms)));
         let note = one.every.filter(|_| one.late).map(|every| format!("late: every {}", age(every))).unwrap_or_default();
         let last = one.last.as_ref();
-        let style = if last.is_some_and(RunOf::is_bad) {
+        let sgr = if last.is_some_and(RunOf::is_bad) {
             "31"
         } else if one.late {
             "33"
@@ -84,7 +84,7 @@ pub fn view(keys: &[Summary], now: &Now, look: Look) -> String {
             ""
         };
         let cells = [
-            who::clean(one.key.as_str(), 255),
+            holders::clean(one.key.as_str(), 255),
             last.map_or_else(dash, |run| run.started(now)),
             last.map_or_else(dash, RunOf::host),
             last.map_or_else(dash, |run| run.ran(now)),
@@ -92,10 +92,10 @@ pub fn view(keys: &[Summary], now: &Now, look: Look) -> String {
             last.map_or_else(|| "never ran".into(), RunOf::outcome),
             note,
         ];
-        TableRow { cells, style }
+        TableRow { cells, sgr }
     };
     let rows: Vec<TableRow<7>> = keys.iter().map(row).collect();
-    table(&COLUMNS, &rows, look).into_iter().flat_map(|line| [line, "\n".into()]).collect()
+    table(&COLUMNS, &rows, style).into_iter().flat_map(|line| [line, "\n".into()]).collect()
 }
 
 const RUNS: [Column; 6] = [
@@ -108,19 +108,19 @@ const RUNS: [Column; 6] = [
 ];
 
 /// Returns the table of at most `last` runs of several keys, the latest first.
-pub fn runs(runs: &[(Key, RunOf)], last: usize, now: &Now, look: Look) -> String {
+pub fn runs(runs: &[(Key, RunOf)], last: usize, now: &Now, style: TableStyle) -> String {
     if runs.is_empty() {
         return "no such run is remembered\n".into();
     }
     let row = |(key, run): &(Key, RunOf)| {
-        let fence = run.fence.map(|fence| who::fence(fence, std::iter::empty())).unwrap_or_default();
+        let fence = run.fence.map(|fence| holders::fence(fence, std::iter::empty())).unwrap_or_default();
         TableRow {
-            cells: [run.started(now), who::clean(key.as_str(), 255), run.host(), run.ran(now), fence, run.outcome_and_anyway()],
-            style: run.style(),
+            cells: [run.started(now), holders::clean(key.as_str(), 255), run.host(), run.ran(now), fence, run.outcome_and_anyway()],
+            sgr: run.sgr(),
         }
     };
     let rows: Vec<TableRow<6>> = runs.iter().take(last).map(row).collect();
-    let mut text: String = table(&RUNS, &rows, look).into_iter().flat_map(|line| [line, "\n".into()]).collect();
+    let mut text: String = table(&RUNS, &rows, style).into_iter().flat_map(|line| [line, "\n".into()]).collect();
     if runs.len() > last {
         let _ = writeln!(text, "and {} older; -n {} shows all", runs.len() - last, runs.len());
     }
@@ -156,7 +156,7 @@ mod tests {
         let of = |ago| Summary::new(Key::new("job").unwrap(), &hourly(ago), 0, &now());
         assert!(!of(3700).late && of(8000).late && of(8000).every == Some(Duration::from_secs(3600)));
         assert_eq!(of(60).ok_ms, Some(now().unix_ms() - 3_660_000), "the last that was successful");
-        let text = view(&[of(8000)], &now(), Look { width: Some(80), color: false });
+        let text = view(&[of(8000)], &now(), TableStyle { width: Some(80), color: false });
         assert!(text.contains("exit 1") && text.contains("late: every 1h") && text.lines().all(|line| line.len() <= 80), "{text}");
         let few = Summary::new(Key::new("job").unwrap(), &hourly(8000)[..3], 0, &now());
         assert!(!few.late && few.every.is_none());

@@ -8,7 +8,7 @@ const KEPT: usize = 1000;
 const HEADLINE: usize = 200;
 
 /// Returns the last lines of the output without control characters; `None` if there are none.
-pub fn said(printed: &Printed) -> Option<String> {
+pub fn last_lines(printed: &Printed) -> Option<String> {
     let start = printed.tail.len().saturating_sub(KEPT);
     let text = String::from_utf8_lossy(&printed.tail[start..]);
     // A line that was cut in the middle is left out, unless it is the only one.
@@ -18,11 +18,11 @@ pub fn said(printed: &Printed) -> Option<String> {
 }
 
 /// Returns why a run ended: a headline, then the last lines of the command's output. Without `why`, the last line is the headline.
-pub fn reason(why: Option<String>, said: Option<&str>) -> Option<String> {
-    let Some(said) = said else { return why };
-    let last = said.lines().next_back().unwrap_or_default().trim();
+pub fn reason(why: Option<String>, lines: Option<&str>) -> Option<String> {
+    let Some(lines) = lines else { return why };
+    let last = lines.lines().next_back().unwrap_or_default().trim();
     let headline = why.unwrap_or_else(|| last.chars().take(HEADLINE).collect());
-    Some(if headline == said { headline } else { format!("{headline}\n{said}") })
+    Some(if headline == lines { headline } else { format!("{headline}\n{lines}") })
 }
 
 #[cfg(test)]
@@ -30,7 +30,7 @@ mod tests {
     use super::*;
 
     fn of(tail: &[u8]) -> Option<String> {
-        said(&Printed { tail: tail.to_vec(), left_out: 0 })
+        last_lines(&Printed { tail: tail.to_vec(), left_out: 0 })
     }
 
     #[test]

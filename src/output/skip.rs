@@ -2,7 +2,7 @@
 
 use std::{fmt::Write as _, time::Duration};
 
-use super::{age, who};
+use super::{age, holders};
 use crate::lock::{Busy, Denial, Key, Mode, Rule, RunState};
 
 /// The last word of `outcome` for a command that can't wait.
@@ -43,7 +43,7 @@ impl Skip<'_> {
 
     /// Returns `demo: ana@lap began it 3s ago (fence 17), skew guard 5s: not run`.
     fn denied(&self, denial: &Denial, option: &str) -> String {
-        let who = who::who(denial.metadata.as_ref()).unwrap_or_else(|| "another process".into());
+        let who = holders::user_at_host(denial.metadata.as_ref()).unwrap_or_else(|| "another process".into());
         let (did, more) = match denial.rule {
             Rule::Once(RunState::Ok) => ("ran", ""),
             Rule::Once(RunState::Failed) => ("ran", " and failed"),
@@ -63,17 +63,17 @@ impl Skip<'_> {
         match busy.holders.as_slice() {
             [] => text += "held by another process",
             [first, others @ ..] => {
-                let _ = write!(text, "held by {}", who::holder(first));
+                let _ = write!(text, "held by {}", holders::holder(first));
                 if let Some(pid) = first.metadata.as_ref().and_then(|m| m.pid).filter(|_| !first.detached) {
                     let _ = write!(text, ", pid {pid},");
                 }
                 if let Some(held) = first.held_for {
                     let _ = write!(text, " for {}", age(held));
                 }
-                if let Some(command) = who::command(first.metadata.as_ref()) {
+                if let Some(command) = holders::command(first.metadata.as_ref()) {
                     let _ = write!(text, " ({command})");
                 }
-                if let Some(note) = who::note(first.metadata.as_ref()) {
+                if let Some(note) = holders::note(first.metadata.as_ref()) {
                     let _ = write!(text, " {note}");
                 }
                 if !others.is_empty() {
@@ -91,7 +91,7 @@ impl Skip<'_> {
 
     /// Returns the hint: what to do next.
     pub fn hint(&self) -> String {
-        let tells = format!("dlock inspect {} tells more", who::shell(self.key));
+        let tells = format!("dlock inspect {} tells more", holders::shell(self.key));
         let denial = match self.cause {
             Cause::Denied(denial, _) => denial,
             Cause::Busy(busy) => {
@@ -106,7 +106,7 @@ impl Skip<'_> {
                 };
             }
         };
-        let history = format!("dlock history {} tells more", who::shell(self.key));
+        let history = format!("dlock history {} tells more", holders::shell(self.key));
         let override_hint = if self.outcome == "not run" { "--anyway --reason TEXT runs it now; " } else { "" };
         let again = denial.again_in.map(|left| format!("free again in {}; ", age(left))).unwrap_or_default();
         match denial.rule {

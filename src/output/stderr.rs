@@ -38,7 +38,7 @@ fn route() -> MutexGuard<'static, Route> {
 }
 
 /// Writes through a thread from now on, so that no print blocks. Call it only after the last fork.
-pub fn write_aside() {
+pub fn print_in_background() {
     let mut route = route();
     if matches!(*route, Route::Direct) {
         *route = Route::Thread(None);

@@ -3,10 +3,10 @@
 use std::fmt::Write as _;
 
 use super::{
-    Look, Now,
+    Now, TableStyle,
     columns::{pad, width},
     history::RunOf,
-    who,
+    holders,
 };
 use crate::lock::{End, SkipCount};
 
@@ -81,8 +81,8 @@ impl Axis {
 }
 
 /// Returns the drawing of the latest runs, the oldest at the left.
-pub fn view(runs: &[RunOf], last: usize, skips: &[SkipCount], now: &Now, look: Look) -> String {
-    let most = look.width.unwrap_or(80);
+pub fn view(runs: &[RunOf], last: usize, skips: &[SkipCount], now: &Now, style: TableStyle) -> String {
+    let most = style.width.unwrap_or(80);
     let until = now.unix_ms();
     let bar = |run: &RunOf| {
         let from = run.started_ms?;
@@ -91,11 +91,11 @@ pub fn view(runs: &[RunOf], last: usize, skips: &[SkipCount], now: &Now, look: L
     };
     let mut bars: Vec<Bar> = runs.iter().filter(|run| run.is_run()).filter_map(bar).collect();
     let mut hosts: Vec<String> =
-        bars.iter().map(|bar| bar.host.clone()).chain(skips.iter().map(|skips| who::clean(&skips.host, 20))).collect();
+        bars.iter().map(|bar| bar.host.clone()).chain(skips.iter().map(|skips| holders::clean(&skips.host, 20))).collect();
     hosts.sort();
     hosts.dedup();
     let skipped = |host: &String| {
-        let count: u64 = skips.iter().filter(|skips| who::clean(&skips.host, 20) == *host).map(|skips| skips.count).sum();
+        let count: u64 = skips.iter().filter(|skips| holders::clean(&skips.host, 20) == *host).map(|skips| skips.count).sum();
         if count > 0 { format!("  skipped {count}") } else { String::new() }
     };
     let name = hosts.iter().map(|host| width(host)).max().unwrap_or(0);
@@ -111,18 +111,18 @@ pub fn view(runs: &[RunOf], last: usize, skips: &[SkipCount], now: &Now, look: L
     let axis = Axis::new(bars.iter().flat_map(|bar| [bar.from, bar.to]).chain([until]).collect(), room);
     let mut text = String::new();
     for host in &hosts {
-        let line = row(&bars, host, &axis, look);
+        let line = row(&bars, host, &axis, style);
         let _ = writeln!(text, "{} |{line}|{}", pad(host, name), skipped(host));
     }
     let _ = writeln!(text, "{:name$}  {}", "", labels(&axis, now));
     let used = MARKS.iter().filter(|(mark, ..)| bars.iter().any(|bar| bar.mark == *mark));
-    let legend: Vec<String> = used.map(|(mark, means, style)| format!("{} {means}", look.paint(style, &mark.to_string()))).collect();
+    let legend: Vec<String> = used.map(|(mark, means, sgr)| format!("{} {means}", style.paint(sgr, &mark.to_string()))).collect();
     let older = if older > 0 { format!("   and {older} older") } else { String::new() };
     let _ = writeln!(text, "{}{older}   (time is not to scale)", legend.join("   "));
     text
 }
 
-fn row(bars: &[Bar], host: &str, axis: &Axis, look: Look) -> String {
+fn row(bars: &[Bar], host: &str, axis: &Axis, style: TableStyle) -> String {
     let mut cells = vec!['.'; axis.room];
     // The latest run is drawn last, over older ones.
     for bar in bars.iter().rev().filter(|bar| bar.host == host) {
@@ -133,8 +133,8 @@ fn row(bars: &[Bar], host: &str, axis: &Axis, look: Look) -> String {
         cells[to] = bar.mark;
     }
     let paint = |cell: &char| {
-        let style = MARKS.iter().find(|(mark, ..)| mark == cell).map_or("2", |(.., style)| style);
-        look.paint(style, &cell.to_string())
+        let sgr = MARKS.iter().find(|(mark, ..)| mark == cell).map_or("2", |(.., sgr)| sgr);
+        style.paint(sgr, &cell.to_string())
     };
     cells.iter().map(paint).collect()
 }
@@ -186,14 +186,14 @@ mod tests {
             run("web1", 864_000, 40_000, Some(End::Broken)),
         ];
         let skips = [SkipCount { host: "web5".into(), count: 4, since_ms: None, last_ms: None, reason: "busy".into() }];
-        let text = view(&runs, 20, &skips, &now(), Look { width: Some(80), color: false });
+        let text = view(&runs, 20, &skips, &now(), TableStyle { width: Some(80), color: false });
         let lines: Vec<&str> = text.lines().collect();
         assert!(lines.iter().all(|line| width(line) <= 80), "{text}");
         assert!(lines[0].starts_with("web1 |=") && ['B', 'L', 'x'].iter().all(|mark| lines[0].matches(*mark).count() == 1), "{text}");
         assert!(lines[1].matches('=').count() > 5 && lines[2].contains(">|") && lines[3].ends_with("|  skipped 4"), "{text}");
         assert!(lines[5].contains("B broken") && !lines[5].contains("expired"), "{text}");
-        let colored = view(&runs, 20, &skips, &now(), Look { width: Some(80), color: true });
+        let colored = view(&runs, 20, &skips, &now(), TableStyle { width: Some(80), color: true });
         assert!(colored.contains("\x1b[31mx\x1b[0m") && colored.contains("\x1b[32m="), "{colored}");
-        assert_eq!(view(&[], 20, &[], &now(), Look::default()), "no runs are remembered\n");
+        assert_eq!(view(&[], 20, &[], &now(), TableStyle::default()), "no runs are remembered\n");
     }
 }

@@ -5,7 +5,7 @@ use std::time::Duration;
 use jiff::Timestamp;
 use serde::Serialize;
 
-use super::{Now, json, time, who};
+use super::{Now, holders, json, time};
 use crate::lock::{Denial, Error, Fence, Holder, Key, printable};
 
 /// The result of a run, in a word.
@@ -49,7 +49,7 @@ impl From<crate::supervise::ProcessEnd> for CommandEnd {
 /// Whether the lock is free after the run. For several locks the worst result counts, which is the last in this order.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize)]
 #[serde(rename_all = "snake_case")]
-pub enum GivenBack {
+pub enum ReleaseResult {
     /// The lock was released.
     Yes,
     /// An outer `dlock run` keeps it.
@@ -88,7 +88,7 @@ pub struct Verdict {
     /// How long the command ran.
     pub ran: Option<Duration>,
     /// Whether the lock is free now.
-    pub given_back: Option<GivenBack>,
+    pub release_result: Option<ReleaseResult>,
     /// The holders, if the lock was busy.
     pub holders: Vec<Holder>,
     /// Why a free lock was denied, and the option with the rule.
@@ -113,7 +113,7 @@ impl Verdict {
             started: None,
             waited: Duration::ZERO,
             ran: None,
-            given_back: None,
+            release_result: None,
             holders: Vec::new(),
             refused: None,
             error: None,
@@ -165,7 +165,7 @@ impl Verdict {
                 }
                 if self.refused.is_some() || !self.holders.is_empty() {
                     let host = metadata.and_then(|m| m.host.as_deref());
-                    add(format!("holder={}", host.map_or("?".into(), |host| word(&who::clean(host, 64)))));
+                    add(format!("holder={}", host.map_or("?".into(), |host| word(&holders::clean(host, 64)))));
                 }
                 if let Some(fence) = fence {
                     add(format!("fence={fence}"));
@@ -183,7 +183,7 @@ impl Verdict {
         if let Some(ran) = self.ran {
             add(format!("ran={:.3}s", ran.as_secs_f64()));
         }
-        if self.outcome == RunResult::Ok && self.given_back == Some(GivenBack::Unknown) {
+        if self.outcome == RunResult::Ok && self.release_result == Some(ReleaseResult::Unknown) {
             add("release=unknown".into());
         }
         if let Some(error) = &self.error {
@@ -218,7 +218,7 @@ impl Verdict {
             waited_ms: time::millis(self.waited),
             ran_ms: self.ran.map(time::millis),
             command: self.command.map(|_| CommandReport { status: exit_status, signal }),
-            released: self.given_back,
+            released: self.release_result,
             holders: self.holders.iter().map(|holder| json::HolderReport::new(holder, now)).collect(),
             refused: self.refused.as_ref().map(|(denial, option)| json::DeniedReport::new(denial, option, now)),
             error: self.error.as_ref().map(json::ErrorReport::new),
@@ -241,7 +241,7 @@ pub(super) struct VerdictReport<'a> {
     waited_ms: u64,
     ran_ms: Option<u64>,
     command: Option<CommandReport>,
-    released: Option<GivenBack>,
+    released: Option<ReleaseResult>,
     holders: Vec<json::HolderReport<'a>>,
     refused: Option<json::DeniedReport<'a>>,
     error: Option<json::ErrorReport<'a>>,

@@ -2,7 +2,7 @@
 
 use std::{cell::RefCell, future::Future, io, os::fd::AsFd as _, time::Duration};
 
-use super::{Output, age, stderr, who, window};
+use super::{Output, age, holders, stderr, window};
 use crate::{
     lease::{Clock, Outage, Silence, WaitPolicy},
     lock::{BootTime, Busy, Key, printable},
@@ -69,7 +69,7 @@ impl<'a> Waiting<'a> {
     }
 
     fn draw_line(text: &str) {
-        let text = who::cut(&printable(text), window(io::stderr().as_fd()).0.saturating_sub(1));
+        let text = holders::cut(&printable(text), window(io::stderr().as_fd()).0.saturating_sub(1));
         stderr::draw(&text);
     }
 
@@ -94,7 +94,7 @@ fn no_answer(outage: &Outage, now: BootTime) -> String {
 }
 
 fn line(key: &Key, busy: &Busy, waited: Duration, policy: WaitPolicy) -> String {
-    let holder = busy.holders.first().map_or_else(|| "another process".into(), who::described);
+    let holder = busy.holders.first().map_or_else(|| "another process".into(), holders::described);
     let mut text = format!("dlock: waiting for {}: {holder}", key.escaped());
     let most = match policy {
         WaitPolicy::For(most) => format!("{} of {}", age(waited), age(most)),

@@ -119,7 +119,7 @@ impl Launch<'_> {
         let (pipe, report) = pipe_with(PipeFlags::CLOEXEC | PipeFlags::NONBLOCK)?;
         let guardian = getpid();
         let pid = sys::fork_to_exec(self.argv.len(), &mut || {
-            let (stage, error) = self.become_it(guardian);
+            let (stage, error) = self.exec_command(guardian);
             let errno = error.raw_os_error().unwrap_or(libc::EINVAL);
             let mut message = [stage; 5];
             message[1..].copy_from_slice(&errno.to_le_bytes());
@@ -130,7 +130,7 @@ impl Launch<'_> {
     }
 
     /// Executes the command in the new process. Returns only on failure: before the exec (0) or in it (1).
-    fn become_it(&self, guardian: Pid) -> (u8, io::Error) {
+    fn exec_command(&self, guardian: Pid) -> (u8, io::Error) {
         match self.prepare(guardian) {
             Ok(()) => (1, sys::exec(self.argv, self.environment)),
             Err(error) => (0, error),
@@ -146,14 +146,14 @@ impl Launch<'_> {
         if let Some(cgroup) = self.cgroup {
             cgroup.enter().or_else(|error| if self.must_enter { Err(error) } else { Ok(()) })?;
         }
-        sys::close_what_was_closed();
+        sys::keep_closed_stdio();
         if let Some(output) = self.output {
             rustix::stdio::dup2_stdout(output)?;
             rustix::stdio::dup2_stderr(output)?;
         }
         if self.join.is_some() {
             // Ctrl-Z before the exec would stop this process with the guardian waiting for the exec.
-            sys::swallow_until_exec(libc::SIGTSTP);
+            sys::ignore_until_exec(libc::SIGTSTP);
         }
         sys::restore_dispositions();
         sys::set_mask(self.mask);

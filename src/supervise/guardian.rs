@@ -16,7 +16,7 @@ use rustix::{
 };
 
 use super::{
-    CannotStart, Contain, Deadlines, Ended, OnLost, Plan, ProcessEnd, Why,
+    CannotStart, Contain, Deadlines, Ended, OnLost, Plan, ProcessEnd, StopReason,
     cgroup::{Cgroup, Parent},
     command::{Launch, Launched, environment},
     hunt::Hunt,
@@ -61,7 +61,7 @@ pub struct Setup {
 pub fn live(setup: Setup) -> ! {
     // A panic must not unwind into dlock's own code; when the guardian ends, dlock takes over.
     let lived = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| {
-        let mut guardian = Guardian::new(setup)?;
+        let mut guardian = GuardianLoop::new(setup)?;
         guardian.run();
         Ok::<(), std::io::Error>(())
     }));
@@ -80,7 +80,7 @@ enum Phase {
 }
 
 #[allow(clippy::struct_excessive_bools)] // independent facts; the state is `phase`
-struct Guardian {
+struct GuardianLoop {
     setup: Setup,
     children: OwnedFd,
     timer: OwnedFd,
@@ -97,7 +97,7 @@ struct Guardian {
     orphaned: bool,
     /// Whether the deadlines count.
     bound: bool,
-    why: Option<Why>,
+    why: Option<StopReason>,
     command: Option<Launched>,
     /// Whether the command was executed; `None` until that is known.
     verdict: Option<Result<(), CannotStart>>,
@@ -124,7 +124,7 @@ struct Guardian {
     severed: Option<BootTime>,
 }
 
-impl Guardian {
+impl GuardianLoop {
     fn new(setup: Setup) -> std::io::Result<Self> {
         sys::block_all();
         let dlock = getppid();
@@ -184,7 +184,7 @@ impl Guardian {
             self.judge(BootClock::read());
             self.wake_dlock();
             if self.is_done() && !self.wakes_dlock() {
-                self.say_goodbye();
+                self.report_end();
                 return;
             }
             self.sleep();
@@ -206,13 +206,13 @@ impl Guardian {
                 let now = BootClock::read();
                 // No process renews any more. A lease that was given up earlier (`continue`) still sets no deadline.
                 self.bound |= now < self.deadlines.term_at;
-                self.stop(Why::Orphaned, now.plus(self.setup.plan.grace), Signal::TERM);
+                self.stop(StopReason::Orphaned, now.plus(self.setup.plan.grace), Signal::TERM);
                 false
             }
             Received::Datagram(datagram, descriptors) => {
                 self.lifelines.extend(descriptors);
                 if let Some((number, order)) = decode(&datagram) {
-                    self.obey(order);
+                    self.execute_order(order);
                     self.report(&Report::Ack(number));
                 }
                 true
@@ -220,15 +220,15 @@ impl Guardian {
         }
     }
 
-    fn obey(&mut self, order: Order) {
+    fn execute_order(&mut self, order: Order) {
         match order {
             Order::Start { start_by, deadlines, environment } if matches!(self.phase, Phase::Idle) => {
                 self.deadlines = deadlines;
                 self.start(start_by, &environment);
             }
             Order::Extend(deadlines) if !self.lapsed => self.deadlines = deadlines,
-            Order::Lost if self.setup.plan.on_lost != OnLost::Continue => self.kill(Why::Lost),
-            Order::Stop(grace) => self.stop(Why::Stop, BootClock::read().plus(grace), Signal::TERM),
+            Order::Lost if self.setup.plan.on_lost != OnLost::Continue => self.kill(StopReason::Lost),
+            Order::Stop(grace) => self.stop(StopReason::Stop, BootClock::read().plus(grace), Signal::TERM),
             Order::Forward(number) => self.forward(number),
             Order::Pause(begins) => self.paused = begins,
             Order::Start { .. } | Order::Extend(_) | Order::Lost | Order::Ping => {}
@@ -336,7 +336,7 @@ impl Guardian {
         }
     }
 
-    fn say_goodbye(&mut self) {
+    fn report_end(&mut self) {
         self.return_terminal();
         let leftover_left = self.leaves_leftover() && !self.empty;
         if let Some(cgroup) = self.cgroup.take() {

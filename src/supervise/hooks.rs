@@ -25,7 +25,7 @@ use rustix::{
 use serde::{Deserialize, Serialize};
 
 use super::{
-    keeper::close_others,
+    detached_renewer::close_others,
     message::{Received, decode, encode, receive, transmit},
     sys::{self, Fork, SignalSet},
     tree,
@@ -39,7 +39,7 @@ const DYING: Duration = Duration::from_secs(1);
 /// The interval at which the hook process checks for their end.
 const LOOK: Duration = Duration::from_millis(20);
 /// How many bytes of a hook's stderr are kept.
-const SAID: usize = 4096;
+const OUTPUT_LIMIT: usize = 4096;
 
 /// An event in the form that its hook gets.
 #[derive(Debug, Serialize, Deserialize)]
@@ -160,15 +160,15 @@ fn run(line: &OsStr, kept: &[String], event: &HookEvent, children: &OwnedFd) -> 
     let mut stdin = std::fs::File::from(memfd_create("dlock-event", MemfdFlags::CLOEXEC)?);
     stdin.write_all(event.json.as_bytes())?;
     io::Seek::rewind(&mut stdin)?;
-    let (said, stderr) = rustix::pipe::pipe_with(rustix::pipe::PipeFlags::CLOEXEC)?;
-    rustix::io::ioctl_fionbio(&said, true)?;
+    let (output, stderr) = rustix::pipe::pipe_with(rustix::pipe::PipeFlags::CLOEXEC)?;
+    rustix::io::ioctl_fionbio(&output, true)?;
     let until = BootClock::read().plus(LIMIT);
     let mut command = Command::new("/bin/sh");
     command.arg("-c").arg(line).env_clear().envs(environment(std::env::vars_os(), kept)).envs(event.variables.iter().cloned());
     let child = command.stdin(stdin).stdout(Stdio::null()).stderr(stderr).spawn()?;
     // `command` holds the other end of the pipe.
     drop(command);
-    let mut hook = Hook { pid: child.id(), ended: None, stderr: Some(said), said: Vec::new(), empty: false };
+    let mut hook = Hook { pid: child.id(), ended: None, stderr: Some(output), output: Vec::new(), empty: false };
     while !hook.empty && BootClock::read() < until {
         let sources: Vec<&OwnedFd> = [children].into_iter().chain(&hook.stderr).collect();
         wait_for(&sources, until);
@@ -193,7 +193,7 @@ struct Hook {
     /// The read end of the hook's stderr; `None` after the end of file.
     stderr: Option<OwnedFd>,
     /// The end of the hook's stderr output.
-    said: Vec<u8>,
+    output: Vec<u8>,
     /// No process of the hook is left.
     empty: bool,
 }
@@ -214,15 +214,15 @@ impl Hook {
     }
 
     fn read(&mut self) {
-        let mut buffer = [0; SAID];
+        let mut buffer = [0; OUTPUT_LIMIT];
         // At most one pipe's capacity, so that a hook that writes endlessly is still stopped at its limit.
         for _ in 0..16 {
             let Some(Ok(length)) = self.stderr.as_ref().map(|stderr| rustix::io::read(stderr, &mut buffer)) else { return };
             if length == 0 {
                 return self.stderr = None;
             }
-            self.said.extend_from_slice(&buffer[..length]);
-            self.said.drain(..self.said.len().saturating_sub(SAID));
+            self.output.extend_from_slice(&buffer[..length]);
+            self.output.drain(..self.output.len().saturating_sub(OUTPUT_LIMIT));
         }
     }
 
@@ -237,8 +237,8 @@ impl Hook {
             },
             None => "unknown how it ended".into(),
         };
-        let said = String::from_utf8_lossy(&self.said);
-        let last = said.lines().rev().find(|line| !line.trim().is_empty()).unwrap_or_default();
+        let output = String::from_utf8_lossy(&self.output);
+        let last = output.lines().rev().find(|line| !line.trim().is_empty()).unwrap_or_default();
         Some(if last.is_empty() { how } else { format!("{how}: {}", last.trim().chars().take(200).collect::<String>()) })
     }
 }
@@ -263,9 +263,9 @@ mod tests {
 
     #[test]
     fn the_last_line_is_the_reason() {
-        let said = b"a\ncurl: (6) no host\n\n".to_vec();
-        let hook = Hook { pid: 1, ended: Some(ExitStatus::from_raw(6 << 8)), stderr: None, said, empty: true };
+        let output = b"a\ncurl: (6) no host\n\n".to_vec();
+        let hook = Hook { pid: 1, ended: Some(ExitStatus::from_raw(6 << 8)), stderr: None, output, empty: true };
         assert_eq!(hook.failure(false).as_deref(), Some("exit 6: curl: (6) no host"));
-        assert_eq!(Hook { said: Vec::new(), ..hook }.failure(true).as_deref(), Some("stopped after 10s"));
+        assert_eq!(Hook { output: Vec::new(), ..hook }.failure(true).as_deref(), Some("stopped after 10s"));
     }
 }

@@ -28,7 +28,7 @@ pub struct Hunt {
     spared: Vec<Process>,
     /// The processes that got the signal before KILL. They are killed before the first search.
     known: Vec<Process>,
-    seen: Vec<Seen>,
+    seen: Vec<SurvivingProcess>,
     began: BootTime,
     pause: Duration,
     told_unseen: bool,
@@ -37,7 +37,7 @@ pub struct Hunt {
 
 /// A round's news about a process.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum News {
+pub enum ProcessNews {
     /// The process can't be killed (yet). PID 0 stands for an invisible process.
     Stuck(i32, Unkillable),
     /// The process was stuck, and is gone.
@@ -45,10 +45,10 @@ pub enum News {
 }
 
 #[derive(Debug)]
-struct Seen {
+struct SurvivingProcess {
     process: Process,
     since: BootTime,
-    told: Option<Unkillable>,
+    reported: Option<Unkillable>,
 }
 
 impl Hunt {
@@ -63,7 +63,7 @@ impl Hunt {
     }
 
     /// Kills all processes that it finds, beginning with the command's process group, if that group is still valid.
-    pub fn round(&mut self, group: Option<Pid>, cgroup: Option<&Cgroup>, now: BootTime) -> Vec<News> {
+    pub fn round(&mut self, group: Option<Pid>, cgroup: Option<&Cgroup>, now: BootTime) -> Vec<ProcessNews> {
         // One call kills most of the tree, which could otherwise take the CPU time that the search needs.
         if let Some(group) = group {
             let _ = kill_process_group(group, Signal::KILL);
@@ -81,10 +81,10 @@ impl Hunt {
         }
         if self.seen.is_empty() && !self.told_unseen && now.since(self.began) >= STUCK {
             self.told_unseen = true;
-            news.push(News::Stuck(0, Unkillable::Unknown));
+            news.push(ProcessNews::Stuck(0, Unkillable::Unknown));
         } else if self.told_unseen && !self.seen.is_empty() {
             self.told_unseen = false;
-            news.push(News::Gone(0));
+            news.push(ProcessNews::Gone(0));
         }
         self.next_at = now.plus(self.pause);
         if !more {
@@ -94,20 +94,21 @@ impl Hunt {
     }
 
     /// Kills every process found. Returns whether some were new, since their children may have been missed.
-    fn kill(&mut self, now: BootTime, news: &mut Vec<News>) -> bool {
+    fn kill(&mut self, now: BootTime, news: &mut Vec<ProcessNews>) -> bool {
         let mut found = Vec::new();
         let _ = tree::walk(self.root, &self.spared, |one| found.push((one.process, one.send(Signal::KILL))));
-        let there =
-            |seen: &Seen| found.iter().any(|(process, _)| process.pid == seen.process.pid && process.started == seen.process.started);
-        for gone in self.seen.extract_if(.., |seen| !there(seen)).filter(|seen| seen.told.is_some()) {
-            news.push(News::Gone(gone.process.pid));
+        let there = |seen: &SurvivingProcess| {
+            found.iter().any(|(process, _)| process.pid == seen.process.pid && process.started == seen.process.started)
+        };
+        for gone in self.seen.extract_if(.., |seen| !there(seen)).filter(|seen| seen.reported.is_some()) {
+            news.push(ProcessNews::Gone(gone.process.pid));
         }
         let mut more = false;
         for (process, sent) in found {
             let known = self.seen.iter().position(|seen| seen.process.pid == process.pid);
             let index = known.unwrap_or_else(|| {
                 more |= !process.is_dead();
-                self.seen.push(Seen { process, since: now, told: None });
+                self.seen.push(SurvivingProcess { process, since: now, reported: None });
                 self.seen.len() - 1
             });
             let seen = &mut self.seen[index];
@@ -119,9 +120,9 @@ impl Hunt {
                 _ if process.state == b'D' => Some(Unkillable::Uninterruptible),
                 _ => Some(Unkillable::Unknown),
             };
-            if let Some(why) = why.filter(|_| why != seen.told) {
-                seen.told = Some(why);
-                news.push(News::Stuck(process.pid, why));
+            if let Some(why) = why.filter(|_| why != seen.reported) {
+                seen.reported = Some(why);
+                news.push(ProcessNews::Stuck(process.pid, why));
             }
         }
         more

@@ -101,16 +101,16 @@ pub fn receive(socket: &OwnedFd) -> Received {
         };
         let mut datagram = vec![0; length];
         let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(MAX_DESCRIPTORS))];
-        let mut beside = RecvAncillaryBuffer::new(&mut space);
+        let mut ancillary = RecvAncillaryBuffer::new(&mut space);
         let flags = RecvFlags::DONTWAIT | RecvFlags::CMSG_CLOEXEC;
-        match recvmsg(socket, &mut [IoSliceMut::new(&mut datagram)], &mut beside, flags) {
+        match recvmsg(socket, &mut [IoSliceMut::new(&mut datagram)], &mut ancillary, flags) {
             Ok(_) => {}
             // The peer closed just now: the datagram from the peek is still there.
             Err(Errno::INTR | Errno::CONNRESET) => continue,
             Err(_) => return Received::Closed,
         }
         let mut descriptors = Vec::new();
-        for message in beside.drain() {
+        for message in ancillary.drain() {
             if let RecvAncillaryMessage::ScmRights(passed) = message {
                 descriptors.extend(passed);
             }
@@ -134,11 +134,11 @@ pub fn transmit(socket: &OwnedFd, datagram: &[u8], descriptors: &[OwnedFd]) -> i
         } else {
             let passed: Vec<BorrowedFd<'_>> = descriptors.iter().map(OwnedFd::as_fd).collect();
             let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(MAX_DESCRIPTORS))];
-            let mut beside = SendAncillaryBuffer::new(&mut space);
-            if !beside.push(SendAncillaryMessage::ScmRights(&passed)) {
+            let mut ancillary = SendAncillaryBuffer::new(&mut space);
+            if !ancillary.push(SendAncillaryMessage::ScmRights(&passed)) {
                 return Err(io::Error::new(io::ErrorKind::InvalidInput, "too many connections to hand over"));
             }
-            sendmsg(socket, &[IoSlice::new(datagram)], &mut beside, flags)
+            sendmsg(socket, &[IoSlice::new(datagram)], &mut ancillary, flags)
         };
         match sent {
             Err(Errno::INTR) => {}
@@ -151,7 +151,7 @@ pub fn transmit(socket: &OwnedFd, datagram: &[u8], descriptors: &[OwnedFd]) -> i
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::supervise::{ProcessEnd, Why};
+    use crate::supervise::{ProcessEnd, StopReason};
 
     fn at(ms: u64) -> BootTime {
         BootTime::from_boot(Duration::from_millis(ms))
@@ -212,10 +212,13 @@ mod tests {
             Report::TimeUp,
             Report::Gone(0),
             ended(None, None),
-            ended(Some(ProcessEnd::Exited(255)), Some(Why::Deadline)),
-            ended(Some(ProcessEnd::Signalled(9)), Some(Why::Orphaned)),
+            ended(Some(ProcessEnd::Exited(255)), Some(StopReason::Deadline)),
+            ended(Some(ProcessEnd::Signalled(9)), Some(StopReason::Orphaned)),
         ];
-        all.extend([Why::Lost, Why::Stop, Why::Leftover, Why::Guardian, Why::TimeUp].map(|why| ended(None, Some(why))));
+        all.extend(
+            [StopReason::Lost, StopReason::Stop, StopReason::Leftover, StopReason::Guardian, StopReason::TimeUp]
+                .map(|why| ended(None, Some(why))),
+        );
         let reasons = [Unkillable::NotPermitted, Unkillable::Uninterruptible, Unkillable::Unknown];
         all.extend(reasons.map(|why| Report::Unkillable(9, why)));
         for report in all {

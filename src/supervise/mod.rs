@@ -22,10 +22,10 @@
 mod capture;
 mod cgroup;
 mod command;
+mod detached_renewer;
 mod guardian;
 mod hooks;
 mod hunt;
-mod keeper;
 mod message;
 mod monitor;
 mod signals;
@@ -41,8 +41,8 @@ use serde::{Deserialize, Serialize};
 
 pub use capture::Printed;
 pub use command::{check_command, may_kill_all};
+pub use detached_renewer::{Detach, RenewerFork, fork_renewer};
 pub use hooks::{HookEvent, Hooks, fork_hooks};
-pub use keeper::{Detach, Keeper, fork_keeper};
 pub use monitor::{Monitor, fork_monitor};
 pub use signals::{Signal, Signals, reraise, stop_self, unblock as unblock_signals, with_usual as with_usual_signals};
 pub use supervisor::{Guardian, Supervisor, fork_guardian};
@@ -199,7 +199,7 @@ pub struct Ended {
     /// How the command itself ended; `None` if its end is unknown, or the command was never started.
     pub outcome: Option<ProcessEnd>,
     /// Why the tree was stopped, if it was.
-    pub stopped: Option<Why>,
+    pub stopped: Option<StopReason>,
     /// Whether descendants were left running ([`Leftover::Leave`]).
     pub leftover_left: bool,
 }
@@ -225,7 +225,7 @@ impl ProcessEnd {
 
 /// Why the tree was stopped.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub enum Why {
+pub enum StopReason {
     /// The lease ran out.
     Deadline,
     /// dlock no longer holds the lock.

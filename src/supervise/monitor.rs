@@ -19,7 +19,7 @@ use rustix::{
 };
 
 use super::{
-    keeper::close_others,
+    detached_renewer::close_others,
     sys::{self, Fork, arm},
 };
 use crate::{lease::BootClock, lock::BootTime};
@@ -67,7 +67,7 @@ pub fn fork_monitor(process: &OwnedFd, tell: impl FnOnce(&str)) -> io::Result<Mo
 }
 
 /// Waits for the end of the process, the keeper, or its lease. Returns why the process must end, if it must.
-fn watch(process: &OwnedFd, keeper: &OwnedFd) -> io::Result<Option<&'static str>> {
+fn watch(process: &OwnedFd, renewer: &OwnedFd) -> io::Result<Option<&'static str>> {
     sys::block_all();
     // Not named dlock, so that `pkill dlock` doesn't kill the monitor.
     let _ = set_name(c"lock-monitor");
@@ -79,12 +79,12 @@ fn watch(process: &OwnedFd, keeper: &OwnedFd) -> io::Result<Option<&'static str>
     rustix::stdio::dup2_stdout(&null)?;
     rustix::stdio::dup2_stderr(&null)?;
     drop(null);
-    close_others(&[process, keeper])?;
+    close_others(&[process, renewer])?;
     let timer = timerfd_create(TimerfdClockId::Boottime, TimerfdFlags::CLOEXEC | TimerfdFlags::NONBLOCK)?;
     let mut deadline = None;
     loop {
         let mut message = [0; 8];
-        match read(keeper, &mut message) {
+        match read(renewer, &mut message) {
             // The keeper may have failed to acquire the lock, which it reports itself.
             Ok(0) => return Ok(deadline.map(|_| "the keeper of the lock was killed")),
             Ok(_) if message == [0; 8] => return Ok(None),
@@ -99,7 +99,7 @@ fn watch(process: &OwnedFd, keeper: &OwnedFd) -> io::Result<Option<&'static str>
             return Ok(Some("the keeper of the lock renewed it no more: was it stopped?"));
         }
         arm(&timer, deadline);
-        let sources = &mut [PollFd::new(process, PollFlags::IN), PollFd::new(keeper, PollFlags::IN), PollFd::new(&timer, PollFlags::IN)];
+        let sources = &mut [PollFd::new(process, PollFlags::IN), PollFd::new(renewer, PollFlags::IN), PollFd::new(&timer, PollFlags::IN)];
         let _ = poll(sources, None);
         if !sources[0].revents().is_empty() {
             return Ok(None);

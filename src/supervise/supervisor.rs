@@ -38,9 +38,9 @@ use crate::{
 };
 
 /// An acknowledgement that takes longer is overdue. The supervisor acts on an overdue one only at a deadline.
-const PATIENCE: Duration = Duration::from_millis(150);
+const ACK_TIMEOUT: Duration = Duration::from_millis(150);
 /// The same limit for a guardian that answered after the time to kill: such a guardian is at work.
-const MORE_PATIENCE: Duration = Duration::from_secs(1);
+const LONG_ACK_TIMEOUT: Duration = Duration::from_secs(1);
 
 /// The guardian, forked and waiting.
 #[derive(Debug)]
@@ -111,7 +111,7 @@ impl Guardian {
             output: self.output.map(Capture::start).transpose()?,
             sent: 0,
             unanswered: VecDeque::new(),
-            heard: BootClock::read(),
+            last_report: BootClock::read(),
             acknowledged: None,
             stopping: None,
             time_up: None,
@@ -145,7 +145,7 @@ fn reap_one(pid: Pid) {
 
 /// An order that the guardian hasn't acknowledged.
 #[derive(Debug)]
-struct Unanswered {
+struct UnackedOrder {
     number: u64,
     since: BootTime,
     deadlines: Option<Deadlines>,
@@ -165,8 +165,8 @@ pub struct Supervisor {
     spared: Vec<Process>,
     output: Option<Capture>,
     sent: u64,
-    unanswered: VecDeque<Unanswered>,
-    heard: BootTime,
+    unanswered: VecDeque<UnackedOrder>,
+    last_report: BootTime,
     /// The last deadlines that the guardian acknowledged; `None` before the start.
     acknowledged: Option<Deadlines>,
     /// An orderly stop: when it was requested, and when KILL follows.
@@ -223,7 +223,7 @@ impl Supervisor {
             let now = BootClock::read();
             self.told_to_kill = Some(now);
             if let Some(takeover) = &mut self.takeover {
-                takeover.hurry(now);
+                takeover.kill_no_later_than(now);
             }
             let _ = self.order(&Order::Lost, None);
         }
@@ -238,7 +238,7 @@ impl Supervisor {
         if self.stopping.is_none_or(|before| kill_at < before.kill_at) {
             self.stopping = Some(Deadlines { term_at: self.stopping.map_or(now, |before| before.term_at), kill_at });
             if let Some(takeover) = &mut self.takeover {
-                takeover.hurry(kill_at);
+                takeover.kill_no_later_than(kill_at);
             }
             let _ = self.order(&Order::Stop(grace), None);
         }
@@ -318,7 +318,7 @@ impl Supervisor {
         let sent = transmit(self.socket.get_ref(), &encode(&(self.sent, order)), descriptors);
         if !matches!(&sent, Err(error) if error.kind() == io::ErrorKind::InvalidInput) {
             // Also when sending failed: a full socket means that the guardian doesn't read.
-            self.unanswered.push_back(Unanswered { number: self.sent, since: BootClock::read(), deadlines });
+            self.unanswered.push_back(UnackedOrder { number: self.sent, since: BootClock::read(), deadlines });
         }
         sent
     }
@@ -329,9 +329,9 @@ impl Supervisor {
                 Received::Nothing => return,
                 Received::Closed => self.closed = true,
                 Received::Datagram(datagram, _) => {
-                    self.heard = BootClock::read();
+                    self.last_report = BootClock::read();
                     if let Some(report) = decode(&datagram) {
-                        self.take_in(report);
+                        self.handle_report(report);
                     }
                 }
             }
@@ -341,7 +341,7 @@ impl Supervisor {
         }
     }
 
-    fn take_in(&mut self, report: Report) {
+    fn handle_report(&mut self, report: Report) {
         let event = match report {
             Report::Ack(number) => {
                 while let Some(done) = self.unanswered.front().filter(|order| order.number <= number) {
@@ -353,7 +353,7 @@ impl Supervisor {
             Report::Started { pid, joined } => {
                 self.command = Pid::from_raw(pid);
                 self.joined = joined;
-                self.time_up = self.time_up_from(self.heard);
+                self.time_up = self.time_up_from(self.last_report);
                 Event::Started { pid }
             }
             Report::CannotStart(why) => {

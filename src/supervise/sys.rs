@@ -44,16 +44,16 @@ pub fn fork() -> io::Result<Fork> {
 /// Changes that `work` makes in memory affect the caller too; signal mask, dispositions and descriptors are separate.
 /// `arguments` is the number of the command's arguments: [`exec`] needs more stack for more of them.
 pub fn fork_to_exec(arguments: usize, work: &mut dyn FnMut()) -> io::Result<Pid> {
-    struct Work<'a>(&'a mut dyn FnMut());
+    struct ForkWork<'a>(&'a mut dyn FnMut());
     extern "C" fn enter(work: *mut libc::c_void) -> libc::c_int {
         // SAFETY: the pointer below, to a value that lives until this process has ended or called exec.
-        let work: &mut Work<'_> = unsafe { &mut *work.cast() };
+        let work: &mut ForkWork<'_> = unsafe { &mut *work.cast() };
         (work.0)();
         127
     }
     // execvp copies a script's argument list and each path that it tries onto the stack. Unused pages cost nothing.
     let stack = Stack::new((256 << 10) + arguments.saturating_mul(2 * mem::size_of::<*const libc::c_char>()))?;
-    let mut work = Work(work);
+    let mut work = ForkWork(work);
     let flags = libc::CLONE_VM | libc::CLONE_VFORK | libc::SIGCHLD;
     // SAFETY: the stack is aligned and large enough; the caller is suspended, and was the only thread, so nothing else uses its memory.
     let pid = unsafe { libc::clone(enter, stack.top(), flags, (&raw mut work).cast()) };
@@ -194,10 +194,10 @@ pub fn set_ignored(signal: i32, ignored: bool) {
 }
 
 /// Makes the signal have no effect until the next exec, unless the signal is already ignored.
-pub fn swallow_until_exec(signal: i32) {
-    extern "C" fn nothing(_: libc::c_int) {}
+pub fn ignore_until_exec(signal: i32) {
+    extern "C" fn do_nothing(_: libc::c_int) {}
     if !is_ignored(signal) {
-        let handler = nothing as extern "C" fn(libc::c_int);
+        let handler = do_nothing as extern "C" fn(libc::c_int);
         // SAFETY: a handler that does nothing may run at any time.
         unsafe { libc::signal(signal, handler as libc::sighandler_t) };
     }
@@ -262,7 +262,7 @@ extern "C" fn remember_start() {
 static BEFORE_MAIN: extern "C" fn() = remember_start;
 
 /// Closes each of stdin, stdout and stderr that was closed when this program was executed.
-pub fn close_what_was_closed() {
+pub fn keep_closed_stdio() {
     let closed = WAS_CLOSED.load(Ordering::Relaxed);
     (0..3).filter(|number| closed & 1 << number != 0).for_each(close);
 }

@@ -12,7 +12,7 @@ use super::{
     ProcessEnd,
     cgroup::{Cgroup, Parent},
     guardian::outcome,
-    hunt::{Hunt, News},
+    hunt::{Hunt, ProcessNews},
     tree::{self, Process},
 };
 use crate::lock::BootTime;
@@ -39,7 +39,7 @@ impl Takeover {
         let me = getpid().as_raw_pid();
         let mut termed = Vec::new();
         if now < kill_at {
-            let group = command.and_then(|command| tree::led_group(command, getpid()));
+            let group = command.and_then(|command| tree::group_led_by(command, getpid()));
             if let Some(group) = group {
                 let _ = kill_process_group(group, Signal::TERM);
                 let _ = kill_process_group(group, Signal::CONT);
@@ -52,7 +52,7 @@ impl Takeover {
     }
 
     /// Brings KILL forward.
-    pub fn hurry(&mut self, kill_at: BootTime) {
+    pub fn kill_no_later_than(&mut self, kill_at: BootTime) {
         self.kill_at = self.kill_at.min(kill_at);
     }
 
@@ -67,14 +67,14 @@ impl Takeover {
     }
 
     /// Reaps children and kills due processes. Returns the processes that don't end.
-    pub fn step(&mut self, now: BootTime) -> Vec<News> {
+    pub fn step(&mut self, now: BootTime) -> Vec<ProcessNews> {
         self.reap(now);
         let mut news = Vec::new();
         if !self.empty && now >= self.kill_at {
             let termed = &mut self.termed;
             let hunt = self.hunt.get_or_insert_with(|| Hunt::new(self.me, self.spared.clone(), std::mem::take(termed), now));
             if now >= hunt.next_at() {
-                let group = self.command.filter(|_| self.outcome.is_none()).and_then(|command| tree::led_group(command, getpid()));
+                let group = self.command.filter(|_| self.outcome.is_none()).and_then(|command| tree::group_led_by(command, getpid()));
                 news = hunt.round(group, self.cgroup.as_ref(), now);
                 self.reap(now);
             }

@@ -98,13 +98,13 @@ fn parse(pid: i32, stat: &[u8]) -> Option<Process> {
 }
 
 /// A process that was found below the root, and a handle that never refers to another process.
-pub struct Found {
+pub struct FoundProcess {
     pub process: Process,
     /// `None` before Linux 5.3.
     handle: Option<OwnedFd>,
 }
 
-impl Found {
+impl FoundProcess {
     /// Opens a handle of the process that has this PID now; `None` if there is none.
     fn open(pid: i32) -> Option<(Pid, Option<OwnedFd>)> {
         let pid = Pid::from_raw(pid)?;
@@ -146,7 +146,7 @@ impl Found {
 ///
 /// # Errors
 /// If /proc isn't there, or belongs to another PID namespace.
-pub fn walk(root: i32, spared: &[Process], mut see: impl FnMut(&Found)) -> io::Result<()> {
+pub fn walk(root: i32, spared: &[Process], mut see: impl FnMut(&FoundProcess)) -> io::Result<()> {
     let me = std::fs::read_link("/proc/self")?;
     if me.to_str().and_then(|pid| pid.parse().ok()) != Some(getpid().as_raw_pid()) {
         return Err(io::Error::other("/proc belongs to another PID namespace"));
@@ -160,7 +160,7 @@ pub fn walk(root: i32, spared: &[Process], mut see: impl FnMut(&Found)) -> io::R
             if !shown.insert(pid) {
                 continue;
             }
-            let Some(found) = Found::child(pid, &parent, root) else { continue };
+            let Some(found) = FoundProcess::child(pid, &parent, root) else { continue };
             let process = found.process;
             if spared.iter().any(|spared| spared.is(&process)) {
                 continue;
@@ -177,7 +177,7 @@ pub fn walk(root: i32, spared: &[Process], mut see: impl FnMut(&Found)) -> io::R
 }
 
 /// Does the same as [`walk`] where the kernel has no lists of children: reads every process of the host.
-fn walk_host(root: i32, spared: &[Process], see: &mut dyn FnMut(&Found)) -> io::Result<()> {
+fn walk_host(root: i32, spared: &[Process], see: &mut dyn FnMut(&FoundProcess)) -> io::Result<()> {
     let mut children: HashMap<i32, Vec<Process>> = HashMap::new();
     for entry in std::fs::read_dir("/proc")? {
         let Some(pid) = entry?.file_name().to_str().and_then(|name| name.parse().ok()) else { continue };
@@ -192,9 +192,9 @@ fn walk_host(root: i32, spared: &[Process], see: &mut dyn FnMut(&Found)) -> io::
             if process.pid == root || spared.iter().any(|spared| spared.is(&process)) {
                 continue;
             }
-            let Some((_, handle)) = Found::open(process.pid) else { continue };
+            let Some((_, handle)) = FoundProcess::open(process.pid) else { continue };
             if look(process.pid).is_some_and(|now| now.is(&process) && is_below(now, root)) {
-                see(&Found { process, handle });
+                see(&FoundProcess { process, handle });
             }
             todo.push_back(process.pid);
         }
@@ -250,9 +250,9 @@ pub fn children(spared: &[Process]) -> io::Result<Vec<Process>> {
 /// Descendants of a subreaper stay below it, so a check that it is the same process suffices.
 ///
 /// # Errors
-/// As [`Found::send`].
+/// As [`FoundProcess::send`].
 pub fn signal(process: &Process, root: i32, signal: Signal) -> Result<(), Errno> {
-    let Some((_, handle)) = Found::open(process.pid) else { return Ok(()) };
+    let Some((_, handle)) = FoundProcess::open(process.pid) else { return Ok(()) };
     let same = if let Some(now) = look(process.pid) {
         now.is(process)
     } else {
@@ -260,7 +260,7 @@ pub fn signal(process: &Process, root: i32, signal: Signal) -> Result<(), Errno>
         let parent = look(root).filter(|_| process.is_hidden() && process.parent == root);
         parent.and_then(|root| root.children()).is_some_and(|all| all.contains(&process.pid))
     };
-    if same { Found { process: *process, handle }.send(signal) } else { Ok(()) }
+    if same { FoundProcess { process: *process, handle }.send(signal) } else { Ok(()) }
 }
 
 /// Signals everything below `root` once except `group`, and continues stopped processes so that the signal takes effect.
@@ -279,7 +279,7 @@ pub fn signal_all(root: i32, spared: &[Process], group: Option<Pid>, which: Sign
 }
 
 /// Returns the process group that the command leads, if `parent` hasn't reaped the command: then its ID is still valid.
-pub fn led_group(command: Pid, parent: Pid) -> Option<Pid> {
+pub fn group_led_by(command: Pid, parent: Pid) -> Option<Pid> {
     let process = look(command.as_raw_pid())?;
     (process.parent == parent.as_raw_pid() && process.group == process.pid).then_some(command)
 }

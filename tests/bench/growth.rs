@@ -105,13 +105,13 @@ fn client(stores: &Stores, locker: &Locker, namespace: &str) -> Option<Box<dyn B
     let namespace = Namespace::new(namespace).expect("a namespace");
     match locker.name.as_str() {
         "dlock run, Redis" => {
-            let mut options = redis::Options::new(Server::Tcp { host: "127.0.0.1".into(), port: stores.redis.port });
+            let mut options = redis::RedisOptions::new(Server::Tcp { host: "127.0.0.1".into(), port: stores.redis.port });
             options.namespace = namespace;
             Some(Box::new(Redis::new(options)))
         }
         "dlock run, SQLite" => {
             let path = locker.url()?.strip_prefix("sqlite://")?;
-            Some(Box::new(Sqlite::new(sqlite::Options::at(path, namespace))))
+            Some(Box::new(Sqlite::new(sqlite::SqliteOptions::at(path, namespace))))
         }
         _ => None,
     }

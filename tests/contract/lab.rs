@@ -163,7 +163,7 @@ impl Client {
     pub async fn take(&mut self, request: &Request) -> Grant {
         let until = tokio::time::Instant::now() + Duration::from_millis(100);
         let mut attempt = self.attempt(request).await;
-        while let Attempt::Busy(Busy { passing: true, .. }) = attempt {
+        while let Attempt::Busy(Busy { transient: true, .. }) = attempt {
             let left = until.saturating_duration_since(tokio::time::Instant::now());
             if left.is_zero() {
                 break;

@@ -7,17 +7,16 @@ use std::{
 };
 
 use dlock::{
-    backends::etcd::{Etcd as Backend, Options},
+    backends::etcd::{Etcd as Backend, EtcdOptions},
     lock::{Attempt, Backend as _, Grant, Key, Renewal, Request, Scope, Ttl},
 };
 
 use crate::{
     support::{
-        many_waiters,
         deaf::Deaf,
         dlock::{run, unique},
         etcd::Etcd,
-        have, must,
+        have, many_waiters, must,
         proxy::{Fault, Mode as Network, Proxy},
         say, slowness,
     },
@@ -211,7 +210,7 @@ fn request(key: &str, ttl: u64, waiting: bool) -> Request {
 }
 
 fn client(etcd: &Etcd) -> Backend {
-    Backend::new(Options::new(vec![("127.0.0.1".into(), etcd.port())]))
+    Backend::new(EtcdOptions::new(vec![("127.0.0.1".into(), etcd.port())]))
 }
 
 /// Retries if the server was too busy to answer, as dlock does, and counts the retries.

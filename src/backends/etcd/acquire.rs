@@ -16,30 +16,30 @@
 use std::time::Duration;
 
 use super::{
-    client::{Answer, Client},
+    client::{EtcdClient, EtcdResult},
     failure::{self, Trouble},
     history,
     hold::TRIES,
     messages::{Compare, RequestOp},
     ops, permits,
-    place::{retire, still_queued},
-    queue::{Keys, Look},
-    runs::{Leases, Runs, records},
-    session::{Hold, Session, Standing, seconds, ttl},
+    position::{check_position, retire},
+    queue::{Keys, LockAtRevision},
+    runs::{Leases, RunKeys, records},
+    session::{EtcdSession, HoldState, OwnHold, seconds, ttl},
     waiting,
 };
 use crate::{
     backends::queue::{
         DRAIN_DELAY,
-        record::{HoldRecord, Said},
+        record::{ContenderInfo, HoldRecord},
     },
     lock::{Attempt, Denial, Grant, Mode, Request, Ttl},
 };
 
 /// One attempt to take the lock for a token that is not nested.
-pub(super) struct Taking<'a> {
-    pub client: &'a mut Client,
-    pub session: &'a mut Session,
+pub(super) struct AcquireAttempt<'a> {
+    pub client: &'a mut EtcdClient,
+    pub session: &'a mut EtcdSession,
     pub request: &'a Request,
     /// The own key.
     pub own: String,
@@ -50,21 +50,21 @@ pub(super) struct Taking<'a> {
 }
 
 /// The outcome for the first position in the queue.
-enum Begun {
-    Hold(HoldRecord, Runs),
+enum FirstPosition {
+    Granted(HoldRecord, RunKeys),
     /// The run policy denies the lock. The number is the lease with which the denial ends.
     Refused((Denial, i64)),
 }
 
 /// Takes the lock for a token that is not nested.
-pub(super) async fn take(client: &mut Client, session: &mut Session, request: &Request) -> Answer<Attempt> {
-    if let Standing::Queued(queued) = &mut session.stage
-        && let Some(busy) = still_queued(client, (&session.names, session.lease), queued, session.watches.is_some()).await?
+pub(super) async fn take(client: &mut EtcdClient, session: &mut EtcdSession, request: &Request) -> EtcdResult<Attempt> {
+    if let HoldState::Queued(queued) = &mut session.state
+        && let Some(busy) = check_position(client, (&session.names, session.lease), queued, session.watches.is_some()).await?
     {
         return Ok(Attempt::Busy(busy));
     }
     let own = session.names.own(request.mode, session.lease);
-    let mut taking = Taking { client, session, request, own, leases: None, granted: None };
+    let mut taking = AcquireAttempt { client, session, request, own, leases: None, granted: None };
     let look = taking.stand().await?;
     let (look, turn) = match request.mode {
         Mode::Permits(_) => taking.take_permit(look).await?,
@@ -75,28 +75,28 @@ pub(super) async fn take(client: &mut Client, session: &mut Session, request: &R
     };
     match turn {
         None => taking.declined(&look).await,
-        Some((at, false)) => taking.behind(&look, at).await,
+        Some((at, false)) => taking.wait_behind(&look, at).await,
         Some((at, true)) => taking.first(&look, at).await,
     }
 }
 
-impl Taking<'_> {
+impl AcquireAttempt<'_> {
     /// Puts the own key into the queue, if it belongs there. Returns the lock after that.
-    async fn stand(&mut self) -> Answer<Look> {
-        match self.session.stage {
-            Standing::Queued(_) | Standing::Held(_) => {
+    async fn stand(&mut self) -> EtcdResult<LockAtRevision> {
+        match self.session.state {
+            HoldState::Queued(_) | HoldState::Held(_) => {
                 let look = self.turn().await?;
                 // A key that is already there needs no space in a full store.
                 if look.find(&self.own).is_some() {
                     return Ok(look);
                 }
             }
-            Standing::Asked { leased: true } => {}
+            HoldState::Asked { leased: true } => {}
             _ => self.grant().await?,
         }
         match self.put().await {
             Err(Trouble::NoLease) => {
-                self.session.stage = Standing::Asked { leased: false };
+                self.session.state = HoldState::Asked { leased: false };
                 self.grant().await?;
                 self.put().await
             }
@@ -105,7 +105,7 @@ impl Taking<'_> {
     }
 
     /// Grants the lease and the run records' leases. The lease may exist already, from a request whose answer was lost.
-    async fn grant(&mut self) -> Answer<()> {
+    async fn grant(&mut self) -> EtcdResult<()> {
         let (of_runs, mut wanted) = Leases::of(self.request);
         wanted.insert(0, (self.session.lease, seconds(self.request.ttl)));
         let mut answers = self.client.grant_all(&wanted).await.into_iter();
@@ -115,14 +115,14 @@ impl Taking<'_> {
             Some(Err(trouble)) => return Err(trouble),
             None => return Err(failure::unreadable().into()),
         };
-        self.session.stage = Standing::Asked { leased: true };
+        self.session.state = HoldState::Asked { leased: true };
         Leases::granted(answers)?;
         self.leases = Some(of_runs);
         Ok(())
     }
 
     /// Returns the leases of the run records.
-    async fn leases(&mut self) -> Answer<Leases> {
+    async fn leases(&mut self) -> EtcdResult<Leases> {
         if self.leases.is_none() {
             self.leases = Some(Leases::grant(self.client, self.request).await?);
         }
@@ -130,9 +130,9 @@ impl Taking<'_> {
     }
 
     /// Extends the lock's lease, and returns the lease's length.
-    async fn confirm(&mut self) -> Answer<Ttl> {
+    async fn confirm(&mut self) -> EtcdResult<Ttl> {
         let Some(length) = self.client.keep_alive(self.session.lease).await? else {
-            self.session.stage = Standing::Asked { leased: false };
+            self.session.state = HoldState::Asked { leased: false };
             return Err(failure::lease_gone().into());
         };
         Ok(ttl(length)?)
@@ -140,13 +140,13 @@ impl Taking<'_> {
 
     /// Puts the key if it isn't there. A waiter's key is put at the end of the queue, another request's key only if the lock is free. The
     /// same step makes it a hold, with run records, if the lock is free and no run record has to be judged.
-    async fn put(&mut self) -> Answer<Look> {
+    async fn put(&mut self) -> EtcdResult<LockAtRevision> {
         let leases = self.leases().await?;
         let (names, request, own, lease) = (&self.session.names, self.request, &*self.own, self.session.lease);
         let run_policy = request.run_policy.as_ref();
-        let value = Said { hold: Some(request.token.hold_text()), ..Said::of(request) }.write();
-        let record = |says: HoldRecord| ops::put(&names.open_of(lease), says.write(), 0);
-        let held = |look: &Look| {
+        let value = ContenderInfo { hold: Some(request.token.hold_text()), ..ContenderInfo::of(request) }.write();
+        let record = |hold_record: HoldRecord| ops::put(&names.open_of(lease), hold_record.write(), 0);
+        let held = |look: &LockAtRevision| {
             let mut ops = vec![record(HoldRecord::of(request, None))];
             if let Mode::Permits(_) = request.mode {
                 ops.push(permits::take(names, look, lease));
@@ -156,10 +156,10 @@ impl Taking<'_> {
         };
         let puts = |record: RequestOp| vec![ops::put(own, value.clone(), lease), record];
         let mut free = ops::free_for(names, request.mode);
-        free.extend(Runs::default().unchanged(names, run_policy));
-        let empty = Look::new(names, 0, Keys::default())?;
-        let counted = |look: &Look| -> Vec<Compare> {
-            if matches!(request.mode, Mode::Permits(_)) { permits::as_counted(names, look) } else { Vec::new() }
+        free.extend(RunKeys::default().unchanged(names, run_policy));
+        let empty = LockAtRevision::new(names, 0, Keys::default())?;
+        let counted = |look: &LockAtRevision| -> Vec<Compare> {
+            if matches!(request.mode, Mode::Permits(_)) { permits::permits_unchanged(names, look) } else { Vec::new() }
         };
         // A reader joins other readers, and one of those may be this contender.
         let mut compare = vec![ops::absent(own)];
@@ -189,14 +189,14 @@ impl Taking<'_> {
     }
 
     /// Checks whether this contender is first. If so, and no run record is needed, the same step turns its record into a hold's.
-    async fn turn(&mut self) -> Answer<Look> {
+    async fn turn(&mut self) -> EtcdResult<LockAtRevision> {
         let names = &self.session.names;
         let (mut since, mut compare, mut puts) = (None, Vec::new(), Vec::new());
-        if let Standing::Queued(queued) = &self.session.stage {
+        if let HoldState::Queued(queued) = &self.session.state {
             since = Some((self.session.lease, queued.created)).filter(|_| self.request.mode == Mode::Exclusive);
         }
         // The number of the permit is known only after the look.
-        if let Standing::Queued(queued) = &self.session.stage
+        if let HoldState::Queued(queued) = &self.session.state
             && !records(self.request)
             && !matches!(self.request.mode, Mode::Permits(_))
         {
@@ -215,28 +215,28 @@ impl Taking<'_> {
     }
 
     /// Takes the lock for the first contender, unless the run policy denies it.
-    async fn first(mut self, look: &Look, at: usize) -> Answer<Attempt> {
+    async fn first(mut self, look: &LockAtRevision, at: usize) -> EtcdResult<Attempt> {
         let ttl = match self.granted {
             Some(ttl) => ttl,
             None => self.confirm().await?,
         };
         let one = &look.contenders[at];
-        let granted = look.record_of(one).map(|record| &record.says).filter(|says| says.is_hold);
-        let (says, runs) = match granted.filter(|_| !records(self.request) || look.runs.knows(one.fence())) {
-            Some(says) => {
+        let granted = look.record_of(one).map(|record| &record.hold_record).filter(|hold_record| hold_record.is_hold);
+        let (hold_record, runs) = match granted.filter(|_| !records(self.request) || look.runs.knows(one.fence())) {
+            Some(hold_record) => {
                 // The lock was granted before, and these leases are not needed.
                 if let Some(unused) = self.leases.take_if(|leases| !look.runs.use_of(leases)) {
                     unused.end(self.client).await;
                 }
-                (says.clone(), look.runs.clone())
+                (hold_record.clone(), look.runs.clone())
             }
             None => match self.begin(look, at).await? {
-                Begun::Hold(says, runs) => (says, runs),
-                Begun::Refused(denial) => return self.stay_first(look, at, ttl, denial).await,
+                FirstPosition::Granted(hold_record, runs) => (hold_record, runs),
+                FirstPosition::Refused(denial) => return self.stay_first(look, at, ttl, denial).await,
             },
         };
         if let Some(leases) = &self.leases {
-            leases.freshen(self.client).await;
+            leases.extend_if_late(self.client).await;
         }
         retire(self.client, self.session);
         let dying = look.dying(self.request.mode);
@@ -249,14 +249,14 @@ impl Taking<'_> {
             session: None,
             permit: number.as_ref().map(|number| number.number),
         };
-        history::bury_old(self.client, &self.session.names, look).await;
-        self.session.stage = Standing::Held(Hold {
+        history::archive_outdated(self.client, &self.session.names, look).await;
+        self.session.state = HoldState::Held(OwnHold {
             own: self.own,
             created: one.created,
             seen: look.revision,
             nested: None,
-            since_ms: says.since_ms,
-            metadata: says.metadata,
+            since_ms: hold_record.since_ms,
+            metadata: hold_record.metadata,
             runs,
             number,
             dying,
@@ -267,18 +267,18 @@ impl Taking<'_> {
 
     /// Judges the first contender, and makes its record a hold's, with run records, if that was not done: it waited, the folder was not
     /// empty, or the store is full. No contender can come before it, so the judged run records change only by expiring.
-    async fn begin(&mut self, look: &Look, at: usize) -> Answer<Begun> {
+    async fn begin(&mut self, look: &LockAtRevision, at: usize) -> EtcdResult<FirstPosition> {
         if let Some(denial) = look.runs.judge(self.request.run_policy.as_ref(), &self.request.token) {
-            return Ok(Begun::Refused(denial));
+            return Ok(FirstPosition::Refused(denial));
         }
         let leases = self.leases().await?;
         let own = &look.contenders[at];
-        let (names, says) = (&self.session.names, HoldRecord::of(self.request, Some(own.fence())));
+        let (names, hold_record) = (&self.session.names, HoldRecord::of(self.request, Some(own.fence())));
         let open = names.open_of(self.session.lease);
-        let mut success = vec![ops::put(&open, says.write(), 0)];
+        let mut success = vec![ops::put(&open, hold_record.write(), 0)];
         success.extend(look.runs.begin(names, self.request, Some(own.fence()), &leases));
         let puts = success.len();
-        success.push(ops::under(&names.beside(), false));
+        success.push(ops::under(&names.side_keys(), false));
         // A late request of an earlier attempt must not begin the hold again.
         let known = look.record_of(own).map_or(0, |record| record.revision);
         let compare = vec![ops::created_at(&own.name, own.created), ops::unchanged(&open, known)];
@@ -288,9 +288,9 @@ impl Taking<'_> {
                     return Err(failure::contended().into());
                 }
                 answers.skip(puts);
-                let runs = Runs::read(names, answers.keys()?)?;
+                let runs = RunKeys::read(names, answers.keys()?)?;
                 look.runs.end_before(self.client, &leases).await;
-                Ok(Begun::Hold(says, runs))
+                Ok(FirstPosition::Granted(hold_record, runs))
             }
             // The lock has precedence over its history, but not over its run records. A contender without a record is no waiter.
             Err(Trouble::Full(_) | Trouble::Refused(_)) if !records(self.request) => {
@@ -298,7 +298,7 @@ impl Taking<'_> {
                 if !self.client.run_if(compare, vec![ops::delete(&open)]).await?.succeeded {
                     return Err(failure::contended().into());
                 }
-                Ok(Begun::Hold(says, look.runs.clone()))
+                Ok(FirstPosition::Granted(hold_record, look.runs.clone()))
             }
             Err(trouble) => Err(trouble),
         }

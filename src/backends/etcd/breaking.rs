@@ -12,13 +12,13 @@
 //!   waits for that, but is no longer a hold's: the history has the hold already.
 
 use super::{
-    client::{Answer, Client},
+    client::{EtcdClient, EtcdResult},
     failure,
-    history::{self, Outcome},
+    history::{self, ReleaseWrites},
     hold::TRIES,
-    names::Names,
+    names::EtcdNames,
     ops, permits,
-    queue::Look,
+    queue::LockAtRevision,
     record::StoredRecord,
 };
 use crate::{
@@ -32,25 +32,32 @@ fn foreign() -> Error {
     error.hint("the program that took the lock has to release it, or its lease ends")
 }
 
-async fn look(client: &mut Client, names: &Names) -> Answer<Look> {
+async fn look(client: &mut EtcdClient, names: &EtcdNames) -> EtcdResult<LockAtRevision> {
     Ok(client.run(ops::look(names, ops::ALL)).await?.look(names)?)
 }
 
 /// Changes the record of the hold with this fence; false if there is no such hold, or `change` changes nothing.
-pub(super) async fn amend(client: &mut Client, key: &Key, fence: Fence, change: impl Fn(HoldRecord) -> Option<HoldRecord>) -> Answer<bool> {
-    let names = Names::new(&client.options().namespace, key);
+pub(super) async fn amend(
+    client: &mut EtcdClient,
+    key: &Key,
+    fence: Fence,
+    change: impl Fn(HoldRecord) -> Option<HoldRecord>,
+) -> EtcdResult<bool> {
+    let names = EtcdNames::new(&client.options().namespace, key);
     for _ in 0..TRIES {
         let look = look(client, &names).await?;
         let Some(at) = look.holder(fence) else { return Ok(false) };
         let one = &look.contenders[at];
-        let said = one.said()?.ok_or_else(foreign)?;
+        let info = one.info()?.ok_or_else(foreign)?;
         let record = look.record_of(one);
         // If the record is missing (the store had no space for it, or it was deleted), the record is written now.
-        let missing = || HoldRecord { is_hold: true, metadata: said.metadata, ..HoldRecord::waiting(look.queue.all()[at].mode) };
-        let Some(says) = change(record.map_or_else(missing, |record| record.says.clone()).named(fence)) else { return Ok(false) };
+        let missing = || HoldRecord { is_hold: true, metadata: info.metadata, ..HoldRecord::waiting(look.queue.all()[at].mode) };
+        let Some(hold_record) = change(record.map_or_else(missing, |record| record.hold_record.clone()).named(fence)) else {
+            return Ok(false);
+        };
         let open = names.open_as(one.id());
         let compare = vec![ops::created_at(&one.name, one.created), ops::unchanged(&open, record.map_or(0, |record| record.revision))];
-        if client.run_if(compare, vec![ops::put(&open, says.write(), 0)]).await?.succeeded {
+        if client.run_if(compare, vec![ops::put(&open, hold_record.write(), 0)]).await?.succeeded {
             return Ok(true);
         }
     }
@@ -58,28 +65,28 @@ pub(super) async fn amend(client: &mut Client, key: &Key, fence: Fence, change: 
 }
 
 /// Notes in the record that the holder saw the mark. Nothing depends on the note.
-pub(super) async fn note_seen(client: &mut Client, record: &StoredRecord) {
-    let Some(says) = record.named().seen() else { return };
+pub(super) async fn note_seen(client: &mut EtcdClient, record: &StoredRecord) {
+    let Some(hold_record) = record.named().seen() else { return };
     let compare = vec![ops::unchanged(&record.name, record.revision)];
-    let _ = client.run_if(compare, vec![ops::put(&record.name, says.write(), 0)]).await;
+    let _ = client.run_if(compare, vec![ops::put(&record.name, hold_record.write(), 0)]).await;
 }
 
 /// Removes the hold with this fence.
-pub(super) async fn evict(client: &mut Client, key: &Key, fence: Fence, mark: &Break) -> Answer<bool> {
-    let names = Names::new(&client.options().namespace, key);
+pub(super) async fn evict(client: &mut EtcdClient, key: &Key, fence: Fence, mark: &Break) -> EtcdResult<bool> {
+    let names = EtcdNames::new(&client.options().namespace, key);
     let look = look(client, &names).await?;
     let Some(at) = look.holder(fence) else { return Ok(false) };
     let one = &look.contenders[at];
-    let (metadata, record) = (one.said()?.ok_or_else(foreign)?.metadata, look.record_of(one));
+    let (metadata, record) = (one.info()?.ok_or_else(foreign)?.metadata, look.record_of(one));
     let (end, why): (End, _) = mark.into();
-    let since_ms = record.and_then(|record| record.says.since_ms);
+    let since_ms = record.and_then(|record| record.hold_record.since_ms);
     let past = HistoryEntry { fence: Some(fence), started_ms: since_ms, ended_ms: None, end, why, metadata };
     let compare = vec![ops::created_at(&one.name, one.created)];
     let mut gone = vec![ops::delete_under(&names.nested(one.lease)), ops::delete(&one.name)];
-    gone.extend(look.number_of(at).map(|number| permits::give_back(&names, number)));
+    gone.extend(look.number_of(at).map(|number| permits::release(&names, number)));
     let mut history = vec![ops::put(&names.last(), one.created.to_string(), 0)];
-    history.extend(record.map(|record| ops::put(&record.name, HoldRecord::waiting(record.says.mode).write(), 0)));
-    let outcome = Outcome { history, ..Outcome::default() };
+    history.extend(record.map(|record| ops::put(&record.name, HoldRecord::waiting(record.hold_record.mode).write(), 0)));
+    let outcome = ReleaseWrites { history, ..ReleaseWrites::default() };
     let Some(freed) = history::end(client, &names, compare, gone, outcome, Some(&past)).await? else { return Ok(false) };
     // The eviction is done, and no later failure may hide that. Leases without keys expire by themselves.
     for lease in freed.leases.iter().copied().filter(|lease| *lease != one.lease).chain([one.lease]) {

@@ -15,51 +15,51 @@ use tonic::{
 use tonic_prost::ProstCodec;
 
 use super::{
-    connection::{Connection, silence},
+    connection::{EtcdConnection, silence},
     failure::{self, Trouble},
     messages::{AuthenticateRequest, AuthenticateResponse},
-    options::Options,
+    options::EtcdOptions,
     questions::TXN,
 };
 use crate::lock::{Effect, Error, Kind, Result};
 
 /// The outcome of a request.
-pub(super) type Answer<T> = std::result::Result<T, Trouble>;
+pub(super) type EtcdResult<T> = std::result::Result<T, Trouble>;
 
 /// A cluster and the connection to one of its members.
-pub(super) struct Client {
-    options: Options,
+pub(super) struct EtcdClient {
+    options: EtcdOptions,
     /// The member for the next request.
     at: usize,
-    pub(super) connection: Option<Connection>,
+    pub(super) connection: Option<EtcdConnection>,
     pub(super) login: Option<MetadataValue<Ascii>>,
     /// Whether a request is without an answer. If it still is at the next request, it was dropped, and the member may be frozen or cut off.
     pub(super) under_way: bool,
 }
 
-impl Client {
+impl EtcdClient {
     /// Creates a client, without I/O.
-    pub(super) fn new(options: Options) -> Self {
+    pub(super) fn new(options: EtcdOptions) -> Self {
         // A random member, so that not all processes use the same one.
         let members = options.endpoints.len().max(1);
         let at = usize::try_from(crate::lock::random() % members as u64).unwrap_or_default();
         Self { options, at, connection: None, login: None, under_way: false }
     }
 
-    pub(super) fn options(&self) -> &Options {
+    pub(super) fn options(&self) -> &EtcdOptions {
         &self.options
     }
 
     /// Changes to the next member.
-    pub(super) fn move_on(&mut self) {
+    pub(super) fn next_member(&mut self) {
         self.connection = None;
         self.at = (self.at + 1) % self.options.endpoints.len().max(1);
     }
 
     /// Connects, if need be, to the first member from the current one on that accepts a connection, and logs in.
-    pub(super) async fn open(&mut self) -> Answer<()> {
+    pub(super) async fn open(&mut self) -> EtcdResult<()> {
         if std::mem::replace(&mut self.under_way, true) {
-            self.move_on();
+            self.next_member();
         }
         if self.connection.as_ref().is_some_and(|connection| !connection.is_open()) {
             self.connection = None;
@@ -75,7 +75,7 @@ impl Client {
         Ok(())
     }
 
-    async fn log_in(&mut self, name: String) -> Answer<()> {
+    async fn log_in(&mut self, name: String) -> EtcdResult<()> {
         let password = self.options.password.clone().ok_or_else(|| {
             Error::new(Kind::Config, "there is a user but no password")
                 .hint("give it in DLOCK_PASSWORD, with --password-file, or as password_file in the configuration")
@@ -85,12 +85,12 @@ impl Client {
         let answer: AuthenticateResponse = loop {
             match self.exchange("/etcdserverpb.Auth/Authenticate", question.clone(), Style::Unary, others > 0).await {
                 Ok(answer) => break answer,
-                Err(Unanswered::Silent) => {
+                Err(NoAnswer::Silent) => {
                     others -= 1;
-                    self.move_on();
+                    self.next_member();
                     self.connection = Some(self.connect().await?);
                 }
-                Err(Unanswered::Said(status)) => return Err(not_yet(self.explain(failure::of(status)).await)),
+                Err(NoAnswer::Failed(status)) => return Err(not_yet(self.explain(failure::of(status)).await)),
             }
         };
         self.login = Some(answer.token.parse().map_err(|_| failure::unreadable())?);
@@ -102,12 +102,12 @@ impl Client {
         self.options.endpoints.len().saturating_sub(1)
     }
 
-    async fn connect(&mut self) -> Result<Connection> {
+    async fn connect(&mut self) -> Result<EtcdConnection> {
         let mut failed = None;
         for others in (0..self.options.endpoints.len()).rev() {
             let endpoint = &self.options.endpoints[self.at];
             let opened = tokio::select! {
-                opened = Connection::open(&self.options, endpoint) => Some(opened),
+                opened = EtcdConnection::open(&self.options, endpoint) => Some(opened),
                 () = silence(), if others > 0 => None,
             };
             match opened {
@@ -116,7 +116,7 @@ impl Client {
                 Some(Err(error)) => return Err(error),
                 None => {}
             }
-            self.move_on();
+            self.next_member();
         }
         Err(failed.unwrap_or_else(|| Error::new(Kind::Config, "there is no member to connect to")))
     }
@@ -134,7 +134,7 @@ impl Client {
 
     /// Sends one request. With `or_leave`, a member that sends nothing at all is not waited for. This requires a request that may be sent
     /// to two members.
-    async fn exchange<Q, A>(&mut self, path: &'static str, question: Q, style: Style, or_leave: bool) -> std::result::Result<A, Unanswered>
+    async fn exchange<Q, A>(&mut self, path: &'static str, question: Q, style: Style, or_leave: bool) -> std::result::Result<A, NoAnswer>
     where
         Q: Message + 'static,
         A: Message + Default + 'static,
@@ -162,8 +162,8 @@ impl Client {
         };
         tokio::select! {
             biased;
-            answer = asked => answer.map_err(Unanswered::Said),
-            () = silent, if or_leave => Err(Unanswered::Silent),
+            answer = asked => answer.map_err(NoAnswer::Failed),
+            () = silent, if or_leave => Err(NoAnswer::Silent),
         }
     }
 
@@ -179,13 +179,13 @@ impl Client {
         if greeted || !matches!(trouble, Trouble::Broken(_) | Trouble::Elsewhere(_)) {
             return trouble;
         }
-        match Connection::why_ended(&self.options, &self.options.endpoints[self.at]).await {
+        match EtcdConnection::why_ended(&self.options, &self.options.endpoints[self.at]).await {
             Some(error) => Trouble::Refused(error),
             None => failure::never_spoke(trouble, self.options.tls.is_some()),
         }
     }
 
-    pub(super) async fn ask<Q, A>(&mut self, path: &'static str, question: Q, style: Style) -> Answer<A>
+    pub(super) async fn ask<Q, A>(&mut self, path: &'static str, question: Q, style: Style) -> EtcdResult<A>
     where
         Q: Message + Clone + 'static,
         A: Message + Default + 'static,
@@ -195,7 +195,7 @@ impl Client {
         answer
     }
 
-    async fn try_ask<Q, A>(&mut self, path: &'static str, question: Q, style: Style) -> Answer<A>
+    async fn try_ask<Q, A>(&mut self, path: &'static str, question: Q, style: Style) -> EtcdResult<A>
     where
         Q: Message + Clone + 'static,
         A: Message + Default + 'static,
@@ -211,11 +211,11 @@ impl Client {
                     self.greet();
                     return Ok(answer);
                 }
-                Err(Unanswered::Said(status)) => status,
-                Err(Unanswered::Silent) => {
+                Err(NoAnswer::Failed(status)) => status,
+                Err(NoAnswer::Silent) => {
                     others -= 1;
                     self.under_way = false;
-                    self.move_on();
+                    self.next_member();
                     continue;
                 }
             };
@@ -228,11 +228,11 @@ impl Client {
                 Trouble::Elsewhere(_) if others > 0 => {
                     others -= 1;
                     self.under_way = false;
-                    self.move_on();
+                    self.next_member();
                 }
                 trouble => {
                     if matches!(trouble, Trouble::Elsewhere(_) | Trouble::Broken(_)) {
-                        self.move_on();
+                        self.next_member();
                     }
                     return Err(trouble);
                 }
@@ -242,12 +242,12 @@ impl Client {
 
     /// Sends several requests at once, which must be of a kind that may be sent to two members. A request that the member did nothing about
     /// is sent again by itself.
-    pub(super) async fn ask_all<Q, A>(&mut self, path: &'static str, questions: Vec<Q>) -> Vec<Answer<A>>
+    pub(super) async fn ask_all<Q, A>(&mut self, path: &'static str, questions: Vec<Q>) -> Vec<EtcdResult<A>>
     where
         Q: Message + Clone + 'static,
         A: Message + Default + 'static,
     {
-        let mut answered: Vec<Option<Answer<A>>> = questions.iter().map(|_| None).collect();
+        let mut answered: Vec<Option<EtcdResult<A>>> = questions.iter().map(|_| None).collect();
         if questions.len() > 1
             && self.open().await.is_ok()
             && let Some(connection) = &self.connection
@@ -286,7 +286,7 @@ impl Client {
                 };
             }
             if broken {
-                self.move_on();
+                self.next_member();
             }
             self.under_way = false;
         }
@@ -302,15 +302,15 @@ impl Client {
 }
 
 /// The reason for a missing answer.
-enum Unanswered {
-    Said(Status),
+enum NoAnswer {
+    Failed(Status),
     /// The member has sent nothing since the connection began: it may be frozen or cut off.
     Silent,
 }
 
-impl From<Status> for Unanswered {
+impl From<Status> for NoAnswer {
     fn from(status: Status) -> Self {
-        Self::Said(status)
+        Self::Failed(status)
     }
 }
 

@@ -37,7 +37,7 @@ use tonic::{
 
 use super::{
     failure,
-    options::{Options, authority},
+    options::{EtcdOptions, authority},
 };
 use crate::{
     backends::{
@@ -59,17 +59,17 @@ pub(super) async fn silence() {
 }
 
 /// An open connection. Its streams end with it.
-pub(super) struct Connection {
+pub(super) struct EtcdConnection {
     pub grpc: Grpc<Channel>,
     /// Whether any answer has arrived.
     pub greeted: bool,
     /// Whether the member has sent anything: its HTTP/2 settings come before any answer.
-    heard: Arc<AtomicBool>,
+    received: Arc<AtomicBool>,
     socket: OwnedFd,
     driver: AbortHandle,
 }
 
-impl Drop for Connection {
+impl Drop for EtcdConnection {
     /// hyper's task keeps the connection open as long as a stream exists. Without this, a watch would stay on a silent member that dlock
     /// left, and never report anything.
     fn drop(&mut self) {
@@ -78,13 +78,13 @@ impl Drop for Connection {
     }
 }
 
-impl Connection {
+impl EtcdConnection {
     /// Connects to `endpoint`, which is one of the endpoints in `options`.
-    pub(super) async fn open(options: &Options, endpoint: &(String, u16)) -> Result<Self> {
+    pub(super) async fn open(options: &EtcdOptions, endpoint: &(String, u16)) -> Result<Self> {
         let tcp = dial(&endpoint.0, endpoint.1).await?;
         let socket = tcp.as_fd().try_clone_to_owned().map_err(unreachable)?;
-        let heard = Arc::new(AtomicBool::new(false));
-        let tcp = Heard { tcp, heard: Arc::clone(&heard) };
+        let received = Arc::new(AtomicBool::new(false));
+        let tcp = ObservedTcp { tcp, received: Arc::clone(&received) };
         let scheme = if options.tls.is_some() { "https" } else { "http" };
         let origin = format!("{scheme}://{}", authority(endpoint));
         let origin = origin.parse().map_err(|error| Error::new(Kind::Config, "the host's name can't be one").source(error))?;
@@ -93,26 +93,26 @@ impl Connection {
             Some(wanted) => drive(encrypt(wanted, endpoint, tcp).await?).await?,
         };
         let grpc = Grpc::with_origin(Channel(requests), origin).max_decoding_message_size(LONGEST_ANSWER);
-        Ok(Self { grpc, greeted: false, heard, socket, driver })
+        Ok(Self { grpc, greeted: false, received, socket, driver })
     }
 
     /// Returns why a server ended the connection right after the TLS handshake. The server rejects our certificate only then, and our first
     /// bytes hid that alert. Returns `None` without such an alert.
-    pub(super) async fn why_ended(options: &Options, endpoint: &(String, u16)) -> Option<Error> {
+    pub(super) async fn why_ended(options: &EtcdOptions, endpoint: &(String, u16)) -> Option<Error> {
         let tcp = dial(&endpoint.0, endpoint.1).await.ok()?;
-        let tcp = Heard { tcp, heard: Arc::default() };
+        let tcp = ObservedTcp { tcp, received: Arc::default() };
         let mut stream = encrypt(options.tls.as_ref()?, endpoint, tcp).await.ok()?;
         stream.write_all(PREFACE).await.ok()?;
-        let said = stream.read(&mut [0]).await.err().map(failure::tls);
-        said.filter(|error| !error.is_transient())
+        let error = stream.read(&mut [0]).await.err().map(failure::tls);
+        error.filter(|error| !error.is_transient())
     }
 
     /// Completes once the member had time to send something and sent nothing. Never completes if the member has sent anything.
     pub(super) fn silent(&self) -> impl Future<Output = ()> + use<> {
-        let heard = Arc::clone(&self.heard);
+        let received = Arc::clone(&self.received);
         async move {
             silence().await;
-            if heard.load(Ordering::Relaxed) {
+            if received.load(Ordering::Relaxed) {
                 pending::<()>().await;
             }
         }
@@ -129,7 +129,7 @@ impl Connection {
 const PREFACE: &[u8] = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n\0\0\0\x04\0\0\0\0\0";
 
 /// Does the TLS handshake with a member, whose certificate must match the requested host.
-async fn encrypt(wanted: &Tls, (host, _): &(String, u16), tcp: Heard) -> Result<TlsStream<Heard>> {
+async fn encrypt(wanted: &Tls, (host, _): &(String, u16), tcp: ObservedTcp) -> Result<TlsStream<ObservedTcp>> {
     let name = ServerName::try_from(host.clone())
         .map_err(|error| Error::new(Kind::Config, "the host's name can't be one in a certificate").source(error))?;
     let mut config = tls::config(wanted)?;
@@ -146,23 +146,23 @@ async fn drive(stream: impl AsyncRead + AsyncWrite + Unpin + Send + 'static) -> 
 }
 
 /// A TCP connection that notes whether any data was received.
-struct Heard {
+struct ObservedTcp {
     tcp: TcpStream,
-    heard: Arc<AtomicBool>,
+    received: Arc<AtomicBool>,
 }
 
-impl AsyncRead for Heard {
+impl AsyncRead for ObservedTcp {
     fn poll_read(mut self: Pin<&mut Self>, context: &mut Context<'_>, into: &mut ReadBuf<'_>) -> Poll<io::Result<()>> {
         let before = into.filled().len();
         let read = Pin::new(&mut self.tcp).poll_read(context, into);
         if into.filled().len() > before {
-            self.heard.store(true, Ordering::Relaxed);
+            self.received.store(true, Ordering::Relaxed);
         }
         read
     }
 }
 
-impl AsyncWrite for Heard {
+impl AsyncWrite for ObservedTcp {
     fn poll_write(mut self: Pin<&mut Self>, context: &mut Context<'_>, bytes: &[u8]) -> Poll<io::Result<usize>> {
         Pin::new(&mut self.tcp).poll_write(context, bytes)
     }
@@ -190,19 +190,19 @@ pub(super) struct Channel(SendRequest<Body>);
 
 /// A request without an answer.
 #[derive(Debug)]
-pub(super) struct Lost {
+pub(super) struct LostRequest {
     /// Whether the member may have received it.
     pub sent: bool,
     source: hyper::Error,
 }
 
-impl fmt::Display for Lost {
+impl fmt::Display for LostRequest {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         self.source.fmt(f)
     }
 }
 
-impl error::Error for Lost {
+impl error::Error for LostRequest {
     fn source(&self) -> Option<&(dyn error::Error + 'static)> {
         Some(&self.source)
     }
@@ -210,11 +210,11 @@ impl error::Error for Lost {
 
 impl Service<http::Request<Body>> for Channel {
     type Response = http::Response<Incoming>;
-    type Error = Lost;
-    type Future = Pin<Box<dyn Future<Output = std::result::Result<Self::Response, Lost>> + Send>>;
+    type Error = LostRequest;
+    type Future = Pin<Box<dyn Future<Output = std::result::Result<Self::Response, LostRequest>> + Send>>;
 
-    fn poll_ready(&mut self, context: &mut Context<'_>) -> Poll<std::result::Result<(), Lost>> {
-        self.0.poll_ready(context).map_err(|source| Lost { sent: false, source })
+    fn poll_ready(&mut self, context: &mut Context<'_>) -> Poll<std::result::Result<(), LostRequest>> {
+        self.0.poll_ready(context).map_err(|source| LostRequest { sent: false, source })
     }
 
     fn call(&mut self, request: http::Request<Body>) -> Self::Future {
@@ -223,7 +223,7 @@ impl Service<http::Request<Body>> for Channel {
             answer.await.map_err(|mut failed| {
                 // hyper returns the message if it was never sent.
                 let sent = failed.take_message().is_none();
-                Lost { sent, source: failed.into_error() }
+                LostRequest { sent, source: failed.into_error() }
             })
         })
     }

@@ -6,15 +6,15 @@
 use std::time::Duration;
 
 use super::{
-    client::{Answer, Client},
+    client::{EtcdClient, EtcdResult},
     failure::{self, Trouble},
     ops,
-    session::{Hold, Inner, Nested, Session, Standing, seconds, ttl},
+    session::{EtcdSession, HoldState, Nested, NestedName, OwnHold, seconds, ttl},
 };
 use crate::lock::{Attempt, Grant, Request, Result};
 
 /// Enters the hold, if the owner has the lock.
-pub(super) async fn enter(client: &mut Client, session: &mut Session, request: &Request) -> Answer<Attempt> {
+pub(super) async fn enter(client: &mut EtcdClient, session: &mut EtcdSession, request: &Request) -> EtcdResult<Attempt> {
     let Some(found) = super::hold::find(client, session).await? else { return Ok(Attempt::NotHeld) };
     found.mode.check_nested(request.mode)?;
     let Some(outer) = client.keep_alive(session.lease).await? else { return Ok(Attempt::NotHeld) };
@@ -23,10 +23,10 @@ pub(super) async fn enter(client: &mut Client, session: &mut Session, request: &
         Ok(Grant { fence: found.hold.fence(), ttl: ttl(length)?, holds: found.holds, drain_delay: Duration::ZERO, session: None, permit })
     };
     if found.is_root {
-        session.stage = Standing::Held(found.hold.clone());
+        session.state = HoldState::Held(found.hold.clone());
         return Ok(Attempt::Granted(granted(outer)?));
     }
-    let Inner { name, lease } = session.inner();
+    let NestedName { name, lease } = session.inner();
     let length = match client.grant(lease, seconds(request.ttl).min(outer)).await {
         Ok(length) => length,
         Err(Trouble::LeaseExists) => client.keep_alive(lease).await?.ok_or_else(failure::lease_gone)?,
@@ -41,10 +41,10 @@ pub(super) async fn enter(client: &mut Client, session: &mut Session, request: &
     }
     answers.skip(1);
     let created = answers.one()?.ok_or_else(failure::unreadable)?.create_revision;
-    let left = session.names.left(session.lease);
+    let left = session.names.released_mark(session.lease);
     let (marks, holds): (Vec<_>, Vec<_>) = answers.keys()?.into_iter().partition(|kv| kv.key == left.as_bytes());
     let holds = u32::try_from(holds.len() + usize::from(marks.is_empty())).unwrap_or(u32::MAX);
-    let hold = Hold { seen: answers.revision, nested: Some(Nested { name, lease, created }), ..found.hold.clone() };
-    session.stage = Standing::Held(hold);
+    let hold = OwnHold { seen: answers.revision, nested: Some(Nested { name, lease, created }), ..found.hold.clone() };
+    session.state = HoldState::Held(hold);
     Ok(Attempt::Granted(Grant { holds, ..granted(length.min(outer))? }))
 }

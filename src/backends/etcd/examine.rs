@@ -7,9 +7,11 @@ use prost::Message;
 
 use super::{
     Etcd,
-    client::{Answer, Style},
+    client::{EtcdResult, Style},
     failure::Trouble,
-    gc, names,
+    gc,
+    messages::Header,
+    names,
 };
 use crate::{
     backends::net::transport,
@@ -33,12 +35,6 @@ const USUAL_QUOTA: i64 = 2 << 30;
 
 #[derive(Clone, PartialEq, Message)]
 struct StatusRequest {}
-
-#[derive(Clone, PartialEq, Message)]
-struct Header {
-    #[prost(int64, tag = "3")]
-    revision: i64,
-}
 
 /// A read of a key at an old revision.
 #[derive(Clone, PartialEq, Message)]
@@ -74,11 +70,11 @@ struct AlarmRequest {}
 #[derive(Clone, PartialEq, Message)]
 struct AlarmResponse {
     #[prost(message, repeated, tag = "2")]
-    alarms: Vec<Alarm>,
+    alarms: Vec<AlarmMember>,
 }
 
 #[derive(Clone, PartialEq, Message)]
-struct Alarm {
+struct AlarmMember {
     #[prost(uint64, tag = "1")]
     member: u64,
     #[prost(int32, tag = "2")]
@@ -101,11 +97,11 @@ struct Member {
 }
 
 impl Etcd {
-    async fn look_at_cluster(&mut self) -> Answer<Vec<Finding>> {
+    async fn look_at_cluster(&mut self) -> EtcdResult<Vec<Finding>> {
         // This request is open to every user: if it fails, all others fail.
         let status: StatusResponse = self.client.ask("/etcdserverpb.Maintenance/Status", StatusRequest {}, Style::Unary).await?;
-        let alarms: Answer<AlarmResponse> = self.client.ask("/etcdserverpb.Maintenance/Alarm", AlarmRequest {}, Style::Unary).await;
-        let members: Answer<MemberListResponse> =
+        let alarms: EtcdResult<AlarmResponse> = self.client.ask("/etcdserverpb.Maintenance/Alarm", AlarmRequest {}, Style::Unary).await;
+        let members: EtcdResult<MemberListResponse> =
             self.client.ask("/etcdserverpb.Cluster/MemberList", MemberListRequest {}, Style::Unary).await;
         let mut found = vec![version(&status.version)];
         found.push(match alarms {
@@ -115,7 +111,8 @@ impl Etcd {
         found.push(quota(&status));
         let key = names::prefix(&self.client.options().namespace).into_bytes();
         let key = if key.is_empty() { vec![0] } else { key };
-        let oldest: Answer<OldResponse> = self.client.ask("/etcdserverpb.KV/Range", OldRequest { key, revision: 1 }, Style::Unary).await;
+        let oldest: EtcdResult<OldResponse> =
+            self.client.ask("/etcdserverpb.KV/Range", OldRequest { key, revision: 1 }, Style::Unary).await;
         found.push(match oldest.map_err(Error::from) {
             Ok(_) => compaction(&status, true),
             Err(error) if error.message.contains("has been compacted") => compaction(&status, false),
@@ -145,31 +142,31 @@ fn version(text: &str) -> Finding {
     let mut parts = text.split(['.', '-']).map(|part| part.parse().unwrap_or(0));
     let mut next = || parts.next().unwrap_or(0);
     let number: (u32, u32, u32) = (next(), next(), next());
-    let said = format!("etcd {text}");
+    let shown = format!("etcd {text}");
     // etcd#16822, and its backports.
     if number < (3, 4, 31) || ((3, 5, 0)..(3, 5, 13)).contains(&number) {
         let risk = "a member that was slow to see that it leads no more may end leases that are kept, so that a job is stopped or two run";
-        return Finding::warn(ID, said, risk).mend("3.4.31, 3.5.13, 3.6 or later");
+        return Finding::warn(ID, shown, risk).fix("3.4.31, 3.5.13, 3.6 or later");
     }
-    Finding::ok(ID, said)
+    Finding::ok(ID, shown)
 }
 
-fn raised(alarms: &[Alarm]) -> Finding {
+fn raised(alarms: &[AlarmMember]) -> Finding {
     const ID: &str = "alarms";
     let of = |kind: i32| alarms.iter().filter(|alarm| alarm.kind == kind).count();
     match (of(1), of(2)) {
         (_, corrupt @ 1..) => {
             Finding::not_safe(ID, format!("CORRUPT on {corrupt} members"), "members don't store the same: two may be granted one lock")
-                .mend("replace the member that is wrong; etcdctl alarm list")
+                .fix("replace the member that is wrong; etcdctl alarm list")
         }
         (full @ 1.., _) => {
             let text = format!("NOSPACE on {full} members");
-            Finding::not_safe(ID, text, "no lock can be taken").mend("etcdctl compact, defrag, alarm disarm; or a larger quota")
+            Finding::not_safe(ID, text, "no lock can be taken").fix("etcdctl compact, defrag, alarm disarm; or a larger quota")
         }
         (0, 0) if alarms.is_empty() => Finding::ok(ID, "no alarm is raised"),
         (0, 0) => {
             Finding::warn(ID, format!("{} alarms of a kind that dlock doesn't know", alarms.len()), "the members know what could happen")
-                .mend("etcdctl alarm list")
+                .fix("etcdctl alarm list")
         }
     }
 }
@@ -177,12 +174,12 @@ fn raised(alarms: &[Alarm]) -> Finding {
 fn quota(status: &StatusResponse) -> Finding {
     const ID: &str = "quota";
     let megabytes = |bytes: i64| bytes >> 20;
-    let (used, told) = (status.db_size, status.db_size_quota);
-    let limit = if told > 0 { told } else { USUAL_QUOTA };
-    let of = if told > 0 { "quota-backend-bytes" } else { "the usual quota, its own is not told" };
+    let (used, reported) = (status.db_size, status.db_size_quota);
+    let limit = if reported > 0 { reported } else { USUAL_QUOTA };
+    let of = if reported > 0 { "quota-backend-bytes" } else { "the usual quota, its own is not told" };
     let text = format!("{} MB stored of {} MB ({of})", megabytes(used), megabytes(limit));
     if used > limit / 10 * 8 {
-        return Finding::warn(ID, text, "once it is full, no lock can be taken").mend("etcdctl compact and defrag, or a larger quota");
+        return Finding::warn(ID, text, "once it is full, no lock can be taken").fix("etcdctl compact and defrag, or a larger quota");
     }
     Finding::ok(ID, text)
 }
@@ -202,7 +199,7 @@ fn compaction(status: &StatusResponse, all_kept: bool) -> Finding {
         return Finding::ok(ID, text);
     }
     Finding::warn(ID, text, "each run adds 1 to 2 KB; once the quota is full, no lock can be taken")
-        .mend("--auto-compaction-retention=1h on every member, and etcdctl compact now")
+        .fix("--auto-compaction-retention=1h on every member, and etcdctl compact now")
 }
 
 fn members_of(members: &[Member], leader: u64) -> Finding {
@@ -211,12 +208,12 @@ fn members_of(members: &[Member], leader: u64) -> Finding {
     let may_fail = voters.saturating_sub(1) / 2;
     let text = if voters == 1 { "1 member".to_owned() } else { format!("{voters} members, {may_fail} may fail") };
     if leader == 0 {
-        return Finding::not_safe(ID, format!("{text}; none leads"), "locks can't be taken").mend("etcdctl endpoint status --cluster");
+        return Finding::not_safe(ID, format!("{text}; none leads"), "locks can't be taken").fix("etcdctl endpoint status --cluster");
     }
     if may_fail == 0 {
         let which = if voters == 1 { "it" } else { "one" };
         return Finding::warn(ID, text, format!("when {which} is down, locks can't be taken and jobs are stopped"))
-            .mend("three members, or five");
+            .fix("three members, or five");
     }
     Finding::ok(ID, text)
 }
@@ -286,13 +283,16 @@ mod tests {
         let status = |revision| StatusResponse { header: Some(Header { revision }), db_size: 3 << 20, ..StatusResponse::default() };
         assert_eq!(compaction(&status(50), true).severity, Severity::Ok);
         assert_eq!(compaction(&status(50_000), false).severity, Severity::Ok);
-        let told = compaction(&status(50_000), true);
-        assert_eq!((told.severity, told.text.as_str()), (Severity::Warn, "all 50000 changes since the cluster began are kept, in 3 MB"));
+        let reported = compaction(&status(50_000), true);
+        assert_eq!(
+            (reported.severity, reported.text.as_str()),
+            (Severity::Warn, "all 50000 changes since the cluster began are kept, in 3 MB")
+        );
     }
 
     #[test]
     fn alarms_and_members_are_counted() {
-        let alarm = |kind| Alarm { member: 7, kind };
+        let alarm = |kind| AlarmMember { member: 7, kind };
         assert_eq!(raised(&[alarm(1)]).severity, Severity::Unsafe);
         assert!(raised(&[alarm(1), alarm(2)]).text.starts_with("CORRUPT"));
         assert_eq!(raised(&[alarm(9)]).severity, Severity::Warn);

@@ -6,7 +6,7 @@ use std::{error::Error as _, io};
 
 use tonic::{Code, Status};
 
-use super::connection::Lost;
+use super::connection::LostRequest;
 use crate::lock::{Effect, Error, Kind};
 
 /// Why a request got no usable answer.
@@ -50,7 +50,7 @@ impl From<Error> for Trouble {
 
 /// Returns the meaning of a gRPC status.
 pub(super) fn of(status: Status) -> Trouble {
-    if let Some(lost) = status.source().and_then(|source| source.downcast_ref::<Lost>()) {
+    if let Some(lost) = status.source().and_then(|source| source.downcast_ref::<LostRequest>()) {
         let error = Error::new(Kind::Unavailable, "the connection to the server broke");
         return if lost.sent {
             Trouble::Broken(error.effect(Effect::Unknown).source(status))
@@ -165,14 +165,14 @@ pub(super) fn unreadable() -> Error {
 }
 
 /// Returns the error for a key of a lock whose value dlock did not write.
-pub(super) fn spoilt(name: &[u8]) -> Error {
+pub(super) fn unreadable_value(name: &[u8]) -> Error {
     let name = clean(&String::from_utf8_lossy(name));
     Error::new(Kind::Data, format!("the value of the key {name} is not one that dlock writes"))
         .hint(format!("etcdctl del '{name}' removes it; its records of earlier runs are lost then"))
 }
 
 /// Returns the error for a key that looks like a hold and never expires.
-pub(super) fn no_end(name: &str) -> Error {
+pub(super) fn never_expires(name: &str) -> Error {
     Error::new(Kind::Data, format!("the key {} stands where a lock's holder would, and has no lease that ends it", clean(name)))
         .hint("another program or a person put it there; take another key or --namespace, or delete it with etcdctl del")
 }

@@ -8,16 +8,16 @@
 use std::{collections::BTreeSet, time::Duration};
 
 use super::{
-    client::{Answer, Client},
+    client::{EtcdClient, EtcdResult},
     messages::KeyValue,
-    names::{self, Names},
+    names::{self, EtcdNames},
     ops,
     record::StoredRecord,
 };
 use crate::lock::Key;
 
 /// Lets the keys of locks that stay unused for `unused_for` expire; returns how many locks. A lock with only a history does not count.
-pub(super) async fn collect(client: &mut Client, unused_for: Duration) -> Answer<u64> {
+pub(super) async fn collect(client: &mut EtcdClient, unused_for: Duration) -> EtcdResult<u64> {
     let namespace = client.options().namespace.clone();
     let mut records: Vec<(Key, KeyValue)> = Vec::new();
     for folder in names::records(&namespace) {
@@ -37,7 +37,7 @@ pub(super) async fn collect(client: &mut Client, unused_for: Duration) -> Answer
 }
 
 /// Lets the records of unused locks expire; returns how many locks.
-async fn end_records(client: &mut Client, records: Vec<(Key, KeyValue)>, unused_for: Duration) -> Answer<u64> {
+async fn end_records(client: &mut EtcdClient, records: Vec<(Key, KeyValue)>, unused_for: Duration) -> EtcdResult<u64> {
     let seconds = i64::try_from(unused_for.as_secs()).unwrap_or(i64::MAX);
     let lease = i64::try_from(crate::lock::random() >> 1).unwrap_or(1).max(1);
     if records.is_empty() {
@@ -48,7 +48,7 @@ async fn end_records(client: &mut Client, records: Vec<(Key, KeyValue)>, unused_
     }
     let mut ended = BTreeSet::new();
     for (key, kv) in records {
-        let names = Names::new(&client.options().namespace, &key);
+        let names = EtcdNames::new(&client.options().namespace, &key);
         let Ok(name) = String::from_utf8(kv.key.clone()) else { continue };
         let revision = kv.mod_revision;
         // A hold record may be identified by its revision alone, so the hold is named before the record is rewritten.
@@ -68,10 +68,10 @@ async fn end_records(client: &mut Client, records: Vec<(Key, KeyValue)>, unused_
 }
 
 /// Removes the history of locks that have no record any more.
-async fn forget(client: &mut Client) -> Answer<()> {
+async fn forget(client: &mut EtcdClient) -> EtcdResult<()> {
     let namespace = client.options().namespace.clone();
     let mut keys = BTreeSet::new();
-    for folder in names::memories(&namespace) {
+    for folder in names::history_folders(&namespace) {
         let mut answers = client.run(vec![ops::under(&folder, true)]).await?;
         let name_of = |kv: &KeyValue| -> Option<Key> {
             names::ENCODING.decode(str::from_utf8(&kv.key).ok()?.strip_prefix(&*folder)?.split('/').next()?)
@@ -79,7 +79,7 @@ async fn forget(client: &mut Client) -> Answer<()> {
         keys.extend(answers.keys()?.iter().filter_map(name_of));
     }
     for key in keys {
-        let names = Names::new(&namespace, &key);
+        let names = EtcdNames::new(&namespace, &key);
         let compare = vec![ops::nothing_under(&names.folder), ops::nothing_under(&names.open()), ops::absent(&names.last())];
         let success = [names.runs(false), names.runs(true), names.skips()].iter().map(|folder| ops::delete_under(folder)).collect();
         client.run_if(compare, success).await?;

@@ -14,14 +14,14 @@
 use sha2::{Digest as _, Sha256};
 
 use super::{
-    client::{Answer, Client},
+    client::{EtcdClient, EtcdResult},
     failure::Trouble,
     messages::{Compare, RequestOp},
-    names::Names,
-    ops::{self, Answers},
-    queue::Look,
+    names::EtcdNames,
+    ops::{self, TxnAnswers},
+    queue::LockAtRevision,
     record::StoredRecord,
-    session::Hold,
+    session::OwnHold,
 };
 use crate::{
     backends::queue::history::{SkipRecord, released, too_many},
@@ -29,7 +29,7 @@ use crate::{
 };
 
 /// Returns the history entry of a released hold; `None` if nothing was done under it.
-pub(super) fn past(hold: &Hold, info: &ReleaseInfo) -> Option<HistoryEntry> {
+pub(super) fn history_entry(hold: &OwnHold, info: &ReleaseInfo) -> Option<HistoryEntry> {
     let is_nested = hold.nested.is_some();
     // A nested hold knows only how long it was held itself.
     let held_ms = info.held_ms.filter(|_| !is_nested);
@@ -39,7 +39,7 @@ pub(super) fn past(hold: &Hold, info: &ReleaseInfo) -> Option<HistoryEntry> {
 }
 
 /// Returns the name and the value of a history entry.
-pub(super) fn line(names: &Names, past: &HistoryEntry) -> Option<(String, Vec<u8>)> {
+pub(super) fn line(names: &EtcdNames, past: &HistoryEntry) -> Option<(String, Vec<u8>)> {
     let name = names.run(past.end.is_bad(), past.fence?);
     // Serializing strings and numbers can't fail.
     Some((name, serde_json::to_vec(past).unwrap_or_default()))
@@ -51,19 +51,19 @@ pub(super) fn forget(record: &StoredRecord) -> RequestOp {
 }
 
 /// Removes the record likewise, and puts the history entry of its hold if there is none.
-pub(super) fn bury(names: &Names, record: &StoredRecord) -> RequestOp {
-    let Some((run, value)) = record.past().and_then(|past| line(names, &past)) else { return forget(record) };
+pub(super) fn archive(names: &EtcdNames, record: &StoredRecord) -> RequestOp {
+    let Some((run, value)) = record.history_entry().and_then(|past| line(names, &past)) else { return forget(record) };
     let compare = vec![ops::unchanged(&record.name, record.revision), ops::absent(&run)];
     ops::when(compare, vec![ops::delete(&record.name), ops::put(&run, value, 0)], vec![forget(record)])
 }
 
 /// Moves the vanished holders that no successor has to wait for any more to the history.
-pub(super) async fn bury_old(client: &mut Client, names: &Names, look: &Look) {
+pub(super) async fn archive_outdated(client: &mut EtcdClient, names: &EtcdNames, look: &LockAtRevision) {
     let old = look.outdated();
     if old.is_empty() {
         return;
     }
-    let ops = old.into_iter().take(ops::MOST_OPS).map(|record| bury(names, record)).chain(counts(names)).collect();
+    let ops = old.into_iter().take(ops::MOST_OPS).map(|record| archive(names, record)).chain(counts(names)).collect();
     if let Ok(mut answers) = client.run(ops).await {
         trim(client, names, counted(&mut answers)).await;
     }
@@ -73,18 +73,18 @@ pub(super) async fn bury_old(client: &mut Client, names: &Names, look: &Look) {
 pub(super) type Counts = [usize; 2];
 
 /// Returns the operations that count the history entries.
-pub(super) fn counts(names: &Names) -> [RequestOp; 2] {
+pub(super) fn counts(names: &EtcdNames) -> [RequestOp; 2] {
     [false, true].map(|bad| ops::count(&names.runs(bad)))
 }
 
 /// Returns the answers to [`counts`], which must be the last ones.
-pub(super) fn counted(answers: &mut Answers) -> Counts {
+pub(super) fn counted(answers: &mut TxnAnswers) -> Counts {
     let bad = answers.last_count();
     [answers.last_count(), bad]
 }
 
 /// Removes the oldest history entries, if there are too many. After a failure the next release does it.
-pub(super) async fn trim(client: &mut Client, names: &Names, counts: Counts) {
+pub(super) async fn trim(client: &mut EtcdClient, names: &EtcdNames, counts: Counts) {
     for (bad, count) in [false, true].into_iter().zip(counts) {
         if let Some(most) = too_many(count) {
             let _ = remove(client, &names.runs(bad), most).await;
@@ -94,7 +94,7 @@ pub(super) async fn trim(client: &mut Client, names: &Names, counts: Counts) {
 
 /// A lock that was freed.
 #[derive(Default)]
-pub(super) struct Freed {
+pub(super) struct FreedLock {
     /// The leases of the nested holds.
     pub leases: Vec<i64>,
     pub runs: Counts,
@@ -102,7 +102,7 @@ pub(super) struct Freed {
 
 /// The data that is written when a lock is freed.
 #[derive(Default)]
-pub(super) struct Outcome {
+pub(super) struct ReleaseWrites {
     /// The changes to the run records.
     pub runs: Vec<RequestOp>,
     pub history: Vec<RequestOp>,
@@ -114,15 +114,15 @@ pub(super) struct Outcome {
 /// Freeing a lock needs neither space nor rights to the history: refused writes are left out. Without space, the outcome of the run stays
 /// unknown.
 pub(super) async fn end(
-    client: &mut Client,
-    names: &Names,
+    client: &mut EtcdClient,
+    names: &EtcdNames,
     compare: Vec<Compare>,
     gone: Vec<RequestOp>,
-    outcome: Outcome,
+    outcome: ReleaseWrites,
     past: Option<&HistoryEntry>,
-) -> Answer<Option<Freed>> {
+) -> EtcdResult<Option<FreedLock>> {
     let run = past.and_then(|past| line(names, past));
-    let Outcome { runs, history } = outcome;
+    let ReleaseWrites { runs, history } = outcome;
     let mut success = [gone.clone(), runs.clone(), history].concat();
     success.extend(run.iter().map(|(name, value)| ops::put(name, value.clone(), 0)));
     success.extend(counts(names));
@@ -140,14 +140,14 @@ pub(super) async fn end(
     if !answers.succeeded {
         // A store that becomes full may do a write that it reports as failed.
         let done = answers.one().ok().flatten().is_some_and(|kv| run.is_some_and(|(_, value)| kv.value == value));
-        return Ok(done.then(Freed::default));
+        return Ok(done.then(FreedLock::default));
     }
     let leases = answers.deleted()?.iter().map(|kv| kv.lease).filter(|lease| *lease != 0).collect();
-    Ok(Some(Freed { leases, runs: if in_full { counted(&mut answers) } else { Counts::default() } }))
+    Ok(Some(FreedLock { leases, runs: if in_full { counted(&mut answers) } else { Counts::default() } }))
 }
 
 /// Removes the first `many` keys of a folder.
-async fn remove(client: &mut Client, folder: &str, many: usize) -> Answer<()> {
+async fn remove(client: &mut EtcdClient, folder: &str, many: usize) -> EtcdResult<()> {
     let oldest = vec![ops::first_names(folder, i64::try_from(many).unwrap_or(i64::MAX))];
     if let Some(last) = client.run(oldest).await?.keys()?.pop() {
         client.run(vec![ops::delete_up_to(folder, last.key)]).await?;
@@ -156,8 +156,8 @@ async fn remove(client: &mut Client, folder: &str, many: usize) -> Answer<()> {
 }
 
 /// Returns the whole history of a lock.
-pub(super) async fn history(client: &mut Client, key: &Key) -> Answer<History> {
-    let names = Names::new(&client.options().namespace, key);
+pub(super) async fn history(client: &mut EtcdClient, key: &Key) -> EtcdResult<History> {
+    let names = EtcdNames::new(&client.options().namespace, key);
     let mut ops = ops::look(&names, 1);
     ops.extend([true, false].map(|bad| ops::under(&names.runs(bad), false)));
     ops.push(ops::under(&names.skips(), false));
@@ -168,7 +168,7 @@ pub(super) async fn history(client: &mut Client, key: &Key) -> Answer<History> {
         // Entries that a newer version wrote in another format are left out.
         found.extend(answers.keys()?.into_iter().filter_map(|kv| serde_json::from_slice::<HistoryEntry>(&kv.value).ok()));
     }
-    found.extend(look.vanished().filter_map(StoredRecord::past));
+    found.extend(look.vanished().filter_map(StoredRecord::history_entry));
     let all = answers.keys()?;
     let mut skips = Vec::new();
     for kv in &all {
@@ -185,8 +185,8 @@ pub(super) async fn history(client: &mut Client, key: &Key) -> Answer<History> {
 const SINCE: &[u8] = b"/since";
 
 /// Writes a note that comes without a grant or a release.
-pub(super) async fn note(client: &mut Client, key: &Key, note: &Note) -> Answer<()> {
-    let names = Names::new(&client.options().namespace, key);
+pub(super) async fn note(client: &mut EtcdClient, key: &Key, note: &Note) -> EtcdResult<()> {
+    let names = EtcdNames::new(&client.options().namespace, key);
     match note {
         Note::Skipped { host, reason, at_ms } => skipped(client, &names, host, reason, *at_ms).await,
         Note::Lost(past) => {
@@ -201,7 +201,7 @@ pub(super) async fn note(client: &mut Client, key: &Key, note: &Note) -> Answer<
     }
 }
 
-async fn skipped(client: &mut Client, names: &Names, host: &str, reason: &str, at_ms: u64) -> Answer<()> {
+async fn skipped(client: &mut EtcdClient, names: &EtcdNames, host: &str, reason: &str, at_ms: u64) -> EtcdResult<()> {
     // The host's name may be anything, of any length.
     let mut host_id = [0; 16];
     host_id.copy_from_slice(&Sha256::digest(host)[..16]);

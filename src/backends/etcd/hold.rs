@@ -12,19 +12,18 @@ use std::time::Duration;
 
 use super::{
     breaking,
-    client::{Answer, Client},
+    client::{EtcdClient, EtcdResult},
     failure::{self, Trouble},
-    history::{self, Outcome},
-    look::{self, Left},
-    lookout,
+    history::{self, ReleaseWrites},
+    inspect::{self, Remaining},
     messages::Compare,
-    ops, permits, queue,
+    monitor, ops, permits, queue,
     record::StoredRecord,
-    session::{Hold, Nested, Session, Standing, ttl},
+    session::{EtcdSession, HoldState, Nested, OwnHold, ttl},
     waiting,
 };
 use crate::{
-    backends::queue::record::Said,
+    backends::queue::record::ContenderInfo,
     lock::{Intent, Mode, Release, ReleaseInfo, Renewal, Scope},
 };
 
@@ -34,9 +33,9 @@ const MODES: [Mode; 3] = [Mode::Exclusive, Mode::Shared, Mode::Permits(1)];
 pub(super) const TRIES: u32 = 4;
 
 /// A hold as the store has it.
-pub(super) struct Found {
+pub(super) struct FoundHold {
     /// The hold of the token or of its owner, with the token's own nested hold if there is one.
-    pub hold: Hold,
+    pub hold: OwnHold,
     pub mode: Mode,
     /// Whether the token belongs to the hold that the lock was taken with, not to a nested one.
     pub is_root: bool,
@@ -45,11 +44,11 @@ pub(super) struct Found {
     /// Whether the hold that the lock was taken with was released.
     marked: bool,
     /// The other nested holds.
-    others: Vec<queue::Inner>,
+    others: Vec<queue::NestedKey>,
     record: Option<StoredRecord>,
 }
 
-impl Found {
+impl FoundHold {
     /// Returns whether the token's hold is there, and not only its owner's.
     fn holds_token(&self) -> bool {
         self.hold.nested.is_some() || self.is_root && !self.marked
@@ -57,7 +56,7 @@ impl Found {
 }
 
 /// Finds the hold of the token's owner.
-pub(super) async fn find(client: &mut Client, session: &Session) -> Answer<Option<Found>> {
+pub(super) async fn find(client: &mut EtcdClient, session: &EtcdSession) -> EtcdResult<Option<FoundHold>> {
     let names = &session.names;
     let mine = MODES.map(|mode| names.own(mode, session.lease));
     let mut ops = ops::look(names, 1);
@@ -70,7 +69,7 @@ pub(super) async fn find(client: &mut Client, session: &Session) -> Answer<Optio
     }
     let Some((own, kv)) = found else { return Ok(None) };
     let Some(at) = look.find(own).filter(|at| look.queue.holds(*at)) else { return Ok(None) };
-    let Some(said) = Said::read(&kv.value)? else { return Ok(None) };
+    let Some(info) = ContenderInfo::read(&kv.value)? else { return Ok(None) };
     let (mode, record) = (look.queue.all()[at].mode, look.record_of(&look.contenders[at]).cloned());
     let name = names.nested_hold(session.lease, &session.token.hold_text());
     let (mut nested, mut others, mut marked) = (None, Vec::new(), false);
@@ -85,29 +84,29 @@ pub(super) async fn find(client: &mut Client, session: &Session) -> Answer<Optio
     }
     // An earlier attempt of this process, whose answer was lost, gave vanished holders no time to stop. If the hold is a permit, other
     // holders may have vanished just now.
-    let unsure = session.taking && matches!(session.stage, Standing::Asked { .. }) || matches!(mode, Mode::Permits(_));
+    let unsure = session.taking && matches!(session.state, HoldState::Asked { .. }) || matches!(mode, Mode::Permits(_));
     let dying = if unsure { Vec::new() } else { look.dying(mode) };
-    let is_root = said.hold.is_some_and(|hold| hold == session.token.hold_text());
-    let hold = Hold {
+    let is_root = info.hold.is_some_and(|hold| hold == session.token.hold_text());
+    let hold = OwnHold {
         own: own.clone(),
         created: kv.create_revision,
         seen: look.revision,
         nested,
-        since_ms: record.as_ref().and_then(|record| record.says.since_ms),
-        metadata: said.metadata,
+        since_ms: record.as_ref().and_then(|record| record.hold_record.since_ms),
+        metadata: info.metadata,
         number: look.number_of(at).cloned(),
         dying,
         settled_at: waiting::after(Duration::ZERO),
         runs: look.runs.clone(),
     };
-    Ok(Some(Found { hold, mode, is_root, holds: look.holds_of(session.lease), marked, others, record }))
+    Ok(Some(FoundHold { hold, mode, is_root, holds: look.holds_of(session.lease), marked, others, record }))
 }
 
 /// Extends the leases of a hold that is still there. A hold with a break mark is extended only so that it can stop.
-pub(super) async fn renew(client: &mut Client, session: &mut Session, intent: Intent) -> Answer<Renewal> {
-    let Standing::Held(hold) = &session.stage else {
+pub(super) async fn renew(client: &mut EtcdClient, session: &mut EtcdSession, intent: Intent) -> EtcdResult<Renewal> {
+    let HoldState::Held(hold) = &session.state else {
         // Finding the hold reads it too.
-        return match find(client, session).await?.filter(Found::holds_token) {
+        return match find(client, session).await?.filter(FoundHold::holds_token) {
             Some(found) => extend(client, session, found.hold, found.record, intent).await,
             None => Ok(Renewal::NotHeld),
         };
@@ -115,13 +114,17 @@ pub(super) async fn renew(client: &mut Client, session: &mut Session, intent: In
     let mut hold = hold.clone();
     let token_name = hold.nested.as_ref().map_or(&hold.own, |nested| &nested.name);
     let names = &session.names;
-    let mut reads =
-        vec![ops::peek(&hold.own), ops::peek(token_name), ops::peek(&names.left(session.lease)), ops::get(&names.open_of(session.lease))];
+    let mut reads = vec![
+        ops::peek(&hold.own),
+        ops::peek(token_name),
+        ops::peek(&names.released_mark(session.lease)),
+        ops::get(&names.open_of(session.lease)),
+    ];
     reads.extend(hold.number.iter().map(|number| ops::peek(&names.number(number.number))));
     let dead = hold.dead().len();
     let mut ops = reads.clone();
     if dead > 0 {
-        ops.extend(hold.dead().iter().map(|record| history::bury(names, record)));
+        ops.extend(hold.dead().iter().map(|record| history::archive(names, record)));
         ops.extend(history::counts(names));
     }
     let (mut answers, buried) = match client.run(ops).await {
@@ -140,8 +143,8 @@ pub(super) async fn renew(client: &mut Client, session: &mut Session, intent: In
         // Without this permit's key, other contenders count one permit too few.
         ours &= answers.one()?.is_some_and(|kv| kv.create_revision == number.created);
     }
-    let given_back = hold.nested.is_none() && left.is_some();
-    if !ours || token.is_none() || given_back {
+    let was_released = hold.nested.is_none() && left.is_some();
+    if !ours || token.is_none() || was_released {
         return Ok(Renewal::NotHeld);
     }
     hold.seen = answers.revision;
@@ -155,8 +158,14 @@ pub(super) async fn renew(client: &mut Client, session: &mut Session, intent: In
     Ok(renewal)
 }
 
-async fn extend(client: &mut Client, session: &mut Session, hold: Hold, record: Option<StoredRecord>, intent: Intent) -> Answer<Renewal> {
-    let mark = record.as_ref().and_then(|record| record.says.mark.as_ref());
+async fn extend(
+    client: &mut EtcdClient,
+    session: &mut EtcdSession,
+    hold: OwnHold,
+    record: Option<StoredRecord>,
+    intent: Intent,
+) -> EtcdResult<Renewal> {
+    let mark = record.as_ref().and_then(|record| record.hold_record.mark.as_ref());
     if let (Some(mark), Intent::Extend(_)) = (mark, intent) {
         return Ok(Renewal::Broken(mark.clone()));
     }
@@ -169,34 +178,34 @@ async fn extend(client: &mut Client, session: &mut Session, hold: Hold, record: 
         breaking::note_seen(client, &record).await;
     }
     let fence = hold.fence();
-    session.stage = Standing::Held(hold);
+    session.state = HoldState::Held(hold);
     Ok(Renewal::Renewed { ttl: ttl(length)?, fence })
 }
 
 /// Returns whether the token's hold is there, and the rest of its lease in etcd's whole seconds.
-pub(super) async fn verify(client: &mut Client, session: &Session) -> Answer<Renewal> {
-    let Some(found) = find(client, session).await?.filter(Found::holds_token) else { return Ok(Renewal::NotHeld) };
+pub(super) async fn verify(client: &mut EtcdClient, session: &EtcdSession) -> EtcdResult<Renewal> {
+    let Some(found) = find(client, session).await?.filter(FoundHold::holds_token) else { return Ok(Renewal::NotHeld) };
     let mut expires_in = None;
     for lease in [session.lease].into_iter().chain(found.hold.nested.map(|nested| nested.lease)) {
-        match look::left(client, lease).await? {
-            Left::For { left, .. } => expires_in = Some(expires_in.map_or(left, |other| left.min(other))),
-            Left::Unknown => {}
-            Left::Over => return Ok(Renewal::NotHeld),
+        match inspect::remaining(client, lease).await? {
+            Remaining::For { left, .. } => expires_in = Some(expires_in.map_or(left, |other| left.min(other))),
+            Remaining::Unknown => {}
+            Remaining::Over => return Ok(Renewal::NotHeld),
         }
     }
     Ok(Renewal::Kept { expires_in })
 }
 
 /// Gives a hold back.
-pub(super) async fn release(client: &mut Client, session: &mut Session, info: &ReleaseInfo) -> Answer<Release> {
+pub(super) async fn release(client: &mut EtcdClient, session: &mut EtcdSession, info: &ReleaseInfo) -> EtcdResult<Release> {
     let scope = info.scope;
-    if matches!(session.stage, Standing::GivenBack) {
+    if matches!(session.state, HoldState::Released) {
         // Only the lease is left to be revoked, and it also expires by itself.
         let _ = client.revoke(session.lease).await;
         return Ok(Release::Released);
     }
-    let own = match &session.stage {
-        Standing::Held(hold) if hold.nested.is_none() => Some(hold.clone()),
+    let own = match &session.state {
+        HoldState::Held(hold) if hold.nested.is_none() => Some(hold.clone()),
         _ => None,
     };
     if let Some(hold) = own
@@ -223,9 +232,9 @@ pub(super) async fn release(client: &mut Client, session: &mut Session, info: &R
 }
 
 /// Handles a token that holds nothing, while an earlier request of this process may still be served.
-async fn not_held(client: &mut Client, session: &mut Session) -> Answer<Release> {
+async fn not_held(client: &mut EtcdClient, session: &mut EtcdSession) -> EtcdResult<Release> {
     remember_expired(client, session).await?;
-    if session.taking && !matches!(session.stage, Standing::Queued(_)) {
+    if session.taking && !matches!(session.state, HoldState::Queued(_)) {
         // Every mode is tried: the mode of the earlier request is not known any more.
         for mode in MODES {
             leave(client, session, mode).await?;
@@ -235,13 +244,13 @@ async fn not_held(client: &mut Client, session: &mut Session) -> Answer<Release>
 }
 
 /// Moves an expired hold's data from its record to the history, before the record is removed.
-async fn remember_expired(client: &mut Client, session: &Session) -> Answer<()> {
-    if !matches!(&session.stage, Standing::Held(hold) if hold.nested.is_none()) {
+async fn remember_expired(client: &mut EtcdClient, session: &EtcdSession) -> EtcdResult<()> {
+    if !matches!(&session.state, HoldState::Held(hold) if hold.nested.is_none()) {
         return Ok(());
     }
     let record = client.run(vec![ops::get(&session.names.open_of(session.lease))]).await?.one()?.and_then(StoredRecord::read);
     let Some(record) = record else { return Ok(()) };
-    match client.run(vec![history::bury(&session.names, &record)]).await {
+    match client.run(vec![history::archive(&session.names, &record)]).await {
         // A release needs neither space nor rights to the history.
         Ok(_) | Err(Trouble::Full(_) | Trouble::Refused(_)) => Ok(()),
         Err(trouble) => Err(trouble),
@@ -249,9 +258,14 @@ async fn remember_expired(client: &mut Client, session: &Session) -> Answer<()> 
 }
 
 /// Gives back the hold that the lock was taken with, and the lock too. Returns `None` if a nested hold keeps the lock.
-async fn release_root(client: &mut Client, session: &mut Session, hold: &Hold, info: &ReleaseInfo) -> Answer<Option<Release>> {
+async fn release_root(
+    client: &mut EtcdClient,
+    session: &mut EtcdSession,
+    hold: &OwnHold,
+    info: &ReleaseInfo,
+) -> EtcdResult<Option<Release>> {
     let inner = session.names.nested(session.lease);
-    let mut compare = vec![ops::created_at(&hold.own, hold.created), ops::absent(&session.names.left(session.lease))];
+    let mut compare = vec![ops::created_at(&hold.own, hold.created), ops::absent(&session.names.released_mark(session.lease))];
     if info.scope == Scope::Hold {
         compare.push(ops::nothing_under(&inner));
     }
@@ -260,13 +274,13 @@ async fn release_root(client: &mut Client, session: &mut Session, hold: &Hold, i
 
 /// Gives back a nested hold, and the lock too if the hold is the last one. Returns `None` if something changed meanwhile.
 async fn release_nested(
-    client: &mut Client,
-    session: &mut Session,
-    found: &Found,
+    client: &mut EtcdClient,
+    session: &mut EtcdSession,
+    found: &FoundHold,
     nested: &Nested,
     info: &ReleaseInfo,
-) -> Answer<Option<Release>> {
-    let (hold, left) = (&found.hold, session.names.left(session.lease));
+) -> EtcdResult<Option<Release>> {
+    let (hold, left) = (&found.hold, session.names.released_mark(session.lease));
     let mut compare = vec![ops::created_at(&hold.own, hold.created), ops::created_at(&nested.name, nested.created)];
     if found.marked && found.others.is_empty() {
         compare.push(ops::nothing_newer_under(&session.names.nested(session.lease), found.hold.seen));
@@ -280,15 +294,20 @@ async fn release_nested(
     if !client.run_if(compare, vec![ops::delete(&nested.name)]).await?.succeeded {
         return Ok(None);
     }
-    session.stage = Standing::Asked { leased: false };
+    session.state = HoldState::Asked { leased: false };
     // The hold is given back. A lease without keys expires by itself.
     let _ = client.revoke(nested.lease).await;
     Ok(Some(Release::StillHeld(found.holds.saturating_sub(1))))
 }
 
 /// Gives back the outer hold while nested ones keep the lock, and puts a mark. Returns `None` if something changed meanwhile.
-async fn release_around(client: &mut Client, session: &mut Session, found: &Found, info: &ReleaseInfo) -> Answer<Option<Release>> {
-    let left = session.names.left(session.lease);
+async fn release_around(
+    client: &mut EtcdClient,
+    session: &mut EtcdSession,
+    found: &FoundHold,
+    info: &ReleaseInfo,
+) -> EtcdResult<Option<Release>> {
+    let left = session.names.released_mark(session.lease);
     let mut compare = vec![ops::created_at(&found.hold.own, found.hold.created), ops::absent(&left)];
     compare.extend(found.others.first().map(|other| ops::created_at(&other.name, other.created)));
     let mut success = vec![ops::put(&left, "", session.lease)];
@@ -299,23 +318,25 @@ async fn release_around(client: &mut Client, session: &mut Session, found: &Foun
 
 /// Removes all keys of a hold if `compare` holds, and records its outcome.
 async fn free(
-    client: &mut Client,
-    session: &mut Session,
-    hold: &Hold,
+    client: &mut EtcdClient,
+    session: &mut EtcdSession,
+    hold: &OwnHold,
     compare: Vec<Compare>,
     info: &ReleaseInfo,
-) -> Answer<Option<Release>> {
+) -> EtcdResult<Option<Release>> {
     let names = &session.names;
     let mut gone =
         vec![ops::delete_under(&names.nested(session.lease)), ops::delete(&hold.own), ops::delete(&names.open_of(session.lease))];
-    gone.extend(hold.number.as_ref().map(|number| permits::give_back(names, number)));
-    let mut history: Vec<_> = hold.dead().iter().map(|record| history::bury(names, record)).collect();
+    gone.extend(hold.number.as_ref().map(|number| permits::release(names, number)));
+    let mut history: Vec<_> = hold.dead().iter().map(|record| history::archive(names, record)).collect();
     history.push(ops::put(&names.last(), hold.created.to_string(), 0));
     // The outcome of a nested hold does not concern the outer run.
     let runs = hold.runs.end(names, hold.fence(), info.run_state.filter(|_| hold.nested.is_none()));
-    let past = history::past(hold, info);
-    let Some(freed) = history::end(client, names, compare, gone, Outcome { runs, history }, past.as_ref()).await? else { return Ok(None) };
-    session.stage = Standing::GivenBack;
+    let past = history::history_entry(hold, info);
+    let Some(freed) = history::end(client, names, compare, gone, ReleaseWrites { runs, history }, past.as_ref()).await? else {
+        return Ok(None);
+    };
+    session.state = HoldState::Released;
     session.watches = None;
     // The lock is free already, and no later failure may hide that. Leases without keys expire by themselves.
     let _ = client.revoke(session.lease).await;
@@ -327,16 +348,16 @@ async fn free(
 }
 
 /// Removes all keys of this process from the queue, and prevents late ones.
-pub(super) async fn leave(client: &mut Client, session: &mut Session, mode: Mode) -> Answer<()> {
+pub(super) async fn leave(client: &mut EtcdClient, session: &mut EtcdSession, mode: Mode) -> EtcdResult<()> {
     let (keys, lease) = match &session.inner {
         Some(inner) => (vec![inner.name.clone()], inner.lease),
         None => (vec![session.names.own(mode, session.lease), session.names.open_of(session.lease)], session.lease),
     };
     client.run(keys.iter().map(|key| ops::delete(key)).collect()).await?;
     client.revoke(lease).await?;
-    let lookout = session.lookout();
-    if let Standing::Queued(queued) = &mut session.stage {
-        lookout::retire(client, queued, lookout).await;
+    let monitor = session.monitor_lease();
+    if let HoldState::Queued(queued) = &mut session.state {
+        monitor::retire(client, queued, monitor).await;
     }
     session.watches = None;
     Ok(())

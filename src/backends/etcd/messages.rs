@@ -107,12 +107,12 @@ pub(super) struct DeleteRangeResponse {
 
 #[derive(Clone, PartialEq, Message)]
 pub(super) struct RequestOp {
-    #[prost(oneof = "Request", tags = "1, 2, 3, 4")]
-    pub request: Option<Request>,
+    #[prost(oneof = "OpRequest", tags = "1, 2, 3, 4")]
+    pub request: Option<OpRequest>,
 }
 
 #[derive(Clone, PartialEq, Oneof)]
-pub(super) enum Request {
+pub(super) enum OpRequest {
     #[prost(message, tag = "1")]
     Range(RangeRequest),
     #[prost(message, tag = "2")]
@@ -126,12 +126,12 @@ pub(super) enum Request {
 
 #[derive(Clone, PartialEq, Message)]
 pub(super) struct ResponseOp {
-    #[prost(oneof = "Response", tags = "1, 2, 3, 4")]
-    pub response: Option<Response>,
+    #[prost(oneof = "OpResponse", tags = "1, 2, 3, 4")]
+    pub response: Option<OpResponse>,
 }
 
 #[derive(Clone, PartialEq, Oneof)]
-pub(super) enum Response {
+pub(super) enum OpResponse {
     #[prost(message, tag = "1")]
     Range(RangeResponse),
     #[prost(message, tag = "2")]
@@ -145,9 +145,9 @@ pub(super) enum Response {
 /// A condition on a revision of a key, or of all keys of a range. A missing key has revision 0.
 #[derive(Clone, PartialEq, Message)]
 pub(super) struct Compare {
-    #[prost(enumeration = "Is", tag = "1")]
+    #[prost(enumeration = "CompareResult", tag = "1")]
     pub result: i32,
-    #[prost(enumeration = "Target", tag = "2")]
+    #[prost(enumeration = "CompareTarget", tag = "2")]
     pub target: i32,
     #[prost(bytes = "vec", tag = "3")]
     pub key: Vec<u8>,
@@ -163,7 +163,7 @@ pub(super) struct Compare {
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, prost::Enumeration)]
 #[repr(i32)]
-pub(super) enum Is {
+pub(super) enum CompareResult {
     Equal = 0,
     Greater = 1,
     Less = 2,
@@ -171,7 +171,7 @@ pub(super) enum Is {
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, prost::Enumeration)]
 #[repr(i32)]
-pub(super) enum Target {
+pub(super) enum CompareTarget {
     Version = 0,
     Create = 1,
     Mod = 2,
@@ -267,11 +267,11 @@ pub(super) struct WatchResponse {
     #[prost(bool, tag = "4")]
     pub canceled: bool,
     #[prost(message, repeated, tag = "11")]
-    pub events: Vec<Event>,
+    pub events: Vec<EtcdEvent>,
 }
 
 #[derive(Clone, PartialEq, Message)]
-pub(super) struct Event {
+pub(super) struct EtcdEvent {
     #[prost(message, optional, tag = "2")]
     pub kv: Option<KeyValue>,
 }

@@ -20,14 +20,14 @@ mod failure;
 mod gc;
 mod history;
 mod hold;
-mod look;
-mod lookout;
+mod inspect;
 mod messages;
+mod monitor;
 mod names;
 mod ops;
 mod options;
 mod permits;
-mod place;
+mod position;
 mod questions;
 mod queue;
 mod record;
@@ -40,10 +40,10 @@ use std::{future::pending, time::Duration};
 
 use async_trait::async_trait;
 
-pub use self::options::Options;
+pub use self::options::EtcdOptions;
 use self::{
-    client::Client,
-    session::{Session, Standing, seconds},
+    client::EtcdClient,
+    session::{EtcdSession, HoldState, seconds},
 };
 use crate::lock::{
     Amendment, Attempt, Backend, Capabilities, Entry, Grant, History, Identity, Intent, Key, LockState, Notice, Release, ReleaseInfo,
@@ -72,16 +72,16 @@ pub(super) const CAPABILITIES: Capabilities = Capabilities {
 /// The backend has at most one connection, to one member, made by the first operation that needs it. An operation that is dropped or fails
 /// closes the connection, and the next one uses another member.
 pub struct Etcd {
-    client: Client,
+    client: EtcdClient,
     /// The requests of this process, noted before they are sent: an unanswered request may have been served.
-    sessions: Vec<Session>,
+    sessions: Vec<EtcdSession>,
     notices: Vec<Notice>,
 }
 
 impl Etcd {
     /// Creates a backend for `options`, without I/O.
-    pub fn new(options: Options) -> Self {
-        Self { client: Client::new(options), sessions: Vec::new(), notices: Vec::new() }
+    pub fn new(options: EtcdOptions) -> Self {
+        Self { client: EtcdClient::new(options), sessions: Vec::new(), notices: Vec::new() }
     }
 
     fn at(&self, key: &Key, token: &Token) -> Option<usize> {
@@ -91,7 +91,7 @@ impl Etcd {
     /// Returns the index of the session of this token's hold. Creates the session if there is none.
     fn session(&mut self, key: &Key, token: &Token) -> usize {
         self.at(key, token).unwrap_or_else(|| {
-            self.sessions.push(Session::new(&self.client.options().namespace, key, token));
+            self.sessions.push(EtcdSession::new(&self.client.options().namespace, key, token));
             self.sessions.len() - 1
         })
     }
@@ -152,7 +152,7 @@ impl Backend for Etcd {
     async fn leave_queue(&mut self, request: &Request) -> Result<()> {
         let Some(at) = self.at(&request.key, &request.token) else { return Ok(()) };
         let session = &mut self.sessions[at];
-        if session.taking && matches!(session.stage, Standing::Asked { .. } | Standing::Queued(_)) {
+        if session.taking && matches!(session.state, HoldState::Asked { .. } | HoldState::Queued(_)) {
             hold::leave(&mut self.client, session, request.mode).await?;
             self.sessions.swap_remove(at);
         }
@@ -180,7 +180,7 @@ impl Backend for Etcd {
         let session = &mut self.sessions[at];
         let release = hold::release(&mut self.client, session, info).await?;
         // A waiter stays in the queue, and leaves the queue by a request of its own.
-        if !matches!(session.stage, Standing::Queued(_)) {
+        if !matches!(session.state, HoldState::Queued(_)) {
             self.sessions.swap_remove(at);
         }
         Ok(release)
@@ -197,15 +197,15 @@ impl Backend for Etcd {
     }
 
     async fn inspect(&mut self, key: &Key) -> Result<LockState> {
-        Ok(look::inspect(&mut self.client, key).await?)
+        Ok(inspect::inspect(&mut self.client, key).await?)
     }
 
     async fn list(&mut self, start: &str) -> Result<Vec<LockState>> {
-        Ok(look::list(&mut self.client, start).await?)
+        Ok(inspect::list(&mut self.client, start).await?)
     }
 
     async fn known(&mut self, start: &str, which: Which) -> Result<Vec<Key>> {
-        Ok(look::known(&mut self.client, start, which).await?)
+        Ok(inspect::known(&mut self.client, start, which).await?)
     }
 
     async fn history(&mut self, key: &Key) -> Result<History> {

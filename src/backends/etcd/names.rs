@@ -20,7 +20,7 @@
 //! | `%nested/<key>/<lease>/…` | the holds nested in a hold, and the mark that the outer one was given back |
 //! | `%last/<key>` | the last fence |
 //! | `%last/<key>/least`, `…/guard`, `…/once` | the run records, each as long as its lease ([`super::runs`]) |
-//! | `%last/<key>/lookout` | the waiter that is the queue monitor, on a short lease of its own ([`super::lookout`]) |
+//! | `%last/<key>/lookout` | the waiter that is the queue monitor, on a short lease of its own ([`super::monitor`]) |
 //! | `%last/<key>/call/<lease>` | a probe of the waiter with this lease, on that lease |
 //! | `%last/<key>/permit/<number>` | a held permit, on the lease of its holder ([`super::permits`]) |
 //! | `%fine/<key>/<fence>`, `%bad/<key>/<fence>` | a history entry of an ended hold ([`super::history`]) |
@@ -32,21 +32,21 @@ use crate::lock::{Encoding, Fence, Key, Mode, Namespace};
 pub(super) const ENCODING: Encoding = Encoding::new(b"/");
 
 /// The names of all keys of one lock.
-pub(super) struct Names {
+pub(super) struct EtcdNames {
     /// The folder of the contenders, with its final slash.
     pub folder: String,
     side: String,
     encoded: String,
 }
 
-impl Names {
+impl EtcdNames {
     pub(super) fn new(namespace: &Namespace, key: &Key) -> Self {
         let encoded = ENCODING.encode(key);
         Self { folder: format!("{}{encoded}/", prefix(namespace)), side: side(namespace), encoded }
     }
 
     /// Returns the name for people: the folder, without its final slash.
-    pub(super) fn shown(&self) -> String {
+    pub(super) fn display_name(&self) -> String {
         self.folder.trim_end_matches('/').to_owned()
     }
 
@@ -61,7 +61,7 @@ impl Names {
     }
 
     /// Returns the beginning of the keys of contenders that are compatible with `mode`, if there are such keys.
-    pub(super) fn alike(&self, mode: Mode) -> Option<String> {
+    pub(super) fn compatible_prefix(&self, mode: Mode) -> Option<String> {
         match mode {
             Mode::Exclusive => None,
             Mode::Shared => Some(format!("{}{READ}", self.folder)),
@@ -71,7 +71,7 @@ impl Names {
 
     /// Returns the folder of the held permits.
     pub(super) fn numbers(&self) -> String {
-        self.beside() + "permit/"
+        self.side_keys() + "permit/"
     }
 
     /// Returns the key of the permit with this number.
@@ -79,7 +79,7 @@ impl Names {
         format!("{}{number}", self.numbers())
     }
 
-    /// Returns the folder of the records: see [`super::queue::Look::vanished`].
+    /// Returns the folder of the records: see [`super::queue::LockAtRevision::vanished`].
     pub(super) fn open(&self) -> String {
         format!("{}{OPEN}{}/", self.side, self.encoded)
     }
@@ -126,7 +126,7 @@ impl Names {
     }
 
     /// Returns the mark that the hold with this lease was given back. It lasts as long as the nested holds.
-    pub(super) fn left(&self, lease: i64) -> String {
+    pub(super) fn released_mark(&self, lease: i64) -> String {
         format!("{}{LEFT}", self.nested(lease))
     }
 
@@ -136,7 +136,7 @@ impl Names {
     }
 
     /// Returns the folder of the run records, of the permits, and of the queue monitor.
-    pub(super) fn beside(&self) -> String {
+    pub(super) fn side_keys(&self) -> String {
         self.last() + "/"
     }
 
@@ -147,22 +147,22 @@ impl Names {
 
     /// Returns the run record of this name.
     pub(super) fn run_record(&self, name: &str) -> String {
-        self.beside() + name
+        self.side_keys() + name
     }
 
-    /// Returns the key of the queue monitor: see [`super::lookout`].
-    pub(super) fn lookout(&self) -> String {
-        self.beside() + "lookout"
+    /// Returns the key of the queue monitor: see [`super::monitor`].
+    pub(super) fn monitor(&self) -> String {
+        self.side_keys() + "lookout"
     }
 
     /// Returns the folder of the probes.
-    pub(super) fn calls(&self) -> String {
-        self.beside() + "call/"
+    pub(super) fn probes(&self) -> String {
+        self.side_keys() + "call/"
     }
 
     /// Returns the probe of the waiter with this lease.
-    pub(super) fn call(&self, lease: i64) -> String {
-        format!("{}{lease:x}", self.calls())
+    pub(super) fn probe(&self, lease: i64) -> String {
+        format!("{}{lease:x}", self.probes())
     }
 }
 
@@ -170,7 +170,7 @@ pub(super) const WRITE: &str = "write/";
 pub(super) const READ: &str = "read/";
 /// Among the writers, where readers of other libraries look for contenders to wait for.
 pub(super) const PERMIT: &str = "write/permit-";
-/// The last part of [`Names::left`]; nested holds have sixteen digits.
+/// The last part of [`EtcdNames::left`]; nested holds have sixteen digits.
 pub(super) const LEFT: &str = "left";
 const OPEN: &str = "%open/";
 const LAST: &str = "%last/";
@@ -201,7 +201,7 @@ pub(super) fn records(namespace: &Namespace) -> [String; 2] {
 }
 
 /// Returns the folders of the locks' histories.
-pub(super) fn memories(namespace: &Namespace) -> [String; 3] {
+pub(super) fn history_folders(namespace: &Namespace) -> [String; 3] {
     [FINE, BAD, SKIPS].map(|folder| side(namespace) + folder)
 }
 
@@ -228,8 +228,8 @@ mod tests {
 
     use super::*;
 
-    fn names(namespace: &str, key: &str) -> Names {
-        Names::new(&Namespace::new(namespace).unwrap(), &Key::new(key).unwrap())
+    fn names(namespace: &str, key: &str) -> EtcdNames {
+        EtcdNames::new(&Namespace::new(namespace).unwrap(), &Key::new(key).unwrap())
     }
 
     proptest! {
@@ -240,7 +240,7 @@ mod tests {
             let (first, second) = (names(&one, &a), names(&other, &b));
             let run = first.run(true, Fence(1));
             let sides = [
-                first.open_of(1), first.nested_hold(1, "00"), first.left(1), first.last(), first.skips(), run, first.least(), first.number(0)
+                first.open_of(1), first.nested_hold(1, "00"), first.released_mark(1), first.last(), first.skips(), run, first.least(), first.number(0)
             ];
             for side in &sides {
                 // Neither the folder nor a contender's name collides.

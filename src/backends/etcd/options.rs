@@ -7,7 +7,7 @@ use crate::{
 
 /// The members of an etcd cluster, and how to connect to them.
 #[derive(Clone, Debug)]
-pub struct Options {
+pub struct EtcdOptions {
     /// The members' client addresses: host names or addresses (IPv6 without brackets) and ports. Any member will do. The others are used
     /// when it doesn't answer.
     pub endpoints: Vec<(String, u16)>,
@@ -21,7 +21,7 @@ pub struct Options {
     pub namespace: Namespace,
 }
 
-impl Options {
+impl EtcdOptions {
     /// The port for etcd's clients.
     pub const PORT: u16 = 2379;
 

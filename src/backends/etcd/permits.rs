@@ -23,13 +23,13 @@
 //! - *There is no space.* Without a number nothing is granted.
 
 use super::{
-    acquire::Taking,
-    client::Answer,
+    acquire::AcquireAttempt,
+    client::EtcdResult,
     failure::{self, Trouble},
     messages::{Compare, RequestOp},
-    names::Names,
+    names::EtcdNames,
     ops,
-    queue::{Look, Permit},
+    queue::{LockAtRevision, Permit},
 };
 use crate::backends::queue::record::HoldRecord;
 
@@ -37,25 +37,25 @@ use crate::backends::queue::record::HoldRecord;
 const TRIES: u32 = 16;
 
 /// Requires that no permit was taken since the look, so that its count is still valid.
-pub(super) fn as_counted(names: &Names, look: &Look) -> Vec<Compare> {
+pub(super) fn permits_unchanged(names: &EtcdNames, look: &LockAtRevision) -> Vec<Compare> {
     vec![ops::nothing_newer_under(&names.numbers(), look.revision), ops::absent(&names.number(look.queue.free_number()))]
 }
 
 /// Takes the number that is free according to this look.
-pub(super) fn take(names: &Names, look: &Look, lease: i64) -> RequestOp {
+pub(super) fn take(names: &EtcdNames, look: &LockAtRevision, lease: i64) -> RequestOp {
     ops::put(&names.number(look.queue.free_number()), "", lease)
 }
 
 /// Gives a permit back, if the key is still the one that was taken.
-pub(super) fn give_back(names: &Names, number: &Permit) -> RequestOp {
+pub(super) fn release(names: &EtcdNames, number: &Permit) -> RequestOp {
     let name = names.number(number.number);
     ops::when(vec![ops::created_at(&name, number.created)], vec![ops::delete(&name)], Vec::new())
 }
 
-impl Taking<'_> {
+impl AcquireAttempt<'_> {
     /// Takes a permit, if this contender may have one. Returns the last look, and the own position if there is one. The flag tells whether
     /// the contender has a permit, or only the run policy denies one.
-    pub(super) async fn take_permit(&mut self, mut look: Look) -> Answer<(Look, Option<(usize, bool)>)> {
+    pub(super) async fn take_permit(&mut self, mut look: LockAtRevision) -> EtcdResult<(LockAtRevision, Option<(usize, bool)>)> {
         let (names, request, lease) = (&self.session.names, self.request, self.session.lease);
         let mut conflicts = 0;
         loop {
@@ -63,7 +63,7 @@ impl Taking<'_> {
             if look.number_of(at).is_some() {
                 return Ok((look, Some((at, true))));
             }
-            let first = look.queue.place(at) == 1;
+            let first = look.queue.position(at) == 1;
             if !look.queue.may_hold(request.mode, at) || conflicts > 0 && !first || conflicts == TRIES {
                 return Ok((look, Some((at, false))));
             }
@@ -73,7 +73,7 @@ impl Taking<'_> {
             let (one, open) = (&look.contenders[at], names.open_of(lease));
             let mut compare = vec![ops::created_at(&one.name, one.created)];
             compare.push(ops::unchanged(&open, look.record_of(one).map_or(0, |record| record.revision)));
-            compare.extend(as_counted(names, &look));
+            compare.extend(permits_unchanged(names, &look));
             let held = HoldRecord::of(request, Some(one.fence())).write();
             let puts = vec![ops::put(&open, held, 0), take(names, &look, lease)];
             look = self.client.put_and_look(names, compare, puts).await.map_err(|trouble| match trouble {

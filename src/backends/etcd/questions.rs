@@ -6,50 +6,55 @@ use tonic::{Streaming, codegen::http::uri::PathAndQuery};
 use tonic_prost::ProstCodec;
 
 use super::{
-    client::{Answer, Client, Style},
+    client::{EtcdClient, EtcdResult, Style},
     failure::{self, Trouble},
     messages::{
         Compare, LeaseGrantRequest, LeaseGrantResponse, LeaseKeepAliveResponse, LeaseRequest, LeaseRevokeResponse, LeaseTimeToLiveResponse,
         RequestOp, TxnRequest, TxnResponse, WatchRequest, WatchResponse,
     },
-    names::Names,
-    ops::{self, Answers},
-    queue::{Before, Look},
+    names::EtcdNames,
+    ops::{self, TxnAnswers},
+    queue::{AwaitedKeys, LockAtRevision},
 };
 
 pub(super) const TXN: &str = "/etcdserverpb.KV/Txn";
 const REVOKE: &str = "/etcdserverpb.Lease/LeaseRevoke";
 
-impl Client {
+impl EtcdClient {
     /// Does all operations in one step.
-    pub(super) async fn run(&mut self, ops: Vec<RequestOp>) -> Answer<Answers> {
+    pub(super) async fn run(&mut self, ops: Vec<RequestOp>) -> EtcdResult<TxnAnswers> {
         self.run_if(Vec::new(), ops).await
     }
 
-    /// Does all operations if `compare` holds, and none otherwise: see [`Answers::succeeded`].
-    pub(super) async fn run_if(&mut self, compare: Vec<Compare>, ops: Vec<RequestOp>) -> Answer<Answers> {
+    /// Does all operations if `compare` holds, and none otherwise: see [`TxnAnswers::succeeded`].
+    pub(super) async fn run_if(&mut self, compare: Vec<Compare>, ops: Vec<RequestOp>) -> EtcdResult<TxnAnswers> {
         self.txn(compare, ops, Vec::new()).await
     }
 
     /// Does one of two lists of operations in one step.
-    pub(super) async fn txn(&mut self, compare: Vec<Compare>, success: Vec<RequestOp>, failure: Vec<RequestOp>) -> Answer<Answers> {
+    pub(super) async fn txn(&mut self, compare: Vec<Compare>, success: Vec<RequestOp>, failure: Vec<RequestOp>) -> EtcdResult<TxnAnswers> {
         let answer: TxnResponse = self.ask(TXN, TxnRequest { compare, success, failure }, Style::Unary).await?;
-        Ok(Answers::of(answer)?)
+        Ok(TxnAnswers::of(answer)?)
     }
 
     /// Does `puts` if all of `compare` holds, and looks at the lock in the same step.
-    pub(super) async fn put_and_look(&mut self, names: &Names, compare: Vec<Compare>, puts: Vec<RequestOp>) -> Answer<Look> {
+    pub(super) async fn put_and_look(
+        &mut self,
+        names: &EtcdNames,
+        compare: Vec<Compare>,
+        puts: Vec<RequestOp>,
+    ) -> EtcdResult<LockAtRevision> {
         self.put_and_look_since(names, compare, puts, None).await
     }
 
     /// Does likewise. With `since` (lease and create revision) of an exclusive waiter, it looks only at the contenders before.
     pub(super) async fn put_and_look_since(
         &mut self,
-        names: &Names,
+        names: &EtcdNames,
         compare: Vec<Compare>,
         puts: Vec<RequestOp>,
         since: Option<(i64, i64)>,
-    ) -> Answer<Look> {
+    ) -> EtcdResult<LockAtRevision> {
         let look = since.map_or_else(|| ops::look(names, ops::SOME), |(lease, created)| ops::look_ahead(names, lease, created));
         let many = puts.len();
         let mut answers = self.txn(compare, [puts, look.clone()].concat(), look).await?;
@@ -60,13 +65,13 @@ impl Client {
     }
 
     /// Grants a lease with this id. Returns its length in seconds, which the server may have increased.
-    pub(super) async fn grant(&mut self, id: i64, ttl: i64) -> Answer<i64> {
+    pub(super) async fn grant(&mut self, id: i64, ttl: i64) -> EtcdResult<i64> {
         let answer: LeaseGrantResponse = self.ask("/etcdserverpb.Lease/LeaseGrant", LeaseGrantRequest { ttl, id }, Style::Unary).await?;
         Ok(answer.ttl)
     }
 
     /// Grants several leases at once. A lease that exists already is an error.
-    pub(super) async fn grant_all(&mut self, wanted: &[(i64, i64)]) -> Vec<Answer<i64>> {
+    pub(super) async fn grant_all(&mut self, wanted: &[(i64, i64)]) -> Vec<EtcdResult<i64>> {
         let questions = wanted.iter().map(|(id, ttl)| LeaseGrantRequest { ttl: *ttl, id: *id }).collect();
         let answers = self.ask_all("/etcdserverpb.Lease/LeaseGrant", questions).await;
         answers.into_iter().map(|answer| answer.map(|answer: LeaseGrantResponse| answer.ttl)).collect()
@@ -75,7 +80,7 @@ impl Client {
     /// Revokes several leases at once, which would also expire by themselves.
     pub(super) async fn revoke_all(&mut self, ids: &[i64]) {
         let questions = ids.iter().map(|id| LeaseRequest { id: *id }).collect();
-        let _: Vec<Answer<LeaseRevokeResponse>> = self.ask_all(REVOKE, questions).await;
+        let _: Vec<EtcdResult<LeaseRevokeResponse>> = self.ask_all(REVOKE, questions).await;
     }
 
     /// Revokes a lease in the background, while other requests go on. The lease would also expire by itself.
@@ -89,8 +94,8 @@ impl Client {
     }
 
     /// Revokes a lease and its keys. A missing lease is no error.
-    pub(super) async fn revoke(&mut self, id: i64) -> Answer<()> {
-        let answer: Answer<LeaseRevokeResponse> = self.ask(REVOKE, LeaseRequest { id }, Style::Unary).await;
+    pub(super) async fn revoke(&mut self, id: i64) -> EtcdResult<()> {
+        let answer: EtcdResult<LeaseRevokeResponse> = self.ask(REVOKE, LeaseRequest { id }, Style::Unary).await;
         match answer {
             Ok(_) | Err(Trouble::NoLease) => Ok(()),
             Err(trouble) => Err(trouble),
@@ -100,8 +105,8 @@ impl Client {
     /// Extends a lease by its own length in seconds, and returns that length; `None` if there is no such lease.
     ///
     /// Each stream has one message and one answer: a stream kept open would hang unnoticed when its member does.
-    pub(super) async fn keep_alive(&mut self, id: i64) -> Answer<Option<i64>> {
-        let answer: Answer<LeaseKeepAliveResponse> =
+    pub(super) async fn keep_alive(&mut self, id: i64) -> EtcdResult<Option<i64>> {
+        let answer: EtcdResult<LeaseKeepAliveResponse> =
             self.ask("/etcdserverpb.Lease/LeaseKeepAlive", LeaseRequest { id }, Style::OneOfStream).await;
         match answer {
             Ok(answer) => Ok(Some(answer.ttl).filter(|ttl| *ttl > 0)),
@@ -110,12 +115,12 @@ impl Client {
         }
     }
 
-    pub(super) async fn time_to_live(&mut self, id: i64) -> Answer<LeaseTimeToLiveResponse> {
+    pub(super) async fn time_to_live(&mut self, id: i64) -> EtcdResult<LeaseTimeToLiveResponse> {
         self.ask("/etcdserverpb.Lease/LeaseTimeToLive", LeaseRequest { id }, Style::Unary).await
     }
 
     /// Opens a stream of watches, beginning with `first`. The stream ends with the connection.
-    pub(super) async fn watch(&mut self, first: Vec<WatchRequest>) -> Answer<Watches> {
+    pub(super) async fn watch(&mut self, first: Vec<WatchRequest>) -> EtcdResult<Watches> {
         self.open().await?;
         self.under_way = false;
         let (wanted, receiver) = mpsc::unbounded_channel();
@@ -128,12 +133,12 @@ impl Client {
         let path = PathAndQuery::from_static("/etcdserverpb.Watch/Watch");
         let opened = connection.grpc.streaming(request, path, ProstCodec::<WatchRequest, WatchResponse>::default()).await;
         match opened {
-            Ok(answers) => Ok(Watches { wanted, answers: answers.into_inner(), before: Before::default() }),
+            Ok(answers) => Ok(Watches { wanted, answers: answers.into_inner(), before: AwaitedKeys::default() }),
             Err(status) => {
                 let trouble = failure::of(status);
                 match trouble {
                     Trouble::LoginOver(_) => self.login = None,
-                    _ => self.move_on(),
+                    _ => self.next_member(),
                 }
                 Err(trouble)
             }
@@ -146,5 +151,5 @@ pub(super) struct Watches {
     pub wanted: mpsc::UnboundedSender<WatchRequest>,
     pub answers: Streaming<WatchResponse>,
     /// The keys that are waited for. They are among the watched keys.
-    pub before: Before,
+    pub before: AwaitedKeys,
 }

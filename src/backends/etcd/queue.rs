@@ -3,16 +3,16 @@
 use std::collections::{BTreeMap, HashMap, HashSet};
 
 use super::{
-    lookout::{self, Ahead, Call},
     messages::KeyValue,
-    names::{self, Names},
+    monitor::{self, Probe, StoredWaiter},
+    names::{self, EtcdNames},
     record::StoredRecord,
-    runs::Runs,
+    runs::RunKeys,
 };
 use crate::{
     backends::queue::{
-        Contender, Contenders, State, history,
-        record::{HoldRecord, Said},
+        Contender, Contenders, GrantEvidence, history,
+        record::{ContenderInfo, HoldRecord},
     },
     lock::{Fence, Mode, Result},
 };
@@ -60,8 +60,8 @@ impl ContenderKey {
     }
 
     /// Returns the data that dlock wrote with the key; `None` for other libraries, or if the value was not read.
-    pub(super) fn said(&self) -> Result<Option<Said>> {
-        self.value.as_deref().map_or(Ok(None), Said::read)
+    pub(super) fn info(&self) -> Result<Option<ContenderInfo>> {
+        self.value.as_deref().map_or(Ok(None), ContenderInfo::read)
     }
 }
 
@@ -75,12 +75,12 @@ pub(super) struct Keys {
     pub open: Vec<KeyValue>,
     pub nested: Vec<KeyValue>,
     /// The keys below the last fence.
-    pub beside: Vec<KeyValue>,
+    pub side_keys: Vec<KeyValue>,
 }
 
 /// A lock at one revision.
 #[derive(Clone, Debug)]
-pub(super) struct Look {
+pub(super) struct LockAtRevision {
     pub revision: i64,
     /// Whether the look has only the contenders before an exclusive waiter. No contender behind that waiter holds the lock.
     pub is_ahead: bool,
@@ -90,13 +90,13 @@ pub(super) struct Look {
     pub queue: Contenders,
     /// The records, by the ids of their contenders.
     pub records: BTreeMap<String, StoredRecord>,
-    pub nested: Vec<Inner>,
+    pub nested: Vec<NestedKey>,
     pub numbers: Vec<Permit>,
-    pub runs: Runs,
+    pub runs: RunKeys,
     /// Whether a waiter is the queue monitor.
-    pub looked_after: bool,
+    pub has_monitor: bool,
     /// The leases of the probed waiters, and the state of each probe.
-    pub calls: Vec<(i64, Call)>,
+    pub probes: Vec<(i64, Probe)>,
 }
 
 /// A held permit.
@@ -111,7 +111,7 @@ pub(super) struct Permit {
 
 /// The keys that a waiter waits for.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub(super) struct Before {
+pub(super) struct AwaitedKeys {
     /// The waiter waits for this key to be deleted.
     pub key: Option<String>,
     /// The record of that key, to change: its contender waits for a permit too, and the grant rewrites the record.
@@ -122,7 +122,7 @@ pub(super) struct Before {
 
 /// A hold nested in another, or the mark of an outer hold that was released.
 #[derive(Clone, Debug)]
-pub(super) struct Inner {
+pub(super) struct NestedKey {
     /// The lease of the outer hold, as names contain it.
     outer: String,
     pub name: String,
@@ -131,21 +131,21 @@ pub(super) struct Inner {
     pub lease: i64,
 }
 
-impl Inner {
+impl NestedKey {
     pub(super) fn is_mark(&self) -> bool {
         self.name.ends_with(names::LEFT)
     }
 }
 
-impl Look {
-    pub(super) fn new(names: &Names, revision: i64, keys: Keys) -> Result<Self> {
+impl LockAtRevision {
+    pub(super) fn new(names: &EtcdNames, revision: i64, keys: Keys) -> Result<Self> {
         let rest = |kv: &KeyValue, folder: &str| Some(str::from_utf8(&kv.key).ok()?.strip_prefix(folder)?.to_owned());
         let stored = |kv: KeyValue| Some((rest(&kv, &names.open())?, StoredRecord::read(kv)?));
         let records: BTreeMap<_, _> = keys.open.into_iter().filter_map(stored).collect();
         let folder = names.numbers();
         let number =
             |kv: &KeyValue| Some(Permit { number: rest(kv, &folder)?.parse().ok()?, created: kv.create_revision, lease: kv.lease });
-        let numbers: Vec<_> = keys.beside.iter().filter_map(number).collect();
+        let numbers: Vec<_> = keys.side_keys.iter().filter_map(number).collect();
         let contender = |kv: KeyValue| {
             let mode = mode_of(&rest(&kv, &names.folder)?)?;
             Some((mode, ContenderKey { name: String::from_utf8(kv.key).ok()?, created: kv.create_revision, lease: kv.lease, value: None }))
@@ -164,7 +164,7 @@ impl Look {
         let folder = names.all_nested();
         let inner = |kv: KeyValue| {
             let outer = rest(&kv, &folder)?.split_once('/')?.0.to_owned();
-            Some(Inner { outer, created: kv.create_revision, lease: kv.lease, name: String::from_utf8(kv.key).ok()? })
+            Some(NestedKey { outer, created: kv.create_revision, lease: kv.lease, name: String::from_utf8(kv.key).ok()? })
         };
         Ok(Self {
             revision,
@@ -174,9 +174,9 @@ impl Look {
             records,
             nested: keys.nested.into_iter().filter_map(inner).collect(),
             numbers,
-            looked_after: keys.beside.iter().any(|kv| kv.key == names.lookout().as_bytes()),
-            calls: lookout::calls(names, &keys.beside),
-            runs: Runs::read(names, keys.beside)?,
+            has_monitor: keys.side_keys.iter().any(|kv| kv.key == names.monitor().as_bytes()),
+            probes: monitor::probes(names, &keys.side_keys),
+            runs: RunKeys::read(names, keys.side_keys)?,
         })
     }
 
@@ -191,17 +191,17 @@ impl Look {
         let present: HashSet<&str> = self.contenders.iter().map(ContenderKey::id).collect();
         let absent = self.records.iter().filter(move |(id, _)| !present.contains(id.as_str())).map(|(_, record)| record);
         // The record of a waiter may belong to a contender behind.
-        absent.filter(|record| !self.is_ahead || record.says.is_hold)
+        absent.filter(|record| !self.is_ahead || record.hold_record.is_hold)
     }
 
     /// Returns the vanished contenders to which a contender of `mode` has to leave time to stop.
     pub(super) fn dying(&self, mode: Mode) -> Vec<StoredRecord> {
-        self.vanished().filter(|one| one.says.delays(mode)).cloned().collect()
+        self.vanished().filter(|one| one.hold_record.delays(mode)).cloned().collect()
     }
 
     /// Returns the vanished contenders that no successor has to wait for any more.
     pub(super) fn outdated(&self) -> Vec<&StoredRecord> {
-        let newest = history::outdated(self.vanished().map(|record| (&record.says, record.fence())));
+        let newest = history::outdated(self.vanished().map(|record| (&record.hold_record, record.fence())));
         self.vanished().filter(|record| newest.is_some_and(|newest| record.fence() < newest)).collect()
     }
 
@@ -212,7 +212,7 @@ impl Look {
     }
 
     /// Returns the keys nested in the hold with this lease, including the mark that the hold was released.
-    pub(super) fn nested_in(&self, lease: i64) -> impl Iterator<Item = &Inner> {
+    pub(super) fn nested_in(&self, lease: i64) -> impl Iterator<Item = &NestedKey> {
         let outer = format!("{lease:x}");
         self.nested.iter().filter(move |inner| inner.outer == outer)
     }
@@ -240,12 +240,12 @@ impl Look {
     }
 
     /// Returns the keys that a contender of `mode` waits for at this position, while it can't have the lock yet.
-    pub(super) fn before(&self, names: &Names, mode: Mode, at: usize) -> Before {
+    pub(super) fn before(&self, names: &EtcdNames, mode: Mode, at: usize) -> AwaitedKeys {
         let awaited = self.queue.awaited(mode, at);
         let contender = awaited.contender.map(|other| &self.contenders[other]);
         let is_permit =
             awaited.contender.is_some_and(|other| matches!((mode, self.queue.all()[other].mode), (Mode::Permits(_), Mode::Permits(_))));
-        Before {
+        AwaitedKeys {
             key: contender.map(|one| one.name.clone()),
             record: contender.filter(|_| is_permit).map(|one| names.open_as(one.id())),
             numbers: awaited.permits.then(|| names.numbers()),
@@ -253,47 +253,47 @@ impl Look {
     }
 
     /// Returns the contender at this position if its record says that it waits, as a record of dlock's does.
-    pub(super) fn waiting(&self, at: usize) -> Option<Ahead> {
+    pub(super) fn waiting(&self, at: usize) -> Option<StoredWaiter> {
         let one = &self.contenders[at];
         let record = self.record_of(one).filter(|_| self.queue.waits(at) && one.lease != 0)?;
-        Some(Ahead {
+        Some(StoredWaiter {
             key: one.name.clone(),
             created: one.created,
             lease: one.lease,
             record: record.name.clone(),
             revision: record.revision,
-            answers: matches!(one.said(), Ok(Some(_))),
-            called: self.call_of(one.lease),
+            answers: matches!(one.info(), Ok(Some(_))),
+            probed: self.probe_of(one.lease),
         })
     }
 
     /// Returns the state of the probe of the waiter with this lease.
-    pub(super) fn call_of(&self, lease: i64) -> Option<Call> {
-        self.calls.iter().find(|(called, _)| *called == lease).map(|(_, call)| *call)
+    pub(super) fn probe_of(&self, lease: i64) -> Option<Probe> {
+        self.probes.iter().find(|(probed, _)| *probed == lease).map(|(_, probe)| *probe)
     }
 
     /// Returns the first waiter with another lease.
-    pub(super) fn first_waiting(&self, lease: i64) -> Option<Ahead> {
+    pub(super) fn first_waiting(&self, lease: i64) -> Option<StoredWaiter> {
         self.queue.waiters().filter(|at| self.contenders[*at].lease != lease).find_map(|at| self.waiting(at))
     }
 }
 
 /// Returns a contender as input to the queue rules, by its record and the number of its permit.
 fn as_contender(mode: Mode, record: Option<&StoredRecord>, number: Option<u32>) -> Contender {
-    let says: Option<&HoldRecord> = record.map(|record| &record.says);
+    let hold_record: Option<&HoldRecord> = record.map(|record| &record.hold_record);
     let (mode, number) = match mode {
         Mode::Permits(_) => {
             // Without its record, only the least number of permits is known.
             let least = Mode::Permits(number.map_or(1, |number| number.saturating_add(1)));
-            (says.map(|says| says.mode).filter(|mode| matches!(mode, Mode::Permits(_))).unwrap_or(least), number)
+            (hold_record.map(|hold_record| hold_record.mode).filter(|mode| matches!(mode, Mode::Permits(_))).unwrap_or(least), number)
         }
         mode => (mode, None),
     };
-    let state = match says {
-        _ if number.is_some() => State::Granted,
-        Some(says) if says.is_hold => State::Granted,
-        Some(_) => State::Waits,
-        None => State::Unknown,
+    let state = match hold_record {
+        _ if number.is_some() => GrantEvidence::Granted,
+        Some(hold_record) if hold_record.is_hold => GrantEvidence::Granted,
+        Some(_) => GrantEvidence::Waits,
+        None => GrantEvidence::Unknown,
     };
     Contender { mode, state }
 }
@@ -303,8 +303,8 @@ mod tests {
     use super::*;
     use crate::lock::{Key, Namespace};
 
-    fn look(keys: &[(&str, i64)], open: &[(&str, Mode)]) -> Look {
-        let names = Names::new(&Namespace::default(), &Key::new("job").unwrap());
+    fn look(keys: &[(&str, i64)], open: &[(&str, Mode)]) -> LockAtRevision {
+        let names = EtcdNames::new(&Namespace::default(), &Key::new("job").unwrap());
         let kv = |name: String, created: i64, value: &[u8]| KeyValue {
             key: name.into_bytes(),
             create_revision: created,
@@ -315,7 +315,7 @@ mod tests {
         };
         let contenders = keys.iter().map(|(rest, created)| kv(format!("dlock/job/{rest}"), *created, b"")).collect();
         let record = |(rest, mode): &(&str, Mode)| kv(names.open_as(rest), 1, &HoldRecord::waiting(*mode).write());
-        Look::new(&names, 100, Keys { contenders, open: open.iter().map(record).collect(), ..Keys::default() }).unwrap()
+        LockAtRevision::new(&names, 100, Keys { contenders, open: open.iter().map(record).collect(), ..Keys::default() }).unwrap()
     }
 
     #[test]

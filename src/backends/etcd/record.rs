@@ -12,29 +12,29 @@ pub(super) struct StoredRecord {
     pub name: String,
     /// The modification revision.
     pub revision: i64,
-    pub says: HoldRecord,
+    pub hold_record: HoldRecord,
 }
 
 impl StoredRecord {
     pub(super) fn read(kv: KeyValue) -> Option<Self> {
         // An unreadable record counts neither as a hold's nor as a reader's.
-        let says = HoldRecord::read(&kv.value).unwrap_or_else(|| HoldRecord::waiting(Mode::Exclusive));
-        Some(Self { name: String::from_utf8(kv.key).ok()?, revision: kv.mod_revision, says })
+        let hold_record = HoldRecord::read(&kv.value).unwrap_or_else(|| HoldRecord::waiting(Mode::Exclusive));
+        Some(Self { name: String::from_utf8(kv.key).ok()?, revision: kv.mod_revision, hold_record })
     }
 
     /// Returns the create revision of the contender's key, as far as it is known.
     pub(super) fn fence(&self) -> Fence {
-        self.says.fence.unwrap_or(self.own())
+        self.hold_record.fence.unwrap_or(self.own())
     }
 
     /// Returns the record's content, with its fence.
     pub(super) fn named(&self) -> HoldRecord {
-        self.says.clone().named(self.own())
+        self.hold_record.clone().named(self.own())
     }
 
     /// Returns the history entry of the hold, which was never released.
-    pub(super) fn past(&self) -> Option<HistoryEntry> {
-        self.says.past(self.own())
+    pub(super) fn history_entry(&self) -> Option<HistoryEntry> {
+        self.hold_record.history_entry(self.own())
     }
 
     /// Returns the revision of the step that wrote the record.

@@ -20,11 +20,11 @@ use std::time::Duration;
 use tokio::time::Instant;
 
 use super::{
-    client::{Answer, Client},
+    client::{EtcdClient, EtcdResult},
     failure::{self, Trouble},
-    look::{self, Left},
+    inspect::{self, Remaining},
     messages::{Compare, KeyValue, RequestOp},
-    names::Names,
+    names::EtcdNames,
     ops, queue,
     waiting::{after, is_past},
 };
@@ -44,17 +44,17 @@ const LONGEST: i64 = 9_000_000_000;
 
 /// The purpose of a run record. Each purpose has a key of its own.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Policy {
+enum RecordKind {
     AtLeast,
     SkewGuard,
     Once,
 }
 
 /// The order in which the policies are judged.
-const POLICIES: [Policy; 3] = [Policy::AtLeast, Policy::SkewGuard, Policy::Once];
+const RECORD_KINDS: [RecordKind; 3] = [RecordKind::AtLeast, RecordKind::SkewGuard, RecordKind::Once];
 
-impl Policy {
-    fn key(self, names: &Names) -> String {
+impl RecordKind {
+    fn key(self, names: &EtcdNames) -> String {
         match self {
             Self::AtLeast => names.least(),
             Self::SkewGuard => names.run_record("guard"),
@@ -91,7 +91,8 @@ struct RunKey {
 
 impl RunKey {
     fn read(kv: &KeyValue) -> Result<Self> {
-        let mut record = read_runs(&kv.value).map_err(|error| if error.kind == Kind::Layout { error } else { failure::spoilt(&kv.key) })?;
+        let mut record =
+            read_runs(&kv.value).map_err(|error| if error.kind == Kind::Layout { error } else { failure::unreadable_value(&kv.key) })?;
         let (cooldown, start) =
             (record.cooldown.as_mut().map(|cooldown| &mut cooldown.fence), record.start.as_mut().map(|start| &mut start.fence));
         for fence in [cooldown, start].into_iter().flatten().filter(|fence| fence.0 == 0) {
@@ -106,11 +107,11 @@ impl RunKey {
     }
 
     /// Returns the record as it counts for this policy, at any time.
-    fn counting(&self, policy: Policy) -> RunRecord {
+    fn counting(&self, policy: RecordKind) -> RunRecord {
         let mut record = self.record.clone();
         if let Some(cooldown) = &mut record.cooldown {
             cooldown.at_ms = NOW;
-            *if policy == Policy::AtLeast { &mut cooldown.guard_ms } else { &mut cooldown.at_least_ms } = 0;
+            *if policy == RecordKind::AtLeast { &mut cooldown.guard_ms } else { &mut cooldown.at_least_ms } = 0;
         }
         if let Some(start) = &mut record.start {
             start.at_ms = NOW;
@@ -119,9 +120,9 @@ impl RunKey {
     }
 }
 
-/// The run records that count now, in the order of [`POLICIES`].
+/// The run records that count now, in the order of [`RECORD_KINDS`].
 #[derive(Clone, Debug, Default)]
-pub(super) struct Runs([Option<Box<RunKey>>; 3]);
+pub(super) struct RunKeys([Option<Box<RunKey>>; 3]);
 
 /// The leases for the records of a run that is about to begin.
 #[derive(Clone, Debug)]
@@ -135,7 +136,7 @@ impl Leases {
     /// Returns the leases for `request`, and their lengths in seconds.
     pub(super) fn of(request: &Request) -> (Self, Vec<(i64, i64)>) {
         let mut wanted = Vec::new();
-        let ids = POLICIES.map(|policy| {
+        let ids = RECORD_KINDS.map(|policy| {
             let length = policy.length(request.run_policy.as_ref()?)?;
             let id = i64::try_from(random() >> 1).unwrap_or(1).max(1);
             wanted.push((id, i64::try_from(length.as_millis().div_ceil(1000)).unwrap_or(i64::MAX).clamp(1, LONGEST)));
@@ -145,7 +146,7 @@ impl Leases {
     }
 
     /// Grants the leases.
-    pub(super) async fn grant(client: &mut Client, request: &Request) -> Answer<Self> {
+    pub(super) async fn grant(client: &mut EtcdClient, request: &Request) -> EtcdResult<Self> {
         let (leases, wanted) = Self::of(request);
         Self::granted(client.grant_all(&wanted).await)?;
         Ok(leases)
@@ -153,7 +154,7 @@ impl Leases {
 
     /// Returns whether all leases were granted. Their ids are random: a lease that exists already was granted by an earlier member, which
     /// dlock left because it was silent.
-    pub(super) fn granted(answers: impl IntoIterator<Item = Answer<i64>>) -> Answer<()> {
+    pub(super) fn granted(answers: impl IntoIterator<Item = EtcdResult<i64>>) -> EtcdResult<()> {
         answers.into_iter().try_for_each(|answer| match answer {
             Ok(_) | Err(Trouble::LeaseExists) => Ok(()),
             Err(trouble) => Err(trouble),
@@ -161,7 +162,7 @@ impl Leases {
     }
 
     /// Extends the leases, if the grant took so long that it matters. A grant does not depend on the extension.
-    pub(super) async fn freshen(&self, client: &mut Client) {
+    pub(super) async fn extend_if_late(&self, client: &mut EtcdClient) {
         if is_past(self.late_at) {
             for id in self.ids.into_iter().flatten() {
                 let _ = client.keep_alive(id).await;
@@ -170,7 +171,7 @@ impl Leases {
     }
 
     /// Revokes the leases, which have no keys. They would also expire by themselves.
-    pub(super) async fn end(self, client: &mut Client) {
+    pub(super) async fn end(self, client: &mut EtcdClient) {
         let ids: Vec<_> = self.ids.into_iter().flatten().collect();
         client.revoke_all(&ids).await;
     }
@@ -181,20 +182,20 @@ pub(super) fn records(request: &Request) -> bool {
     request.run_policy.as_ref().is_some_and(RunPolicy::record_anything)
 }
 
-impl Runs {
+impl RunKeys {
     /// Reads the run records among the keys below a lock's last fence.
-    pub(super) fn read(names: &Names, keys: Vec<KeyValue>) -> Result<Self> {
+    pub(super) fn read(names: &EtcdNames, keys: Vec<KeyValue>) -> Result<Self> {
         let mut runs = Self::default();
         for kv in keys {
-            if let Some(at) = POLICIES.iter().position(|policy| kv.key == policy.key(names).as_bytes()) {
+            if let Some(at) = RECORD_KINDS.iter().position(|policy| kv.key == policy.key(names).as_bytes()) {
                 runs.0[at] = Some(Box::new(RunKey::read(&kv)?));
             }
         }
         Ok(runs)
     }
 
-    fn keys(&self) -> impl Iterator<Item = (Policy, &RunKey)> {
-        POLICIES.into_iter().zip(&self.0).filter_map(|(policy, key)| Some((policy, &**key.as_ref()?)))
+    fn keys(&self) -> impl Iterator<Item = (RecordKind, &RunKey)> {
+        RECORD_KINDS.into_iter().zip(&self.0).filter_map(|(policy, key)| Some((policy, &**key.as_ref()?)))
     }
 
     fn once(&self) -> Option<&RunKey> {
@@ -223,15 +224,16 @@ impl Runs {
     }
 
     /// Requires that the records that a request with this run policy is judged by are unchanged.
-    pub(super) fn unchanged(&self, names: &Names, run_policy: Option<&RunPolicy>) -> Vec<Compare> {
-        let asks = |policy: Policy| policy == Policy::AtLeast || run_policy.is_some_and(|run_policy| policy.length(run_policy).is_some());
-        let policies = POLICIES.into_iter().zip(&self.0).filter(|(policy, _)| asks(*policy));
+    pub(super) fn unchanged(&self, names: &EtcdNames, run_policy: Option<&RunPolicy>) -> Vec<Compare> {
+        let asks =
+            |policy: RecordKind| policy == RecordKind::AtLeast || run_policy.is_some_and(|run_policy| policy.length(run_policy).is_some());
+        let policies = RECORD_KINDS.into_iter().zip(&self.0).filter(|(policy, _)| asks(*policy));
         // A missing key has revision 0.
         policies.map(|(policy, key)| ops::unchanged(&policy.key(names), key.as_ref().map_or(0, |key| key.revision))).collect()
     }
 
     /// Returns the operations that record the next run. The fence is `None` if its key is put in the same step.
-    pub(super) fn begin(&self, names: &Names, request: &Request, fence: Option<Fence>, leases: &Leases) -> Vec<RequestOp> {
+    pub(super) fn begin(&self, names: &EtcdNames, request: &Request, fence: Option<Fence>, leases: &Leases) -> Vec<RequestOp> {
         let mut record = self.once().map(|key| key.record.clone()).unwrap_or_default();
         let at_ms = request.at_ms.unwrap_or_default();
         if let Some(start) = &mut record.start {
@@ -240,7 +242,7 @@ impl Runs {
         }
         record.begin(request, fence.unwrap_or(Fence(0)), at_ms);
         let mut ops = Vec::new();
-        for (policy, lease) in POLICIES.into_iter().zip(leases.ids) {
+        for (policy, lease) in RECORD_KINDS.into_iter().zip(leases.ids) {
             let (name, part) = (policy.key(names), policy.part(&record));
             match lease {
                 Some(lease) => ops.push(ops::put(&name, write_runs(&part), lease)),
@@ -253,13 +255,13 @@ impl Runs {
     }
 
     /// Returns the operations that record the outcome of the run of the hold with this fence.
-    pub(super) fn end(&self, names: &Names, fence: Fence, stage: Option<RunState>) -> Vec<RequestOp> {
-        let Some(stage) = stage else { return Vec::new() };
+    pub(super) fn end(&self, names: &EtcdNames, fence: Fence, state: Option<RunState>) -> Vec<RequestOp> {
+        let Some(state) = state else { return Vec::new() };
         let changed = self.keys().filter_map(|(policy, key)| {
             let mut record = key.record.clone();
             let name = policy.key(names);
             // If the key exists, so does its lease.
-            let change = record.end(fence, stage).then(|| {
+            let change = record.end(fence, state).then(|| {
                 if record == RunRecord::default() { ops::delete(&name) } else { ops::put(&name, write_runs(&record), key.lease) }
             })?;
             Some(ops::when(vec![ops::unchanged(&name, key.revision)], vec![change], Vec::new()))
@@ -268,7 +270,7 @@ impl Runs {
     }
 
     /// Revokes the lease of the record that these leases replace: it has no key any more, and may be long.
-    pub(super) async fn end_before(&self, client: &mut Client, leases: &Leases) {
+    pub(super) async fn end_before(&self, client: &mut EtcdClient, leases: &Leases) {
         if let (Some(key), [.., Some(_)]) = (self.once(), leases.ids) {
             client.revoke_all(&[key.lease]).await;
         }
@@ -278,10 +280,10 @@ impl Runs {
 /// Adds to a denial when its record began and when it ends, as the record's lease tells.
 ///
 /// A waiter is told to ask again before its position's lease, of length `waits`, ends.
-pub(super) async fn with_times(client: &mut Client, (denial, lease): (Denial, i64), waits: Option<Duration>) -> Box<Denial> {
+pub(super) async fn with_times(client: &mut EtcdClient, (denial, lease): (Denial, i64), waits: Option<Duration>) -> Box<Denial> {
     // No denial depends on these times.
-    let (left, began) = match look::left(client, lease).await {
-        Ok(Left::For { left, ago }) => (Some(left), Some(ago)),
+    let (left, began) = match inspect::remaining(client, lease).await {
+        Ok(Remaining::For { left, ago }) => (Some(left), Some(ago)),
         _ => (None, None),
     };
     let again_in = match waits {

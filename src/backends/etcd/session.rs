@@ -9,26 +9,26 @@ use tokio::time::Instant;
 
 use super::{
     failure,
-    lookout::Lookout,
-    names::Names,
+    monitor::QueueMonitor,
+    names::EtcdNames,
     ops::MOST_OPS,
     questions::Watches,
-    queue::{Before, Permit, fence},
+    queue::{AwaitedKeys, Permit, fence},
     record::StoredRecord,
-    runs::Runs,
+    runs::RunKeys,
 };
 use crate::lock::{Busy, Fence, Key, Metadata, Namespace, Result, Token, Ttl};
 
 /// One token's hold of one lock.
-pub(super) struct Session {
+pub(super) struct EtcdSession {
     pub key: Key,
     pub token: Token,
-    pub names: Names,
+    pub names: EtcdNames,
     /// The owner's lease; each key with this lease is the owner's.
     pub lease: i64,
-    pub stage: Standing,
+    pub state: HoldState,
     /// The nested hold that the token is for. This session must not end the owner's key and lease then.
-    pub inner: Option<Inner>,
+    pub inner: Option<NestedName>,
     /// Whether this process asked for the hold, so that a late request may still reach the store.
     pub taking: bool,
     /// Watches for deletions of the own key and of the preceding key.
@@ -36,13 +36,13 @@ pub(super) struct Session {
 }
 
 /// A nested hold that was requested.
-pub(super) struct Inner {
+pub(super) struct NestedName {
     pub name: String,
     pub lease: i64,
 }
 
 /// The stage that the hold has reached.
-pub(super) enum Standing {
+pub(super) enum HoldState {
     /// The lease may exist, and the key may have been put: the answer will tell.
     Asked {
         /// Whether the lease is known to have been granted.
@@ -51,9 +51,9 @@ pub(super) enum Standing {
     /// The key is in the queue.
     Queued(Queued),
     /// The lock is held.
-    Held(Hold),
+    Held(OwnHold),
     /// The hold was given back; its lease may still exist.
-    GivenBack,
+    Released,
 }
 
 /// A position in the queue.
@@ -62,7 +62,7 @@ pub(super) struct Queued {
     /// The create revision of the own key.
     pub created: i64,
     /// The keys that are waited for.
-    pub before: Before,
+    pub before: AwaitedKeys,
     /// How many permits were held; `None` if the waiter wants no permit.
     pub permits: Option<usize>,
     /// The revision of the look.
@@ -76,10 +76,10 @@ pub(super) struct Queued {
     /// When the lease must be extended next, by the runtime's clock.
     pub alive_until: Instant,
     /// Whether the waiter was probed, and so must prove often that it lives.
-    pub called: bool,
+    pub probed: bool,
     /// Whether the probe is still unanswered.
     pub unanswered: bool,
-    pub lookout: Lookout,
+    pub monitor: QueueMonitor,
 }
 
 impl Queued {
@@ -90,7 +90,7 @@ impl Queued {
 
 /// The state of a hold that its owner needs.
 #[derive(Clone, Debug)]
-pub(super) struct Hold {
+pub(super) struct OwnHold {
     pub own: String,
     /// The create revision of the owner's key.
     pub created: i64,
@@ -103,7 +103,7 @@ pub(super) struct Hold {
     /// The holder's metadata.
     pub metadata: Option<Metadata>,
     /// The run records, including the hold's own.
-    pub runs: Runs,
+    pub runs: RunKeys,
     /// The permit of the hold.
     pub number: Option<Permit>,
     /// Records of contenders that vanished before this hold began.
@@ -112,7 +112,7 @@ pub(super) struct Hold {
     pub settled_at: Instant,
 }
 
-impl Hold {
+impl OwnHold {
     pub(super) fn fence(&self) -> Fence {
         fence(self.created)
     }
@@ -132,30 +132,30 @@ pub(super) struct Nested {
     pub created: i64,
 }
 
-impl Session {
+impl EtcdSession {
     /// Creates the session of a token without known state.
     pub(super) fn new(namespace: &Namespace, key: &Key, token: &Token) -> Self {
-        let names = Names::new(namespace, key);
+        let names = EtcdNames::new(namespace, key);
         let lease = lease_of(&names, token);
-        let stage = Standing::Asked { leased: false };
-        Self { key: key.clone(), token: *token, names, lease, stage, inner: None, taking: false, watches: None }
+        let state = HoldState::Asked { leased: false };
+        Self { key: key.clone(), token: *token, names, lease, state, inner: None, taking: false, watches: None }
     }
 
     /// Returns the lease for this waiter's queue monitor key.
-    pub(super) fn lookout(&self) -> i64 {
+    pub(super) fn monitor_lease(&self) -> i64 {
         number(&[self.names.folder.as_bytes(), self.token.owner.as_bytes(), b"lookout"])
     }
 
     /// Returns the name and the lease of the token's nested hold.
-    pub(super) fn inner(&self) -> Inner {
+    pub(super) fn inner(&self) -> NestedName {
         let lease = number(&[self.names.folder.as_bytes(), self.token.owner.as_bytes(), &self.token.hold.to_be_bytes()]);
-        Inner { name: self.names.nested_hold(self.lease, &self.token.hold_text()), lease }
+        NestedName { name: self.names.nested_hold(self.lease, &self.token.hold_text()), lease }
     }
 }
 
 /// Returns the lease of an owner. It identifies a grant whose answer was lost, and lets another process with the token find the hold. The
 /// lease is public in the key's name, and does not reveal the owner.
-pub(super) fn lease_of(names: &Names, token: &Token) -> i64 {
+pub(super) fn lease_of(names: &EtcdNames, token: &Token) -> i64 {
     number(&[names.folder.as_bytes(), token.owner.as_bytes()])
 }
 
@@ -190,14 +190,14 @@ mod tests {
 
     #[test]
     fn a_lease_id_is_positive_and_unique_per_owner_and_key() {
-        let names = |key: &str| Names::new(&Namespace::default(), &Key::new(key).unwrap());
+        let names = |key: &str| EtcdNames::new(&Namespace::default(), &Key::new(key).unwrap());
         let (a, b) = (Token::random(), Token::random());
         let all = [
             lease_of(&names("x"), &a),
             lease_of(&names("y"), &a),
             lease_of(&names("x"), &b),
-            Session::new(&Namespace::default(), &Key::new("x").unwrap(), &a).inner().lease,
-            Session::new(&Namespace::default(), &Key::new("x").unwrap(), &a.nested()).inner().lease,
+            EtcdSession::new(&Namespace::default(), &Key::new("x").unwrap(), &a).inner().lease,
+            EtcdSession::new(&Namespace::default(), &Key::new("x").unwrap(), &a.nested()).inner().lease,
         ];
         assert!(all.iter().all(|lease| *lease > 0));
         assert!((1..all.len()).all(|n| !all[..n].contains(&all[n])));

@@ -1,6 +1,6 @@
 //! The lock libraries that share a lock on etcd.
 
-use super::{Options, names::Names};
+use super::{EtcdOptions, names::EtcdNames};
 use crate::lock::{Key, Library, Sharing};
 
 pub(in crate::backends) const LIBRARIES: [Library; 6] = [
@@ -20,6 +20,6 @@ pub(in crate::backends) const LIBRARIES: [Library; 6] = [
 ];
 
 /// Returns each library's argument for a lock.
-pub fn sharing(options: &Options, key: &Key) -> Sharing {
-    Sharing::new(Names::new(&options.namespace, key).shown(), &LIBRARIES, &[])
+pub fn sharing(options: &EtcdOptions, key: &Key) -> Sharing {
+    Sharing::new(EtcdNames::new(&options.namespace, key).display_name(), &LIBRARIES, &[])
 }

@@ -3,7 +3,7 @@
 //! A waiter watches four keys (five for permits), whatever the length of the queue: one departure wakes one waiter. The watches begin at
 //! the revision of the last look, so that no event is missed. If that revision was compacted away, the look is repeated. Otherwise a waiter
 //! only extends its lease, once per third of its length. A waiter that was killed, or left while its member was frozen, is removed long
-//! before its lease ends: see [`super::lookout`].
+//! before its lease ends: see [`super::monitor`].
 #![allow(clippy::disallowed_methods, reason = "to wait is this module's work: it keeps the queue's lease alive meanwhile")]
 
 use std::time::Duration;
@@ -11,13 +11,13 @@ use std::time::Duration;
 use tokio::time::{Instant, sleep_until, timeout};
 
 use super::{
-    client::{Answer, Client},
-    lookout::{self, BEAT, Call, HERE, Lookout},
+    client::{EtcdClient, EtcdResult},
     messages::{NO_PUT, WatchCreateRequest, WatchRequest},
-    names::{self, Names},
+    monitor::{self, BEAT, HERE, Probe, QueueMonitor},
+    names::{self, EtcdNames},
     questions::Watches,
-    queue::Before,
-    session::{Queued, Session, Standing},
+    queue::AwaitedKeys,
+    session::{EtcdSession, HoldState, Queued},
 };
 use crate::lock::{Ttl, Wake};
 
@@ -34,8 +34,8 @@ pub(super) fn is_past(moment: Instant) -> bool {
 }
 
 /// Until when a waiter's lease that was extended now need not be extended again; at once if it was not.
-pub(super) fn fresh_until(extended: Option<Ttl>, called: bool) -> Instant {
-    let most = if called { BEAT } else { Duration::MAX };
+pub(super) fn fresh_until(extended: Option<Ttl>, probed: bool) -> Instant {
+    let most = if probed { BEAT } else { Duration::MAX };
     after(extended.map_or(Duration::ZERO, |ttl| most.min(ttl.get() / 3)))
 }
 
@@ -45,7 +45,7 @@ const ANSWER: Duration = Duration::from_secs(1);
 const ONLY_ANSWER: Duration = Duration::from_secs(5);
 
 /// An event of a stream of watches.
-enum Heard {
+enum StreamEvent {
     /// This key was deleted or put.
     Changed { key: Vec<u8>, value: Vec<u8>, is_gone: bool },
     /// The stream is over: events may have been missed.
@@ -53,21 +53,21 @@ enum Heard {
 }
 
 impl Watches {
-    fn also(mut self, before: &Before) -> Self {
+    fn also(mut self, before: &AwaitedKeys) -> Self {
         before.clone_into(&mut self.before);
         self
     }
 
     /// Returns the next change. Cancel safe.
-    async fn next(&mut self) -> Heard {
+    async fn next(&mut self) -> StreamEvent {
         loop {
-            let Ok(Some(answer)) = self.answers.message().await else { return Heard::Over };
+            let Ok(Some(answer)) = self.answers.message().await else { return StreamEvent::Over };
             if answer.canceled {
-                return Heard::Over;
+                return StreamEvent::Over;
             }
             // The events are of one key, or of permit numbers, where any event means the same.
             if let Some(kv) = answer.events.into_iter().filter_map(|event| event.kv).next_back() {
-                return Heard::Changed { is_gone: kv.version == 0, key: kv.key, value: kv.value };
+                return StreamEvent::Changed { is_gone: kv.version == 0, key: kv.key, value: kv.value };
             }
         }
     }
@@ -82,7 +82,7 @@ fn deletions(key: &str, since: i64) -> WatchRequest {
 }
 
 /// Returns the watches that tell when the wait for `before` is over.
-fn changes(before: &Before, since: i64) -> Vec<WatchRequest> {
+fn changes(before: &AwaitedKeys, since: i64) -> Vec<WatchRequest> {
     let key = before.key.iter().map(|key| deletions(key, since));
     let record = before.record.iter().map(|record| watching(record, Vec::new(), Vec::new(), since));
     let numbers = before.numbers.iter().map(|folder| watching(folder, names::range_end(folder), vec![NO_PUT], since));
@@ -90,12 +90,12 @@ fn changes(before: &Before, since: i64) -> Vec<WatchRequest> {
 }
 
 /// Waits until the preceding contender is gone, or this waiter's key is.
-pub(super) async fn wait(client: &mut Client, session: &mut Session, at_most: Duration) -> Answer<Wake> {
+pub(super) async fn wait(client: &mut EtcdClient, session: &mut EtcdSession, at_most: Duration) -> EtcdResult<Wake> {
     let until = after(at_most);
     let answer = if client.others() > 0 { ANSWER } else { ONLY_ANSWER };
-    let (lookout, names) = (session.lookout(), &session.names);
-    let [post, call] = [names.lookout(), names.call(session.lease)];
-    let Standing::Queued(queued) = &mut session.stage else {
+    let (monitor, names) = (session.monitor_lease(), &session.names);
+    let [monitor_key, probe] = [names.monitor(), names.probe(session.lease)];
+    let HoldState::Queued(queued) = &mut session.state else {
         tokio::time::sleep(at_most.min(PASSING)).await;
         return Ok(Wake::Changed);
     };
@@ -111,8 +111,8 @@ pub(super) async fn wait(client: &mut Client, session: &mut Session, at_most: Du
             }
             continue;
         }
-        if queued.lookout.due().is_some_and(is_past) {
-            match timeout(answer, lookout::serve(client, &session.names, queued, (lookout, session.lease))).await {
+        if queued.monitor.due().is_some_and(is_past) {
+            match timeout(answer, monitor::serve(client, &session.names, queued, (monitor, session.lease))).await {
                 Ok(served) => served?,
                 Err(_) => session.watches = None,
             }
@@ -123,7 +123,7 @@ pub(super) async fn wait(client: &mut Client, session: &mut Session, at_most: Du
             none => {
                 let mut wanted = changes(&queued.before, queued.seen);
                 wanted.push(deletions(&queued.own, queued.seen));
-                wanted.extend([&post, &call].map(|key| watching(key, Vec::new(), Vec::new(), queued.seen)));
+                wanted.extend([&monitor_key, &probe].map(|key| watching(key, Vec::new(), Vec::new(), queued.seen)));
                 let Ok(opened) = timeout(until.saturating_duration_since(Instant::now()), client.watch(wanted)).await else {
                     return Ok(Wake::TimedOut);
                 };
@@ -139,8 +139,8 @@ pub(super) async fn wait(client: &mut Client, session: &mut Session, at_most: Du
         }
         tokio::select! {
             heard = watches.next() => {
-                if !queued.notes(&heard, &post, &call) {
-                    if matches!(heard, Heard::Over) {
+                if !queued.note(&heard, &monitor_key, &probe) {
+                    if matches!(heard, StreamEvent::Over) {
                         session.watches = None;
                     }
                     queued.checks = u32::MAX;
@@ -149,19 +149,19 @@ pub(super) async fn wait(client: &mut Client, session: &mut Session, at_most: Du
             }
             () = sleep_until(until) => return Ok(Wake::TimedOut),
             () = sleep_until(queued.alive_until) => {}
-            () = sleep_until(queued.lookout.due().unwrap_or(until)) => {}
+            () = sleep_until(queued.monitor.due().unwrap_or(until)) => {}
         }
     }
 }
 
 /// Extends a waiter's lease, and answers its probe. Returns false if its position is lost.
 async fn stay_alive(
-    client: &mut Client,
-    (names, lease): (&Names, i64),
+    client: &mut EtcdClient,
+    (names, lease): (&EtcdNames, i64),
     queued: &mut Queued,
     watches: &mut Option<Watches>,
     answer: Duration,
-) -> Answer<bool> {
+) -> EtcdResult<bool> {
     // Without an answer, the next request goes to another member.
     let Ok(kept) = timeout(answer, client.keep_alive(lease)).await else {
         *watches = None;
@@ -169,10 +169,10 @@ async fn stay_alive(
     };
     let Some(length) = kept? else { return Ok(false) };
     queued.ttl = super::session::ttl(length)?;
-    queued.alive_until = fresh_until(Some(queued.ttl), queued.called);
+    queued.alive_until = fresh_until(Some(queued.ttl), queued.probed);
     if queued.unanswered {
         // A late answer is refused with the lease, or is still true. An answer that fails is repeated with the next extension.
-        match timeout(answer, lookout::answer(client, names, lease)).await {
+        match timeout(answer, monitor::answer(client, names, lease)).await {
             Ok(()) => queued.unanswered = false,
             Err(_) => *watches = None,
         }
@@ -182,38 +182,38 @@ async fn stay_alive(
 
 impl Queued {
     /// Notes a change of the queue monitor's key or of the own probe. Returns false for any other change.
-    fn notes(&mut self, heard: &Heard, post: &str, call: &str) -> bool {
+    fn note(&mut self, heard: &StreamEvent, monitor_key: &str, probe: &str) -> bool {
         match heard {
-            Heard::Changed { key, is_gone, .. } if key == post.as_bytes() => {
-                self.lookout = self.lookout.heard(*is_gone, self.busy.position);
+            StreamEvent::Changed { key, is_gone, .. } if key == monitor_key.as_bytes() => {
+                self.monitor = self.monitor.key_changed(*is_gone, self.busy.position);
             }
             // The watch reports the waiter's own answer too.
-            Heard::Changed { key, value, .. } if key == call.as_bytes() && value == HERE.as_bytes() => {}
-            Heard::Changed { key, .. } if key == call.as_bytes() => self.is_called(),
+            StreamEvent::Changed { key, value, .. } if key == probe.as_bytes() && value == HERE.as_bytes() => {}
+            StreamEvent::Changed { key, .. } if key == probe.as_bytes() => self.mark_probed(),
             _ => return false,
         }
         true
     }
 
     /// Notes a probe. The waiter extends its lease at once and answers.
-    fn is_called(&mut self) {
-        (self.called, self.unanswered, self.alive_until) = (true, true, after(Duration::ZERO));
+    fn mark_probed(&mut self) {
+        (self.probed, self.unanswered, self.alive_until) = (true, true, after(Duration::ZERO));
     }
 
     /// Notes events that came before the watches began: watches begin after the last look.
-    pub(super) fn catch_up(&mut self, is_looked_after: bool, call: Option<Call>) {
-        if !is_looked_after && matches!(self.lookout, Lookout::Another) {
-            self.lookout = self.lookout.heard(true, self.busy.position);
+    pub(super) fn catch_up(&mut self, has_monitor: bool, probe: Option<Probe>) {
+        if !has_monitor && matches!(self.monitor, QueueMonitor::Another) {
+            self.monitor = self.monitor.key_changed(true, self.busy.position);
         }
-        if let Some(Call::Open(_)) = call {
-            self.is_called();
+        if let Some(Probe::Open(_)) = probe {
+            self.mark_probed();
         }
     }
 }
 
 /// Returns when the own key is gone, or may be.
-pub(super) async fn listen(client: &mut Client, session: &mut Session) {
-    let Standing::Held(hold) = &session.stage else { return std::future::pending().await };
+pub(super) async fn listen(client: &mut EtcdClient, session: &mut EtcdSession) {
+    let HoldState::Held(hold) = &session.state else { return std::future::pending().await };
     let number = hold.number.as_ref().map(|number| session.names.number(number.number));
     let names: Vec<&str> = [Some(&hold.own), hold.nested.as_ref().map(|nested| &nested.name), number.as_ref()]
         .into_iter()
@@ -230,9 +230,9 @@ pub(super) async fn listen(client: &mut Client, session: &mut Session) {
             },
         };
         match watches.next().await {
-            Heard::Changed { key, .. } if names.iter().any(|name| name.as_bytes() == key) => return,
-            Heard::Changed { .. } => {}
-            Heard::Over => {
+            StreamEvent::Changed { key, .. } if names.iter().any(|name| name.as_bytes() == key) => return,
+            StreamEvent::Changed { .. } => {}
+            StreamEvent::Over => {
                 session.watches = None;
                 return;
             }

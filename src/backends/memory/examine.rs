@@ -2,13 +2,13 @@
 
 use async_trait::async_trait;
 
-use super::Client;
+use super::MemoryClient;
 use crate::lock::{Admin, Check, Finding, Grants, Result, Role, ServerTime, check};
 
 const CHECKS: &[Check] = &[check("process", "what its locks end with")];
 
 #[async_trait(?Send)]
-impl Admin for Client {
+impl Admin for MemoryClient {
     fn checks(&self) -> Vec<Check> {
         CHECKS.to_vec()
     }

@@ -15,7 +15,7 @@ use std::{
 use async_trait::async_trait;
 use tokio::{sync::Notify, time::Instant};
 
-use super::kept::{self, Base, Change, Kept, ReadFor, Snapshot, in_order};
+use super::cas::{self, Base, CasBackend, Change, ReadFor, Snapshot, in_order};
 use crate::lock::{
     Capabilities, Fence, HistoryEntry, Identity, Key, Namespace, Note, REMEMBERED, Request, Result, SKIPPING_HOSTS, SkipCount, Wake, Which,
     document::Document,
@@ -24,7 +24,7 @@ use crate::lock::{
 /// The state that several [`Memory`] backends share.
 #[derive(Clone)]
 pub struct MemoryStore {
-    slots: Rc<RefCell<HashMap<(String, Key), Slot>>>,
+    slots: Rc<RefCell<HashMap<(String, Key), StoredLock>>>,
     born: Instant,
 }
 
@@ -40,7 +40,7 @@ impl MemoryStore {
     pub fn lose_data(&self) {
         for slot in self.slots.borrow_mut().values_mut() {
             let (revision, wake, waiting) = (slot.revision + 1, Rc::clone(&slot.wake), std::mem::take(&mut slot.waiting));
-            *slot = Slot { revision, wake, waiting, ..Slot::default() };
+            *slot = StoredLock { revision, wake, waiting, ..StoredLock::default() };
             slot.wake.notify_waiters();
             slot.waiting.values().for_each(|wake| wake.notify_one());
         }
@@ -48,7 +48,7 @@ impl MemoryStore {
 }
 
 #[derive(Default)]
-struct Slot {
+struct StoredLock {
     document: Document,
     revision: u64,
     last_fence: Option<Fence>,
@@ -61,7 +61,7 @@ struct Slot {
     skips: Vec<SkipCount>,
 }
 
-impl Slot {
+impl StoredLock {
     fn remember(&mut self, past: HistoryEntry) {
         let [all, bad] = &mut self.past;
         if past.end.is_bad() {
@@ -87,7 +87,7 @@ impl Slot {
 }
 
 /// One client of a [`MemoryStore`].
-pub struct Client {
+pub struct MemoryClient {
     store: MemoryStore,
     namespace: Namespace,
 }
@@ -103,29 +103,29 @@ const CAPABILITIES: Capabilities = Capabilities {
 };
 
 /// The backend of one client of a [`MemoryStore`].
-pub type Memory = Kept<Client>;
+pub type Memory = CasBackend<MemoryClient>;
 
 impl Memory {
     /// Returns a client that keeps its locks in `store`.
     pub fn new(store: MemoryStore, namespace: Namespace) -> Self {
-        Self::of(Client { store, namespace })
+        Self::of(MemoryClient { store, namespace })
     }
 }
 
-impl Client {
+impl MemoryClient {
     /// Returns the store's time in µs.
     #[allow(clippy::disallowed_methods)] // tokio's clock stands in for the store's
     fn now_us(&self) -> u64 {
         u64::try_from((Instant::now() - self.store.born).as_micros()).unwrap_or(u64::MAX)
     }
 
-    fn with<T>(&self, key: &Key, answer: impl FnOnce(&mut Slot) -> T) -> T {
+    fn with<T>(&self, key: &Key, answer: impl FnOnce(&mut StoredLock) -> T) -> T {
         answer(self.store.slots.borrow_mut().entry((self.namespace.as_str().to_owned(), key.clone())).or_default())
     }
 }
 
 #[async_trait(?Send)]
-impl kept::Store for Client {
+impl cas::Store for MemoryClient {
     type Version = u64;
 
     fn identity(&self) -> Identity {
@@ -181,7 +181,7 @@ impl kept::Store for Client {
 
     async fn known(&mut self, start: &str, which: Which) -> Result<Vec<Key>> {
         let (now, found) = (self.now_us() / 1000, self.scan(start).await?);
-        let wanted = |document: &Document| which == Which::All || document.run_record().keeps(now).is_some();
+        let wanted = |document: &Document| which == Which::All || document.run_record().current_denial(now).is_some();
         let mut keys: Vec<Key> = found.into_iter().filter(|(_, found)| wanted(&found.document)).map(|(key, _)| key).collect();
         keys.sort();
         Ok(keys)

@@ -57,7 +57,7 @@ pub(super) struct Told {
 pub(super) fn behind(tables: &Tables, name: &str, hold: &str, document: Option<&str>) -> Vec<String> {
     // What can't be read was read before.
     let document = Document::read(document).unwrap_or_default();
-    let ropes = document.behind_whom(hold).into_iter().map(|other| tables.rope(name, other));
+    let ropes = document.blocking_holds(hold).into_iter().map(|other| tables.rope(name, other));
     // A holder that has the lock alone has its gate, and a rope if it waited.
     let gate = document.queue().first().is_none_or(|first| first.hold == hold) && document.exclusive_owner().is_some();
     ropes.chain(gate.then(|| tables.gate(name))).collect()

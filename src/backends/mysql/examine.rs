@@ -78,7 +78,7 @@ fn refusals(session: &Connection, options: &Options) -> Vec<(&'static str, Findi
             _ if message.contains("proxy") => "proxy",
             _ => "cluster",
         };
-        let found = Finding { mend: hint, ..Finding::not_safe(check, message, "dlock takes no lock there") };
+        let found = Finding { fix: hint, ..Finding::not_safe(check, message, "dlock takes no lock there") };
         Some((check, found))
     };
     let sessions = if options.mode == Mode::Lease { Ok(()) } else { session.server.check_sessions(options.mode, false) };
@@ -134,7 +134,7 @@ fn version(read: &Variables) -> Finding {
     let Some(text) = read.text("version") else { return Finding::unchecked(ID, "the version", "the server doesn't tell it") };
     let version = Version::of(text);
     match version.outdated() {
-        Some(oldest) => Finding::not_safe(ID, version.to_string(), "it lacks what dlock's statements need").mend(oldest),
+        Some(oldest) => Finding::not_safe(ID, version.to_string(), "it lacks what dlock's statements need").fix(oldest),
         None => Finding::ok(ID, version.to_string()),
     }
 }
@@ -147,11 +147,11 @@ fn durability(read: &Variables) -> Vec<(&'static str, Finding)> {
         let risk = "a crash of the server's host can lose locks that are held";
         Some(
             Finding::warn(ID, format!("innodb_flush_method {method}"), risk)
-                .mend("set innodb_flush_method to O_DIRECT, and restart the server"),
+                .fix("set innodb_flush_method to O_DIRECT, and restart the server"),
         )
     } else if read.text("innodb_doublewrite").is_some_and(|on| matches!(on, "OFF" | "0")) {
         let risk = "a crash of the server's host can leave a page half written, unless its file system writes pages as a whole";
-        Some(Finding::warn(ID, "innodb_doublewrite is off", risk).mend("set innodb_doublewrite to ON, and restart the server"))
+        Some(Finding::warn(ID, "innodb_doublewrite is off", risk).fix("set innodb_doublewrite to ON, and restart the server"))
     } else if ["innodb_flush_method", "innodb_doublewrite"].into_iter().any(|name| read.text(name).is_none()) {
         Some(Finding::unchecked(ID, "innodb_flush_method and innodb_doublewrite", "the server doesn't tell them"))
     } else {
@@ -191,10 +191,10 @@ fn replication(read: &Variables) -> Finding {
             let risk = "a failover forgets a lock that the new primary had not heard of, so that two may run";
             let why = if enabled { " (semi-synchronous replication fell back)" } else { "" };
             Finding::warn(ID, format!("{count} replicas, and no commit waits for one{why}"), risk)
-                .mend("semi-synchronous replication with AFTER_SYNC, and promote none but those that confirmed")
+                .fix("semi-synchronous replication with AFTER_SYNC, and promote none but those that confirmed")
         }
         (_, _, None) => Finding::unchecked(ID, "replicas", "the server doesn't tell this user how many are connected")
-            .mend(format!("GRANT {REPLICAS} to the user of dlock doctor")),
+            .fix(format!("GRANT {REPLICAS} to the user of dlock doctor")),
     }
 }
 
@@ -206,12 +206,12 @@ fn timeouts(read: &Variables, mode: Mode) -> Finding {
     });
     if let (Mode::Row, Some((name, seconds))) = (mode, idle) {
         let risk = "the server ends the transaction that has a lock, and its holder is stopped, if a renewal is later than that";
-        return Finding::warn(ID, format!("{name} {seconds}"), risk).mend(format!("SET GLOBAL {name} = 0"));
+        return Finding::warn(ID, format!("{name} {seconds}"), risk).fix(format!("SET GLOBAL {name} = 0"));
     }
     match read.number("wait_timeout") {
         Some(seconds) if seconds < SHORT => {
             let risk = "a session that has no lock ends while it waits, and is made again and again; one that has a lock sets its own";
-            Finding::warn(ID, format!("wait_timeout {seconds}"), risk).mend("SET GLOBAL wait_timeout = 28800")
+            Finding::warn(ID, format!("wait_timeout {seconds}"), risk).fix("SET GLOBAL wait_timeout = 28800")
         }
         Some(seconds) => Finding::ok(ID, format!("wait_timeout {seconds}")),
         None => Finding::unchecked(ID, "wait_timeout", "the server doesn't tell it"),
@@ -225,11 +225,11 @@ async fn layout(session: &mut Connection, tables: &Tables) -> Finding {
         Ok(true) => Finding::ok(ID, format!("the table {table} and its companions have this version's layout")),
         Ok(false) => {
             let text = format!("the table {table} or one of its companions is missing, or has an older layout");
-            Finding::not_safe(ID, text, "no lock can be taken").mend("dlock init")
+            Finding::not_safe(ID, text, "no lock can be taken").fix("dlock init")
         }
         Err(Error { message, hint, .. }) => {
             let found = Finding::not_safe(ID, message, "no lock can be taken");
-            hint.into_iter().fold(found, Finding::mend)
+            hint.into_iter().fold(found, Finding::fix)
         }
     }
 }

@@ -14,7 +14,7 @@ use super::{
 };
 use crate::{
     backends::{
-        kept::{Change, Kept, ReadFor, Snapshot, Store},
+        cas::{CasBackend, Change, ReadFor, Snapshot, Store},
         sql::{
             Names, looks_at_the_end,
             row::{self, Documented, Own, Version},
@@ -37,7 +37,7 @@ pub(super) const CAPABILITIES: Capabilities = Capabilities {
 };
 
 /// Leases in a table.
-pub type Lease = Kept<LeaseStore>;
+pub type Lease = CasBackend<LeaseStore>;
 
 /// One client of a table of leases.
 ///
@@ -282,7 +282,7 @@ impl Store for LeaseStore {
         });
         // The waiter with the gate polls the row for all other waiters.
         busy.notifies = self.has_gates();
-        let in_passing = busy.passing || (documented && busy.expires_in.is_some_and(|left| left <= OFFER));
+        let in_passing = busy.transient || (documented && busy.expires_in.is_some_and(|left| left <= OFFER));
         busy.expires_in = busy.expires_in.filter(|_| in_passing || looks_at_the_end(busy.position));
     }
 

@@ -70,7 +70,7 @@ fn verifier(file: Option<&Path>, provider: &Arc<CryptoProvider>) -> Result<Arc<d
     let Some(file) = file else {
         let compiled = RootCertStore { roots: webpki_roots::TLS_SERVER_ROOTS.to_vec() };
         let compiled = of_roots(compiled, provider).ok_or_else(|| Error::new(Kind::Internal, "TLS can't be set up"))?;
-        return Ok(Arc::new(Known { compiled, system: OnceLock::new(), provider: Arc::clone(provider) }));
+        return Ok(Arc::new(TrustedRoots { compiled, system: OnceLock::new(), provider: Arc::clone(provider) }));
     };
     let mut roots = RootCertStore::empty();
     for certificate in certificates(file)? {
@@ -89,13 +89,13 @@ fn of_roots(roots: RootCertStore, provider: &Arc<CryptoProvider>) -> Option<Arc<
 ///
 /// The system's authorities are read only for a certificate that no public authority has signed: reading them takes longer than a run.
 #[derive(Debug)]
-struct Known {
+struct TrustedRoots {
     compiled: Arc<WebPkiServerVerifier>,
     system: OnceLock<Option<Arc<WebPkiServerVerifier>>>,
     provider: Arc<CryptoProvider>,
 }
 
-impl Known {
+impl TrustedRoots {
     fn system(&self) -> Option<&WebPkiServerVerifier> {
         let read = || {
             let mut roots = RootCertStore::empty();
@@ -106,7 +106,7 @@ impl Known {
     }
 }
 
-impl ServerCertVerifier for Known {
+impl ServerCertVerifier for TrustedRoots {
     fn verify_server_cert(
         &self,
         end_entity: &CertificateDer<'_>,

@@ -12,8 +12,8 @@ pub(in crate::backends) fn is_here(host: &str) -> bool {
     host.eq_ignore_ascii_case("localhost") || host.parse::<IpAddr>().is_ok_and(|address| address.is_loopback())
 }
 
-/// Returns the finding for unencrypted traffic to these hosts. `mend` says how the store's URL asks for TLS.
-pub(in crate::backends) fn in_clear<'a>(hosts: impl IntoIterator<Item = &'a str>, has_password: bool, mend: &str) -> Finding {
+/// Returns the finding for unencrypted traffic to these hosts. `fix` says how the store's URL asks for TLS.
+pub(in crate::backends) fn in_clear<'a>(hosts: impl IntoIterator<Item = &'a str>, has_password: bool, fix: &str) -> Finding {
     let Some(far) = hosts.into_iter().find(|host| !is_here(host)) else {
         return Finding::ok(CHECK.id, "no TLS, and no network: the store is on this host");
     };
@@ -23,7 +23,7 @@ pub(in crate::backends) fn in_clear<'a>(hosts: impl IntoIterator<Item = &'a str>
         "a listener on the network gets every lock's token, and every host that reaches the store can take and break any lock"
     };
     let what = if has_password { "and the password crosses" } else { "without a password: all crosses" };
-    Finding::warn(CHECK.id, format!("no TLS to {far}, {what} the network in clear"), risk).mend(mend)
+    Finding::warn(CHECK.id, format!("no TLS to {far}, {what} the network in clear"), risk).fix(fix)
 }
 
 /// Returns the finding for a server that has proven its identity.

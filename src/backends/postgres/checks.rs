@@ -45,7 +45,7 @@ pub(super) fn encoding(session: &Session) -> Option<Finding> {
     let risk = "a key with other characters is refused, and the notes of a hold lose them";
     session.is_narrow().then(|| {
         Finding::warn("encoding", "the database's encoding does not have all characters", risk)
-            .mend("CREATE DATABASE … ENCODING 'UTF8' TEMPLATE template0, and name it in the URL")
+            .fix("CREATE DATABASE … ENCODING 'UTF8' TEMPLATE template0, and name it in the URL")
     })
 }
 
@@ -66,7 +66,7 @@ pub(super) async fn place(session: &mut Session, tables: &Tables) -> Result<(Str
     let others: Vec<_> = others.into_iter().map(name).collect();
     let risk = "users with another search_path take their locks there, and do not exclude this user";
     let found = Finding::warn("schema", format!("the table is {ours}, and there is {} as well", others.join(", ")), risk);
-    Ok((ours, Some(found.mend("name the schema in all URLs: ?table=SCHEMA.TABLE"))))
+    Ok((ours, Some(found.fix("name the schema in all URLs: ?table=SCHEMA.TABLE"))))
 }
 
 const SETTINGS: &str = "SELECT name, setting FROM pg_settings WHERE name = ANY($1)";
@@ -78,7 +78,7 @@ pub(super) async fn examine(session: &mut Session, tables: &Tables) -> Result<Ve
     let notice = |found: Finding| Notice {
         warning: true,
         text: found.risk.map_or_else(|| found.text.clone(), |risk| format!("{}: {risk}", found.text)),
-        hint: found.mend,
+        hint: found.fix,
     };
     Ok(bad.map(notice).collect())
 }
@@ -92,10 +92,10 @@ pub(super) async fn settings(session: &mut Session) -> Result<Vec<Finding>> {
     let mut found = Vec::new();
     found.push(if of("fsync") == "off" || of("full_page_writes") == "off" {
         let risk = "a crash of the server's machine can lose locks that are held";
-        Finding::warn("durability", "fsync or full_page_writes is off", risk).mend("set both to on")
+        Finding::warn("durability", "fsync or full_page_writes is off", risk).fix("set both to on")
     } else if of("synchronous_commit") == "off" {
         let risk = "a crash of the server can lose locks that were granted last";
-        Finding::warn("durability", "synchronous_commit is off", risk).mend("ALTER ROLE … SET synchronous_commit = on")
+        Finding::warn("durability", "synchronous_commit is off", risk).fix("ALTER ROLE … SET synchronous_commit = on")
     } else {
         Finding::ok("durability", format!("fsync {}, synchronous_commit {}", of("fsync"), of("synchronous_commit")))
     });
@@ -103,16 +103,16 @@ pub(super) async fn settings(session: &mut Session) -> Result<Vec<Finding>> {
     found.push(if matches!(isolation, "serializable" | "repeatable read") {
         let risk = "contended locks are asked for again and again";
         Finding::warn("isolation", "default_transaction_isolation is not read committed", risk)
-            .mend("ALTER ROLE … SET default_transaction_isolation = 'read committed'")
+            .fix("ALTER ROLE … SET default_transaction_isolation = 'read committed'")
     } else {
         Finding::ok("isolation", format!("default_transaction_isolation {isolation}"))
     });
     let standby = session.query_one("SELECT pg_is_in_recovery()", &[]).await?;
     found.push(if standby.get(0) {
-        Finding::not_safe("role", "the server is a standby", "locks can't be taken").mend("name the primary in the URL")
+        Finding::not_safe("role", "the server is a standby", "locks can't be taken").fix("name the primary in the URL")
     } else if of("default_transaction_read_only") == "on" {
         Finding::not_safe("role", "default_transaction_read_only is on", "locks can't be taken")
-            .mend("ALTER ROLE … SET default_transaction_read_only = off")
+            .fix("ALTER ROLE … SET default_transaction_read_only = off")
     } else {
         Finding::ok("role", "the server is a primary, and takes changes")
     });

@@ -54,11 +54,11 @@ async fn version(session: &mut Session) -> Result<Finding> {
     let full: String = session.query_one("SELECT version()", &[]).await?.get(0);
     if let Err(Error { message, hint, .. }) = checks::is_postgres(&full) {
         let found = Finding::not_safe(ID, message, "the locks of its sessions may exclude no other session");
-        return Ok(hint.into_iter().fold(found, Finding::mend));
+        return Ok(hint.into_iter().fold(found, Finding::fix));
     }
     let text = format!("PostgreSQL {}.{}", session.version / 10_000, session.version % 10_000);
     if session.version < OLDEST {
-        return Ok(Finding::not_safe(ID, text, "it lacks what dlock's statements need").mend(OLDEST_NAME));
+        return Ok(Finding::not_safe(ID, text, "it lacks what dlock's statements need").fix(OLDEST_NAME));
     }
     Ok(Finding::ok(ID, text))
 }
@@ -76,19 +76,19 @@ async fn replication(session: &mut Session) -> Result<Finding> {
     let (names, commit): (String, String) = (row.get(3), row.get(4));
     let waits = !names.is_empty() && !matches!(&*commit, "local" | "off");
     let standbys = if count == 1 { "1 standby".to_owned() } else { format!("{count} standbys") };
-    let none = |why: String, mend| {
+    let none = |why: String, fix| {
         let risk = "a failover forgets a lock that the new primary had not heard of, so that two may run";
-        Finding::warn(ID, format!("{standbys}, and no grant waits for one{why}"), risk).mend(mend)
+        Finding::warn(ID, format!("{standbys}, and no grant waits for one{why}"), risk).fix(fix)
     };
     Ok(match (count, waits) {
         (0, true) => {
             Finding::warn(ID, format!("synchronous_standby_names {names}, and no standby is connected"), "each grant waits for one")
-                .mend("start the standby, or set synchronous_standby_names to ''")
+                .fix("start the standby, or set synchronous_standby_names to ''")
         }
         (0, false) => Finding::ok(ID, "no standby"),
         (_, true) if waited_for > 0 => Finding::ok(ID, format!("synchronous_standby_names {names}; promote none but those")),
         (_, true) if told < count => Finding::unchecked(ID, "whether a grant waits for a standby", "the server doesn't tell this user")
-            .mend("GRANT pg_read_all_stats to the user of dlock doctor"),
+            .fix("GRANT pg_read_all_stats to the user of dlock doctor"),
         (_, false) if !names.is_empty() => none(format!(": synchronous_commit is {commit}"), "ALTER ROLE … SET synchronous_commit = on"),
         _ => none(String::new(), "synchronous_standby_names, and promote none but those that it names"),
     })
@@ -106,12 +106,12 @@ async fn pooler(session: &mut Session, options: &Options) -> Result<Finding> {
         (true, Mode::Lease) => {
             let risk = "waiters are not notified of releases, and poll the lock";
             Finding::warn(ID, "a pooler in between lends the server's sessions out by the transaction", risk)
-                .mend("connect to the server itself, or to a pool with pool_mode=session")
+                .fix("connect to the server itself, or to a pool with pool_mode=session")
         }
         (true, _) => {
             let risk = "a lock stays with a session of another client";
             Finding::not_safe(ID, "a pooler in between lends the server's sessions out by the transaction", risk)
-                .mend("connect to the server itself, or to a pool with pool_mode=session; or ?mode=lease")
+                .fix("connect to the server itself, or to a pool with pool_mode=session; or ?mode=lease")
         }
     })
 }
@@ -133,11 +133,11 @@ async fn layout(session: &mut Session, tables: &Tables) -> Finding {
         },
         Ok(false) => {
             let text = format!("the table {table} or one of its companions is missing, or has an older layout");
-            Finding::not_safe(ID, text, "no lock can be taken").mend("dlock init")
+            Finding::not_safe(ID, text, "no lock can be taken").fix("dlock init")
         }
         Err(Error { message, hint, .. }) => {
             let found = Finding::not_safe(ID, message, "no lock can be taken");
-            hint.into_iter().fold(found, Finding::mend)
+            hint.into_iter().fold(found, Finding::fix)
         }
     }
 }

@@ -15,7 +15,7 @@ use super::{
 };
 use crate::{
     backends::{
-        kept::{Change, Kept, ReadFor, Snapshot, Store},
+        cas::{CasBackend, Change, ReadFor, Snapshot, Store},
         sql::{
             Names, looks_at_the_end,
             row::{self, Documented, Own, Version, is_plain},
@@ -38,7 +38,7 @@ pub(super) const CAPABILITIES: Capabilities = Capabilities {
 };
 
 /// Leases in a table.
-pub type Lease = Kept<LeaseStore>;
+pub type Lease = CasBackend<LeaseStore>;
 
 /// One client of a table of leases.
 ///

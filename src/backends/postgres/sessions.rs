@@ -191,7 +191,7 @@ impl Sessions {
         if let Some(at) = self.hold_of(&request.key, &request.token) {
             let ttl = self.holds[at].ttl;
             return Ok(match self.ask_renew(&request.key, &request.token, Some(request.ttl).into()).await? {
-                Renewal::NotHeld => Attempt::Busy(Busy { notifies: true, passing: true, ..Busy::default() }),
+                Renewal::NotHeld => Attempt::Busy(Busy { notifies: true, transient: true, ..Busy::default() }),
                 _ => Attempt::Granted(grant(self.hold_of(&request.key, &request.token).map_or(Fence(0), |at| self.holds[at].fence), ttl)),
             });
         }
@@ -270,7 +270,7 @@ impl Sessions {
         }
         Ok(Attempt::Busy(Busy {
             expires_in: holders.iter().filter_map(|holder| holder.expires_in).max().filter(|_| looks_at_the_end(position)),
-            passing: holders.is_empty(),
+            transient: holders.is_empty(),
             holders,
             notifies: true,
             position,

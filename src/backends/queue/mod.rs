@@ -24,7 +24,7 @@ pub const DRAIN_DELAY: Duration = Duration::from_millis(500);
 
 /// The evidence of a contender's grant.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum State {
+pub enum GrantEvidence {
     /// The record says that the contender was granted the lock.
     Granted,
     /// The record says that the contender was not granted the lock so far.
@@ -37,16 +37,16 @@ pub enum State {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Contender {
     pub mode: Mode,
-    pub state: State,
+    pub state: GrantEvidence,
 }
 
 impl Contender {
     fn has_permit(self) -> bool {
-        is_permit(self.mode) && self.state == State::Granted
+        is_permit(self.mode) && self.state == GrantEvidence::Granted
     }
 
     fn waits_for_permit(self) -> bool {
-        is_permit(self.mode) && self.state != State::Granted
+        is_permit(self.mode) && self.state != GrantEvidence::Granted
     }
 }
 
@@ -128,7 +128,7 @@ impl Contenders {
     /// Whether the contender at this position has the lock.
     pub fn holds(&self, at: usize) -> bool {
         match self.all[at] {
-            Contender { state: State::Waits, .. } => false,
+            Contender { state: GrantEvidence::Waits, .. } => false,
             one if is_permit(one.mode) => one.has_permit(),
             one => self.blocker(one.mode, at).is_none(),
         }
@@ -145,13 +145,13 @@ impl Contenders {
     }
 
     /// Returns its position among the waiters, from 1.
-    pub fn place(&self, at: usize) -> u32 {
+    pub fn position(&self, at: usize) -> u32 {
         u32::try_from(self.waiters().take_while(|waiter| *waiter < at).count() + 1).unwrap_or(u32::MAX)
     }
 
     /// Whether the contender waits by its record, as dlock's waiters do.
     pub fn waits(&self, at: usize) -> bool {
-        self.all[at].state == State::Waits
+        self.all[at].state == GrantEvidence::Waits
     }
 
     /// Whether an exclusive holder has the lock: a dead waiter then delays no other waiter, and may only be slow.
@@ -179,5 +179,5 @@ pub fn busy(mode: Mode, holders: Vec<Holder>, position: Option<u32>, next: bool)
     let ends: Option<Vec<Duration>> = holders.iter().map(|holder| holder.expires_in).collect();
     // The first permit to be released is enough.
     let end = |ends: Vec<Duration>| if is_permit(mode) { ends.into_iter().min() } else { ends.into_iter().max() };
-    Busy { expires_in: ends.and_then(end).filter(|_| next), notifies: true, passing: holders.is_empty(), position, holders }
+    Busy { expires_in: ends.and_then(end).filter(|_| next), notifies: true, transient: holders.is_empty(), position, holders }
 }

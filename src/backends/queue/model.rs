@@ -6,17 +6,17 @@
 //!
 //! **The model.** The store keeps the entries in order of arrival, and does each step of a contender at once. A contender looks. Then it
 //! either asks for the lock by that look, or watches the entry from [`Contenders::awaited`]. The entry of a dead contender stays until its
-//! lease ends, at any time, or until the lookout removes it if it waits. The graph of states has no cycle, so
+//! lease ends, at any time, or until the queue monitor removes it if it waits. The graph of states has no cycle, so
 //! "eventually" is checked in each state without a next one; the checker's own `eventually` does not follow paths that join.
 
 use stateright::{Checker, HasDiscoveries, Model, Property};
 
-use super::{Awaited, Contender, Contenders, State as Granting};
+use super::{Awaited, Contender, Contenders, GrantEvidence};
 use crate::lock::Mode;
 
 /// How a watch begins.
 #[derive(Clone, Copy, PartialEq, Eq)]
-enum Watching {
+enum WatchStart {
     /// Together with the look: no later change is missed (etcd).
     AtTheLook,
     /// After the look; then the waiter compares whether the watched entry has changed (ZooKeeper).
@@ -27,20 +27,20 @@ enum Watching {
 
 /// A store's queue, and which precaution is left out.
 #[derive(Clone, Copy)]
-struct Queue {
-    watching: Watching,
+struct QueueModel {
+    watching: WatchStart,
     /// A waiter whose watch may be lost looks again by itself.
     looks_again: bool,
-    /// The lookout removes a waiter only if its record has not changed since it was judged.
+    /// The queue monitor removes a waiter only if its record has not changed since it was judged.
     compares_record: bool,
     /// A grant of a permit compares that no other permit was granted since the look.
     compares_permits: bool,
 }
 
-const RULE: Queue = Queue { watching: Watching::AtTheLook, looks_again: true, compares_record: true, compares_permits: true };
+const RULE: QueueModel = QueueModel { watching: WatchStart::AtTheLook, looks_again: true, compares_record: true, compares_permits: true };
 
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
-struct Entry {
+struct ModelEntry {
     client: usize,
     /// Its number in the order of arrival.
     created: u8,
@@ -50,7 +50,7 @@ struct Entry {
 
 /// The result of a look: an entry, whether it was granted, and how often permits were taken and released.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-struct Seen {
+struct ModelLook {
     contender: Option<(u8, bool)>,
     permits: bool,
     taken: u8,
@@ -58,7 +58,7 @@ struct Seen {
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-enum Client {
+enum ModelClient {
     Out,
     /// The contender lost its position.
     Anew,
@@ -67,8 +67,8 @@ enum Client {
     /// The contender asks for the lock, by the permits that it saw.
     Asks(u8, u8),
     /// The contender's next step is to watch this.
-    Chose(u8, Seen),
-    Watches(u8, Seen),
+    Chose(u8, ModelLook),
+    Watches(u8, ModelLook),
     /// The contender watches this, but its watch is lost.
     Deaf(u8),
     Holds(u8),
@@ -94,15 +94,15 @@ const SCOPES: [[Mode; CLIENTS]; 7] = [
 ];
 
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
-struct State {
+struct QueueModelState {
     /// An index of [`SCOPES`].
     scope: usize,
-    entries: Vec<Entry>,
-    clients: Vec<Client>,
+    entries: Vec<ModelEntry>,
+    clients: Vec<ModelClient>,
     arrived: u8,
     taken: u8,
     returned: u8,
-    /// A waiter that the lookout takes for gone.
+    /// A waiter that the queue monitor takes for gone.
     judged: Option<u8>,
     deaths: u8,
     losses: u8,
@@ -112,7 +112,7 @@ struct State {
 }
 
 #[derive(Clone, Copy, Debug, PartialEq)]
-enum Action {
+enum QueueStep {
     Join(usize),
     Look(usize),
     Ask(usize),
@@ -122,18 +122,18 @@ enum Action {
     Leave(usize),
     Die(usize),
     Expire(usize),
-    /// The lookout takes a waiter for gone: a dead one, or a slow one.
+    /// The queue monitor takes a waiter for gone: a dead one, or a slow one.
     Judge(usize),
     Remove,
 }
 
-impl State {
+impl QueueModelState {
     fn mode(&self, client: usize) -> Mode {
         SCOPES[self.scope][client]
     }
 
     fn contenders(&self) -> Contenders {
-        let state = |entry: &Entry| if entry.is_granted { Granting::Granted } else { Granting::Waits };
+        let state = |entry: &ModelEntry| if entry.is_granted { GrantEvidence::Granted } else { GrantEvidence::Waits };
         let all = self.entries.iter().map(|entry| Contender { mode: self.mode(entry.client), state: state(entry) }).collect();
         Contenders::new(all, self.entries.iter().filter_map(|entry| entry.permit).collect())
     }
@@ -143,14 +143,14 @@ impl State {
     }
 
     /// What a waiter at this place waits for, as it is now.
-    fn awaited(&self, contenders: &Contenders, at: usize) -> Seen {
+    fn awaited(&self, contenders: &Contenders, at: usize) -> ModelLook {
         let Awaited { contender, permits } = contenders.awaited(self.mode(self.entries[at].client), at);
         let contender = contender.map(|other| (self.entries[other].created, self.entries[other].is_granted));
-        Seen { contender, permits, taken: self.taken, returned: self.returned }
+        ModelLook { contender, permits, taken: self.taken, returned: self.returned }
     }
 
     /// Whether the watched state has changed so that the watcher is notified.
-    fn has_changed(&self, mode: Mode, seen: Seen) -> bool {
+    fn has_changed(&self, mode: Mode, seen: ModelLook) -> bool {
         let of_permits = matches!(mode, Mode::Permits(_));
         let contender = seen.contender.is_some_and(|(created, was_granted)| {
             self.find(created).is_none_or(|at| of_permits && self.entries[at].is_granted != was_granted)
@@ -167,8 +167,8 @@ impl State {
     /// Whose hold may have something running: a dead one's until its lease ends.
     fn holding(&self) -> Vec<Mode> {
         let holds = |client: &usize| match self.clients[*client] {
-            Client::Holds(_) => true,
-            Client::Dead(created) => self.find(created).is_some_and(|at| self.entries[at].is_granted),
+            ModelClient::Holds(_) => true,
+            ModelClient::Dead(created) => self.find(created).is_some_and(|at| self.entries[at].is_granted),
             _ => false,
         };
         (0..self.clients.len()).filter(holds).map(|client| self.mode(client)).collect()
@@ -181,127 +181,131 @@ impl State {
     }
 }
 
-impl Queue {
-    fn look(self, state: &mut State, i: usize, created: u8) {
+impl QueueModel {
+    fn look(self, state: &mut QueueModelState, i: usize, created: u8) {
         let Some(at) = state.find(created) else {
             // The contender's position is lost: it joins anew.
-            state.clients[i] = Client::Anew;
+            state.clients[i] = ModelClient::Anew;
             return;
         };
         let contenders = state.contenders();
         state.clients[i] = if contenders.may_hold(state.mode(i), at) {
-            Client::Asks(created, state.taken)
+            ModelClient::Asks(created, state.taken)
         } else {
             let seen = state.awaited(&contenders, at);
-            if self.watching == Watching::AtTheLook { Client::Watches(created, seen) } else { Client::Chose(created, seen) }
+            if self.watching == WatchStart::AtTheLook { ModelClient::Watches(created, seen) } else { ModelClient::Chose(created, seen) }
         };
     }
 
-    fn ask(self, state: &mut State, i: usize, created: u8, taken: u8) {
+    fn ask(self, state: &mut QueueModelState, i: usize, created: u8, taken: u8) {
         let Some(at) = state.find(created) else {
-            state.clients[i] = Client::Looks(created);
+            state.clients[i] = ModelClient::Looks(created);
             return;
         };
         if let Mode::Permits(_) = state.mode(i) {
             let number = state.contenders().free_number();
             if self.compares_permits && state.taken != taken {
-                state.clients[i] = Client::Looks(created);
+                state.clients[i] = ModelClient::Looks(created);
                 return;
             }
             state.entries[at].permit = Some(number);
             state.taken += 1;
         }
         state.entries[at].is_granted = true;
-        state.clients[i] = Client::Holds(created);
+        state.clients[i] = ModelClient::Holds(created);
         // The number of permits of the one that is granted rules.
         if let Mode::Permits(most) = state.mode(i) {
             state.is_one_too_many |= state.holding().len() > most as usize;
         }
     }
 
-    fn apply(self, last: &State, next: &mut State, action: Action) -> bool {
+    fn apply(self, last: &QueueModelState, next: &mut QueueModelState, action: QueueStep) -> bool {
         match action {
-            Action::Join(i) => {
+            QueueStep::Join(i) => {
                 let created = last.arrived;
-                next.entries.push(Entry { client: i, created, is_granted: false, permit: None });
+                next.entries.push(ModelEntry { client: i, created, is_granted: false, permit: None });
                 next.arrived += 1;
-                next.clients[i] = Client::Looks(created);
+                next.clients[i] = ModelClient::Looks(created);
                 // Contenders with the same request are alike: they come one after the other.
-                let alike = (0..i).any(|other| last.clients[other] == Client::Out && last.mode(other) == last.mode(i));
-                last.clients[i] == Client::Anew || last.clients[i] == Client::Out && !alike
+                let alike = (0..i).any(|other| last.clients[other] == ModelClient::Out && last.mode(other) == last.mode(i));
+                last.clients[i] == ModelClient::Anew || last.clients[i] == ModelClient::Out && !alike
             }
-            Action::Look(i) => match last.clients[i] {
+            QueueStep::Look(i) => match last.clients[i] {
                 // A contender whose own entry is gone is notified too.
-                Client::Looks(created) => {
+                ModelClient::Looks(created) => {
                     self.look(next, i, created);
                     true
                 }
-                Client::Watches(created, seen) if last.find(created).is_none() || last.has_changed(last.mode(i), seen) => {
+                ModelClient::Watches(created, seen) if last.find(created).is_none() || last.has_changed(last.mode(i), seen) => {
                     self.look(next, i, created);
                     true
                 }
                 _ => false,
             },
-            Action::Ask(i) => match last.clients[i] {
-                Client::Asks(created, taken) => {
+            QueueStep::Ask(i) => match last.clients[i] {
+                ModelClient::Asks(created, taken) => {
                     self.ask(next, i, created, taken);
                     true
                 }
                 _ => false,
             },
-            Action::Watch(i) => match last.clients[i] {
-                Client::Chose(created, seen) => {
-                    let compared = self.watching == Watching::AndCompare && last.has_changed(last.mode(i), seen);
+            QueueStep::Watch(i) => match last.clients[i] {
+                ModelClient::Chose(created, seen) => {
+                    let compared = self.watching == WatchStart::AndCompare && last.has_changed(last.mode(i), seen);
                     next.clients[i] = match last.find(created) {
-                        Some(_) if compared => Client::Looks(created),
-                        Some(_) if self.watching == Watching::Later => Client::Watches(created, now_of(last, seen)),
-                        _ => Client::Watches(created, seen),
+                        Some(_) if compared => ModelClient::Looks(created),
+                        Some(_) if self.watching == WatchStart::Later => ModelClient::Watches(created, now_of(last, seen)),
+                        _ => ModelClient::Watches(created, seen),
                     };
                     true
                 }
                 _ => false,
             },
-            Action::Lose(i) => match last.clients[i] {
-                Client::Watches(created, _) if last.losses > 0 => {
-                    (next.clients[i], next.losses) = (Client::Deaf(created), last.losses - 1);
+            QueueStep::Lose(i) => match last.clients[i] {
+                ModelClient::Watches(created, _) if last.losses > 0 => {
+                    (next.clients[i], next.losses) = (ModelClient::Deaf(created), last.losses - 1);
                     true
                 }
                 _ => false,
             },
-            Action::LookAgain(i) => match last.clients[i] {
-                Client::Deaf(created) if self.looks_again => {
-                    next.clients[i] = Client::Looks(created);
+            QueueStep::LookAgain(i) => match last.clients[i] {
+                ModelClient::Deaf(created) if self.looks_again => {
+                    next.clients[i] = ModelClient::Looks(created);
                     true
                 }
                 _ => false,
             },
-            Action::Leave(i) => match last.clients[i] {
-                Client::Holds(created) => {
+            QueueStep::Leave(i) => match last.clients[i] {
+                ModelClient::Holds(created) => {
                     next.remove(created);
-                    next.clients[i] = Client::Done;
+                    next.clients[i] = ModelClient::Done;
                     true
                 }
                 _ => false,
             },
-            Action::Die(i) => match last.clients[i] {
-                Client::Looks(own) | Client::Asks(own, _) | Client::Watches(own, _) | Client::Deaf(own) | Client::Holds(own)
+            QueueStep::Die(i) => match last.clients[i] {
+                ModelClient::Looks(own)
+                | ModelClient::Asks(own, _)
+                | ModelClient::Watches(own, _)
+                | ModelClient::Deaf(own)
+                | ModelClient::Holds(own)
                     if last.deaths > 0 =>
                 {
-                    (next.clients[i], next.deaths) = (Client::Dead(own), last.deaths - 1);
+                    (next.clients[i], next.deaths) = (ModelClient::Dead(own), last.deaths - 1);
                     true
                 }
                 _ => false,
             },
-            Action::Expire(i) => match last.clients[i] {
-                Client::Dead(created) if last.find(created).is_some() => {
+            QueueStep::Expire(i) => match last.clients[i] {
+                ModelClient::Dead(created) if last.find(created).is_some() => {
                     next.remove(created);
                     true
                 }
                 _ => false,
             },
-            Action::Judge(i) => {
+            QueueStep::Judge(i) => {
                 let Some(at) = last.entries.iter().position(|entry| entry.client == i) else { return false };
-                let is_slow = !matches!(last.clients[i], Client::Dead(_));
+                let is_slow = !matches!(last.clients[i], ModelClient::Dead(_));
                 if last.judged.is_some() || !last.contenders().waits(at) || is_slow && last.mistakes == 0 {
                     return false;
                 }
@@ -309,7 +313,7 @@ impl Queue {
                 next.mistakes -= u8::from(is_slow);
                 true
             }
-            Action::Remove => {
+            QueueStep::Remove => {
                 let Some(created) = next.judged.take() else { return false };
                 if !self.compares_record || last.find(created).is_some_and(|at| !last.entries[at].is_granted) {
                     next.remove(created);
@@ -321,21 +325,21 @@ impl Queue {
 }
 
 /// The same to be watched from now on, whatever became of it meanwhile.
-fn now_of(state: &State, seen: Seen) -> Seen {
+fn now_of(state: &QueueModelState, seen: ModelLook) -> ModelLook {
     let contender = seen.contender.map(|(created, was)| (created, state.find(created).map_or(was, |at| state.entries[at].is_granted)));
     let contender = contender.filter(|(created, _)| state.find(*created).is_some());
-    Seen { contender, taken: state.taken, returned: state.returned, ..seen }
+    ModelLook { contender, taken: state.taken, returned: state.returned, ..seen }
 }
 
-impl Model for Queue {
-    type State = State;
-    type Action = Action;
+impl Model for QueueModel {
+    type State = QueueModelState;
+    type Action = QueueStep;
 
-    fn init_states(&self) -> Vec<State> {
-        let of = |scope| State {
+    fn init_states(&self) -> Vec<QueueModelState> {
+        let of = |scope| QueueModelState {
             scope,
             entries: Vec::new(),
-            clients: vec![Client::Out; CLIENTS],
+            clients: vec![ModelClient::Out; CLIENTS],
             arrived: 0,
             taken: 0,
             returned: 0,
@@ -348,38 +352,38 @@ impl Model for Queue {
         (0..SCOPES.len()).map(of).collect()
     }
 
-    fn actions(&self, state: &State, actions: &mut Vec<Action>) {
-        use Action::{Ask, Die, Expire, Join, Judge, Leave, Look, LookAgain, Lose, Watch};
+    fn actions(&self, state: &QueueModelState, actions: &mut Vec<QueueStep>) {
+        use QueueStep::{Ask, Die, Expire, Join, Judge, Leave, Look, LookAgain, Lose, Watch};
         for client in 0..state.clients.len() {
             actions.extend([Join, Look, Ask, Watch, Lose, LookAgain, Leave, Die, Expire, Judge].map(|of| of(client)));
         }
-        actions.push(Action::Remove);
+        actions.push(QueueStep::Remove);
     }
 
-    fn next_state(&self, last: &State, action: Action) -> Option<State> {
+    fn next_state(&self, last: &QueueModelState, action: QueueStep) -> Option<QueueModelState> {
         let mut next = last.clone();
         self.apply(last, &mut next, action).then_some(next)
     }
 
     fn properties(&self) -> Vec<Property<Self>> {
         vec![
-            Property::always("holds go together", |_, state: &State| state.go_together()),
-            Property::always("a grant is a hold by the rules", |_, state: &State| {
+            Property::always("holds go together", |_, state: &QueueModelState| state.go_together()),
+            Property::always("a grant is a hold by the rules", |_, state: &QueueModelState| {
                 let contenders = state.contenders();
                 (0..state.entries.len()).all(|at| !state.entries[at].is_granted || contenders.holds(at))
             }),
-            Property::always("none is stuck", |queue, state: &State| {
-                let is_over = |client: &Client| matches!(client, Client::Done | Client::Dead(_));
+            Property::always("none is stuck", |queue, state: &QueueModelState| {
+                let is_over = |client: &ModelClient| matches!(client, ModelClient::Done | ModelClient::Dead(_));
                 state.clients.iter().all(is_over) || !queue.next_states(state).is_empty()
             }),
-            Property::sometimes("one died as holder and one was removed by mistake", |_, state: &State| {
-                state.deaths == 0 && state.mistakes == 0 && state.clients.iter().filter(|client| **client == Client::Done).count() == 2
+            Property::sometimes("one died as holder and one was removed by mistake", |_, state: &QueueModelState| {
+                state.deaths == 0 && state.mistakes == 0 && state.clients.iter().filter(|client| **client == ModelClient::Done).count() == 2
             }),
         ]
     }
 }
 
-impl Queue {
+impl QueueModel {
     /// Shows that this model does not have the property.
     #[track_caller]
     fn fails(self, property: &'static str) {
@@ -396,25 +400,25 @@ fn model_of_a_queue_that_is_watched_from_the_look_on() {
 
 #[test]
 fn model_of_a_queue_that_is_watched_and_compared() {
-    Queue { watching: Watching::AndCompare, ..RULE }.checker().spawn_bfs().join().assert_properties();
+    QueueModel { watching: WatchStart::AndCompare, ..RULE }.checker().spawn_bfs().join().assert_properties();
 }
 
 #[test]
 fn model_of_watches_that_begin_too_late() {
-    Queue { watching: Watching::Later, ..RULE }.fails("none is stuck");
+    QueueModel { watching: WatchStart::Later, ..RULE }.fails("none is stuck");
 }
 
 #[test]
 fn model_of_lost_watches_that_nobody_misses() {
-    Queue { looks_again: false, ..RULE }.fails("none is stuck");
+    QueueModel { looks_again: false, ..RULE }.fails("none is stuck");
 }
 
 #[test]
-fn model_of_a_lookout_that_compares_nothing() {
-    Queue { compares_record: false, ..RULE }.fails("holds go together");
+fn model_of_a_queue_monitor_that_compares_nothing() {
+    QueueModel { compares_record: false, ..RULE }.fails("holds go together");
 }
 
 #[test]
 fn model_of_permits_that_are_not_counted_again() {
-    Queue { compares_permits: false, ..RULE }.fails("holds go together");
+    QueueModel { compares_permits: false, ..RULE }.fails("holds go together");
 }

@@ -12,7 +12,7 @@ const MAJOR: u32 = 2;
 
 /// What a contender says of itself. Written once, with its entry: etcd's revision of a key is its position in the order.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Said {
+pub struct ContenderInfo {
     /// The layout.
     pub dlock: String,
     /// The first hold, which took the lock, as [`Token::hold_text`](crate::lock::Token::hold_text); in stores that need it.
@@ -25,7 +25,7 @@ pub struct Said {
     pub metadata: Option<Metadata>,
 }
 
-impl Said {
+impl ContenderInfo {
     pub fn of(request: &Request) -> Self {
         Self { dlock: LAYOUT.into(), hold: None, detached: request.detached, metadata: request.metadata.clone() }
     }
@@ -47,14 +47,14 @@ impl Said {
     }
 
     /// Returns a holder from its value and its record; `None` for another library's. The store adds the lease and the times.
-    pub fn holder(said: Option<&Self>, record: Option<&HoldRecord>, mode: Mode) -> Holder {
+    pub fn holder(info: Option<&Self>, record: Option<&HoldRecord>, mode: Mode) -> Holder {
         Holder {
             mode,
             permit: record.and_then(|record| record.number),
-            metadata: said.and_then(|said| said.metadata.clone()),
+            metadata: info.and_then(|info| info.metadata.clone()),
             fence: None,
-            foreign: said.is_none(),
-            detached: said.is_some_and(|said| said.detached),
+            foreign: info.is_none(),
+            detached: info.is_some_and(|info| info.detached),
             held_for: None,
             renewed_ago: None,
             expires_in: None,
@@ -139,7 +139,7 @@ impl HoldRecord {
 
     /// Returns the history entry of a hold that was never released; `made` is the number of the step that made the record. The end of the
     /// hold is unknown.
-    pub fn past(&self, made: Fence) -> Option<HistoryEntry> {
+    pub fn history_entry(&self, made: Fence) -> Option<HistoryEntry> {
         let (end, why) = self.mark.as_ref().map_or((End::Expired, None), Into::into);
         let (fence, metadata) = (self.fence.or(Some(made)), self.metadata.clone());
         self.is_hold.then_some(HistoryEntry { fence, started_ms: self.since_ms, ended_ms: None, end, why, metadata })
@@ -168,21 +168,21 @@ pub fn read_runs(data: &[u8]) -> Result<RunRecord> {
 /// Returns the text that [`read_runs`] reads.
 pub fn write_runs(record: &RunRecord) -> Vec<u8> {
     #[derive(Serialize)]
-    struct Runs<'a> {
+    struct StoredRuns<'a> {
         dlock: &'a str,
         #[serde(flatten)]
         record: &'a RunRecord,
     }
-    json(&Runs { dlock: LAYOUT, record })
+    json(&StoredRuns { dlock: LAYOUT, record })
 }
 
 /// Returns the first number of the layout; `None` if no dlock wrote it.
 fn version(data: &[u8]) -> Option<u32> {
     #[derive(Deserialize)]
-    struct Version {
+    struct LayoutVersion {
         dlock: String,
     }
-    let Version { dlock } = serde_json::from_slice(data).ok()?;
+    let LayoutVersion { dlock } = serde_json::from_slice(data).ok()?;
     // An unreadable layout is a newer one.
     Some(dlock.split('.').next().and_then(|major| major.parse().ok()).unwrap_or(u32::MAX))
 }

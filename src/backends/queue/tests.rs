@@ -3,7 +3,7 @@ use std::collections::HashSet;
 use super::{record::*, *};
 use crate::lock::{
     Break, End, Fence, Key, Kind, Release, Request, RunRecord, Scope, Token, Ttl,
-    document::{Answer, Document},
+    document::{AskOutcome, Document},
     random,
 };
 
@@ -14,7 +14,7 @@ const fn permit(most: u32) -> Mode {
     Mode::Permits(most)
 }
 
-fn queue(all: &[(Mode, State)], permits: &[u32]) -> Contenders {
+fn queue(all: &[(Mode, GrantEvidence)], permits: &[u32]) -> Contenders {
     Contenders::new(all.iter().map(|(mode, state)| Contender { mode: *mode, state: *state }).collect(), permits.to_vec())
 }
 
@@ -24,26 +24,26 @@ fn holders(queue: &Contenders) -> Vec<usize> {
 
 #[test]
 fn writers_wait_for_all_ahead_and_readers_for_writers() {
-    let queue = queue(&[SHARED, SHARED, EXCLUSIVE, SHARED, EXCLUSIVE, SHARED].map(|mode| (mode, State::Unknown)), &[]);
+    let queue = queue(&[SHARED, SHARED, EXCLUSIVE, SHARED, EXCLUSIVE, SHARED].map(|mode| (mode, GrantEvidence::Unknown)), &[]);
     assert_eq!(holders(&queue), [0, 1]);
     let blockers: Vec<_> = (0..queue.len()).map(|at| queue.blocker(queue.all()[at].mode, at)).collect();
     assert_eq!(blockers, [None, None, Some(1), Some(2), Some(3), Some(4)]);
-    assert_eq!((queue.place(2), queue.place(5), queue.place(6)), (1, 4, 5));
+    assert_eq!((queue.position(2), queue.position(5), queue.position(6)), (1, 4, 5));
     assert!(!queue.is_held_alone() && !queue.only_waiters_block(EXCLUSIVE));
 }
 
 #[test]
 fn a_waiter_is_not_a_holder_at_any_position() {
-    let kept = queue(&[(EXCLUSIVE, State::Waits), (SHARED, State::Waits)], &[]);
+    let kept = queue(&[(EXCLUSIVE, GrantEvidence::Waits), (SHARED, GrantEvidence::Waits)], &[]);
     assert!(holders(&kept).is_empty());
     assert!(kept.only_waiters_block(EXCLUSIVE) && !kept.may_hold(SHARED, 2) && kept.may_hold(EXCLUSIVE, 0));
-    let held = queue(&[(EXCLUSIVE, State::Unknown), (SHARED, State::Waits)], &[]);
+    let held = queue(&[(EXCLUSIVE, GrantEvidence::Unknown), (SHARED, GrantEvidence::Waits)], &[]);
     assert_eq!((holders(&held), held.is_held_alone()), (vec![0], true));
 }
 
 #[test]
 fn permits_are_granted_out_of_order_if_all_ahead_fit_too() {
-    let waits = [(permit(2), State::Granted), (permit(2), State::Waits), (permit(3), State::Waits)];
+    let waits = [(permit(2), GrantEvidence::Granted), (permit(2), GrantEvidence::Waits), (permit(3), GrantEvidence::Waits)];
     let queue = queue(&waits, &[1]);
     assert_eq!((queue.free_number(), queue.may_hold(permit(2), 1)), (0, true));
     assert!(queue.may_hold(permit(3), 2) && !queue.may_hold(permit(2), 2));
@@ -54,7 +54,7 @@ fn permits_are_granted_out_of_order_if_all_ahead_fit_too() {
 
 #[test]
 fn one_waiter_for_permits_waits_for_held_ones() {
-    let (granted, waits) = (State::Granted, State::Waits);
+    let (granted, waits) = (GrantEvidence::Granted, GrantEvidence::Waits);
     let queue = queue(&[(permit(2), granted), (permit(2), waits), (permit(2), granted), (permit(2), waits), (permit(5), waits)], &[0, 1]);
     let awaited = |mode, at| {
         let Awaited { contender, permits } = queue.awaited(mode, at);
@@ -68,7 +68,7 @@ fn one_waiter_for_permits_waits_for_held_ones() {
 
 #[test]
 fn a_permit_whose_number_was_deleted_counts_until_its_holder_goes() {
-    let queue = queue(&[(permit(2), State::Granted), (permit(2), State::Granted)], &[1]);
+    let queue = queue(&[(permit(2), GrantEvidence::Granted), (permit(2), GrantEvidence::Granted)], &[1]);
     assert!(!queue.may_hold(permit(2), 2) && queue.may_hold(permit(3), 2));
     assert_eq!(queue.free_number(), 0);
 }
@@ -83,13 +83,13 @@ fn random_contenders_match_the_document() {
         (state >> 33) % below
     };
     let (mut document, mut fence) = (Document::default(), 0);
-    let mut all: Vec<(Request, State, Option<u32>)> = Vec::new();
+    let mut all: Vec<(Request, GrantEvidence, Option<u32>)> = Vec::new();
     for step in 0..4000 {
         let now = 1_700_000_000_000;
         let known = usize::try_from(pick(8)).unwrap();
         if known < all.len() && pick(3) == 0 {
             let (request, state, _) = all.remove(known);
-            if state == State::Granted {
+            if state == GrantEvidence::Granted {
                 assert_eq!(document.release(&request.token, &Scope::Tree.into(), now), Release::Released, "seed {seed}, step {step}");
             } else {
                 document.leave(&request.token);
@@ -103,7 +103,7 @@ fn random_contenders_match_the_document() {
         };
         let new = || Request { mode, fair: true, waiting: true, ..Request::new(Key::new("job").unwrap(), Ttl::DEFAULT) };
         let request = match all.get(known) {
-            Some((_, State::Granted, _)) => continue,
+            Some((_, GrantEvidence::Granted, _)) => continue,
             Some((request, ..)) => request.clone(),
             None if all.len() > 7 => continue,
             None => Request { waiting: pick(4) > 0, ..new() },
@@ -113,18 +113,18 @@ fn random_contenders_match_the_document() {
         let queue = Contenders::new(contenders, all.iter().filter_map(|(.., number)| *number).collect());
         assert_eq!(queue.holders().collect::<HashSet<_>>().len(), document.holders(now).len(), "seed {seed}, step {step}");
         let expected = match document.ask(&request, now, None, || None) {
-            Answer::Go => {
+            AskOutcome::Go => {
                 fence += 1;
                 Some(document.grant(&request, Fence(fence), now).permit)
             }
-            Answer::Busy(_) => None,
+            AskOutcome::Busy(_) => None,
             other => panic!("seed {seed}, step {step}: {other:?}"),
         };
         let number = matches!(request.mode, Mode::Permits(_)).then(|| queue.free_number());
         let found = queue.may_hold(request.mode, at).then_some(number);
         assert_eq!(found, expected, "seed {seed}, step {step}: {request:?} at {at} of {queue:?}");
         if found.is_some() || request.waiting {
-            let entry = (request, if found.is_some() { State::Granted } else { State::Waits }, found.flatten());
+            let entry = (request, if found.is_some() { GrantEvidence::Granted } else { GrantEvidence::Waits }, found.flatten());
             if at < all.len() {
                 all[at] = entry;
             } else {
@@ -137,13 +137,13 @@ fn random_contenders_match_the_document() {
 #[test]
 fn foreign_data_is_ignored_and_other_layouts_are_refused() {
     for foreign in ["", "192.168.0.7", "{}", "[1]", r#"{"dlock":7}"#, "\u{0}", r#"{"dlock":"2.0","detached":7}"#] {
-        assert_eq!(Said::read(foreign.as_bytes()).unwrap(), None, "{foreign}");
+        assert_eq!(ContenderInfo::read(foreign.as_bytes()).unwrap(), None, "{foreign}");
     }
     for other in ["1.0", "3.0", "10", "?"] {
-        let error = Said::read(format!(r#"{{"dlock":"{other}"}}"#).as_bytes()).unwrap_err();
+        let error = ContenderInfo::read(format!(r#"{{"dlock":"{other}"}}"#).as_bytes()).unwrap_err();
         assert_eq!((error.kind, error.hint.is_some()), (Kind::Layout, true), "{other}");
     }
-    let minor = Said::read(br#"{"dlock":"2.7","hold":"00","detached":true,"new":{"a":1}}"#).unwrap().unwrap();
+    let minor = ContenderInfo::read(br#"{"dlock":"2.7","hold":"00","detached":true,"new":{"a":1}}"#).unwrap().unwrap();
     assert_eq!((minor.hold.as_deref(), minor.detached, minor.metadata), (Some("00"), true, None));
 }
 
@@ -152,14 +152,14 @@ fn only_a_granted_record_is_a_hold() {
     let request = |mode| Request { mode, at_ms: Some(5), ..Request::new(Key::new("job").unwrap(), Ttl::DEFAULT) };
     for mode in [EXCLUSIVE, SHARED, permit(3)] {
         let waiting = HoldRecord::read(&HoldRecord::waiting(mode).write()).unwrap();
-        assert_eq!((waiting.mode, waiting.past(Fence(7))), (mode, None));
+        assert_eq!((waiting.mode, waiting.history_entry(Fence(7))), (mode, None));
         let held = HoldRecord::read(&HoldRecord::of(&request(mode), None).write()).unwrap();
         assert_eq!(held.mode, mode);
-        let past = held.past(Fence(7)).unwrap();
+        let past = held.history_entry(Fence(7)).unwrap();
         assert_eq!((past.fence, past.started_ms, past.end), (Some(Fence(7)), Some(5), End::Expired));
         // A rewritten record keeps its fence.
         let again = HoldRecord::read(&held.named(Fence(4)).write()).unwrap();
-        assert_eq!(again.past(Fence(9)).unwrap().fence, Some(Fence(4)));
+        assert_eq!(again.history_entry(Fence(9)).unwrap().fence, Some(Fence(4)));
     }
     assert!(HoldRecord::waiting(SHARED).delays(EXCLUSIVE) && !HoldRecord::waiting(SHARED).delays(SHARED));
     assert!(["", "{", "permit 3", "{}"].iter().all(|other| HoldRecord::read(other.as_bytes()).is_none()));
@@ -210,7 +210,7 @@ fn damaged_records_are_refused_or_read() {
     let json = |data: Vec<u8>| serde_json::from_slice::<serde_json::Value>(&data).unwrap();
     let mark = Break { by: "ana@ops1".into(), why: None, seen: true };
     let hold = json(HoldRecord::of(&run, Some(Fence(7))).marked(&mark).write());
-    let said = json(Said { hold: Some("00000000000000aa".into()), ..Said::of(&run) }.write());
+    let said = json(ContenderInfo { hold: Some("00000000000000aa".into()), ..ContenderInfo::of(&run) }.write());
     let mut record = RunRecord::default();
     let once = crate::lock::Once { window: std::time::Duration::from_secs(60), retry_failed: 1, retry_crashed: false };
     let run_policy = crate::lock::RunPolicy {
@@ -225,10 +225,10 @@ fn damaged_records_are_refused_or_read() {
     let mut read = 0;
     crate::damage::each(|dice| {
         let mut of = |json: &serde_json::Value| crate::damage::json(json, dice).to_string().into_bytes();
-        let (hold, said, runs) = (HoldRecord::read(&of(&hold)), Said::read(&of(&said)), read_runs(&of(&runs)));
+        let (hold, said, runs) = (HoldRecord::read(&of(&hold)), ContenderInfo::read(&of(&said)), read_runs(&of(&runs)));
         read += u64::from(hold.is_some() && runs.is_ok());
-        let _ = Said::holder(said.ok().flatten().as_ref(), hold.as_ref(), EXCLUSIVE);
-        let _ = hold.map(|hold| (hold.past(Fence(9)), hold.clone().marked(&mark).seen(), hold.warned(1)));
+        let _ = ContenderInfo::holder(said.ok().flatten().as_ref(), hold.as_ref(), EXCLUSIVE);
+        let _ = hold.map(|hold| (hold.history_entry(Fence(9)), hold.clone().marked(&mark).seen(), hold.warned(1)));
         let _ = runs.map(|runs| (runs.judge(Some(&run_policy), &run.token, 1_800_000_000_500), runs.relevant(u64::MAX)));
     });
     assert!(read > crate::damage::TRIES / 20, "only {read} could be read at all");

@@ -6,7 +6,7 @@ use ::redis::Value;
 
 use super::{
     failure, reply, starts,
-    state::{Snapshot, foreign, read_shares},
+    state::{LockSnapshot, foreign, read_shares},
 };
 use crate::lock::{Attempt, Break, Busy, Fence, Grant, Mode, Renewal, Request, Result, Ttl};
 
@@ -46,13 +46,13 @@ pub(super) fn read_attempt(reply: &Value, request: &Request) -> Result<Attempt> 
             let lock = reply::pairs(lock).ok_or_else(failure::unreadable)?;
             let record = reply::pairs(record).ok_or_else(failure::unreadable)?;
             let shares = read_shares(shares);
-            let snapshot = Snapshot { now: reply::int(now), pttl: reply::int(pttl), lock_len: lock.len(), lock, record, shares };
+            let snapshot = LockSnapshot { now: reply::int(now), pttl: reply::int(pttl), lock_len: lock.len(), lock, record, shares };
             let holders = snapshot.holders()?;
             let left = reply::int(left).and_then(|ms| u64::try_from(ms).ok()).filter(|ms| *ms > 0).map(Duration::from_millis);
             let expires_in = left.or_else(|| snapshot.expires_in());
             let notifies = expires_in.is_some() && holders.iter().all(|holder| !holder.foreign);
             let position = reply::int(place).and_then(|place| u32::try_from(place).ok()).filter(|place| *place > 0);
-            Ok(Attempt::Busy(Busy { passing: holders.is_empty(), holders, expires_in, notifies, position }))
+            Ok(Attempt::Busy(Busy { transient: holders.is_empty(), holders, expires_in, notifies, position }))
         }
         // A string is a lock of `SET NX`, with or without a TTL.
         ("alien", [kind, pttl]) => match reply::text(kind).as_deref() {

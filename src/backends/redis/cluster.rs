@@ -7,11 +7,11 @@
 use redis::Value;
 
 use super::{
-    connection::Connection,
+    connection::RedisConnection,
     failure,
-    options::{Address, Options},
+    options::{Address, RedisOptions},
     race, reply,
-    servers::Line,
+    servers::ServerConnection,
     slot,
 };
 use crate::lock::{Effect, Error, Kind, Result};
@@ -30,9 +30,9 @@ pub(super) struct Cluster {
 }
 
 /// The node of a slot.
-pub(super) enum Found {
+pub(super) enum SlotLocation {
     /// The node at the other end of this connection.
-    Here(Line),
+    Here(ServerConnection),
     /// The node that another node named.
     At(Address),
 }
@@ -47,7 +47,7 @@ pub(super) enum Redirect {
 }
 
 /// The cluster's nodes, as one node reports them.
-struct Map {
+struct ClusterMap {
     masters: Vec<Address>,
     all: Vec<Address>,
     /// Whether every slot has a node.
@@ -77,29 +77,29 @@ impl Cluster {
     }
 
     /// Asks the nodes for the lock's node.
-    pub(super) async fn find(&mut self, options: &Options, name: &str) -> Result<Found> {
+    pub(super) async fn find(&mut self, options: &RedisOptions, name: &str) -> Result<SlotLocation> {
         let mut question = redis::pipe();
         question.cmd("EXISTS").arg(name);
         let probe = async |node: Address| {
-            let (connection, answers) = Connection::open_and(&options.at(&node), &question).await?;
+            let (connection, answers) = RedisConnection::open_and(&options.at(&node), &question).await?;
             match answers.first() {
                 Some(answer @ Value::ServerError(error)) => match redirect(answer, &node) {
-                    Some(Redirect::Moved(owner)) => Ok(Found::At(owner)),
-                    Some(Redirect::Ask(_)) => Ok(Found::Here(Line::to_node(connection, node))),
+                    Some(Redirect::Moved(owner)) => Ok(SlotLocation::At(owner)),
+                    Some(Redirect::Ask(_)) => Ok(SlotLocation::Here(ServerConnection::to_node(connection, node))),
                     None => Err(failure::refused(error)),
                 },
-                _ => Ok(Found::Here(Line::to_node(connection, node))),
+                _ => Ok(SlotLocation::Here(ServerConnection::to_node(connection, node))),
             }
         };
         self.any_node(probe).await
     }
 
     /// Asks the nodes for all masters.
-    pub(super) async fn find_masters(&mut self, options: &Options) -> Result<Vec<Address>> {
+    pub(super) async fn find_masters(&mut self, options: &RedisOptions) -> Result<Vec<Address>> {
         let mut question = redis::pipe();
         question.cmd("CLUSTER").arg("SLOTS");
         let ask = async |node: Address| {
-            let (_, answers) = Connection::open_and(&options.at(&node), &question).await?;
+            let (_, answers) = RedisConnection::open_and(&options.at(&node), &question).await?;
             match answers.first() {
                 Some(Value::ServerError(error)) => Err(failure::refused(error)),
                 Some(answer) => read_map(answer, &node).ok_or_else(failure::unreadable),
@@ -116,7 +116,7 @@ impl Cluster {
     }
 
     /// Asks the node at the other end for all others, unless they are known. Without the right to ask, they stay unknown.
-    pub(super) async fn learn_over(&mut self, line: &mut Line) -> Result<()> {
+    pub(super) async fn learn_over(&mut self, line: &mut ServerConnection) -> Result<()> {
         if self.learned {
             return Ok(());
         }
@@ -181,8 +181,8 @@ fn address(host: &str, port: u16, from: &Address) -> Option<Address> {
 }
 
 /// Reads the reply to `CLUSTER SLOTS`: `[first, last, master, replica…]…`, each node as `[host, port, id, …]`.
-fn read_map(reply: &Value, from: &Address) -> Option<Map> {
-    let mut map = Map { masters: Vec::new(), all: Vec::new(), whole: false };
+fn read_map(reply: &Value, from: &Address) -> Option<ClusterMap> {
+    let mut map = ClusterMap { masters: Vec::new(), all: Vec::new(), whole: false };
     let mut slots = 0;
     for range in reply::items(reply)? {
         let [first, last, nodes @ ..] = reply::items(range)? else { return None };

@@ -23,37 +23,37 @@ use tokio_rustls::client::TlsStream;
 
 use super::{
     failure,
-    options::{Options, Server},
+    options::{RedisOptions, Server},
 };
 use crate::backends::net::{dial, tls, unreachable};
 use crate::lock::{Effect, Error, Key, Kind, Result};
 
 /// A byte stream of any kind, over a socket.
-trait Stream: AsyncRead + AsyncWrite + Unpin {
+trait RedisStream: AsyncRead + AsyncWrite + Unpin {
     fn socket(&self) -> BorrowedFd<'_>;
 }
 
-impl Stream for TcpStream {
+impl RedisStream for TcpStream {
     fn socket(&self) -> BorrowedFd<'_> {
         self.as_fd()
     }
 }
 
-impl Stream for UnixStream {
+impl RedisStream for UnixStream {
     fn socket(&self) -> BorrowedFd<'_> {
         self.as_fd()
     }
 }
 
-impl Stream for TlsStream<TcpStream> {
+impl RedisStream for TlsStream<TcpStream> {
     fn socket(&self) -> BorrowedFd<'_> {
         self.get_ref().0.as_fd()
     }
 }
 
 /// An open connection, logged in and with its database selected.
-pub(in crate::backends) struct Connection {
-    stream: Box<dyn Stream>,
+pub(in crate::backends) struct RedisConnection {
+    stream: Box<dyn RedisStream>,
     decoder: Decoder<AnySendSyncPartialState, PointerOffset<[u8]>>,
     /// Whether any reply has come.
     greeted: bool,
@@ -64,19 +64,19 @@ pub(in crate::backends) struct Connection {
     pub(super) replicas: u32,
 }
 
-impl Connection {
+impl RedisConnection {
     /// Connects and logs in. A password or a database costs one more round trip.
     ///
     /// The login isn't sent together with the first request. If it were refused, a server that needs no login would
     /// still take the lock, as another user or in database 0.
-    pub(in crate::backends) async fn open(options: &Options) -> Result<Self> {
+    pub(in crate::backends) async fn open(options: &RedisOptions) -> Result<Self> {
         Ok(Self::open_and(options, &redis::pipe()).await?.0)
     }
 
-    /// Like [`Connection::open`], but sends harmless requests in the same packet as the login. The caller must check the replies
+    /// Like [`RedisConnection::open`], but sends harmless requests in the same packet as the login. The caller must check the replies
     /// for errors.
-    pub(in crate::backends) async fn open_and(options: &Options, questions: &Pipeline) -> Result<(Self, Vec<Value>)> {
-        let stream: Box<dyn Stream> = match &options.server {
+    pub(in crate::backends) async fn open_and(options: &RedisOptions, questions: &Pipeline) -> Result<(Self, Vec<Value>)> {
+        let stream: Box<dyn RedisStream> = match &options.server {
             Server::Unix(path) => Box::new(UnixStream::connect(path).await.map_err(unreachable)?),
             Server::Tcp { host, port } => {
                 let tcp = dial(host, *port).await?;
@@ -95,7 +95,7 @@ impl Connection {
         Ok((connection, answers))
     }
 
-    async fn greet(&mut self, options: &Options, questions: &Pipeline) -> Result<Vec<Value>> {
+    async fn greet(&mut self, options: &RedisOptions, questions: &Pipeline) -> Result<Vec<Value>> {
         let mut greeting = redis::pipe();
         match (&options.user, &options.password) {
             (Some(user), Some(password)) => {
@@ -157,7 +157,7 @@ impl Connection {
         let _ = rustix::net::sockopt::set_socket_linger(self.stream.socket(), drop.then_some(Duration::ZERO));
     }
 
-    /// Like [`Connection::exchange`], for one command. The server's error is returned as a reply too.
+    /// Like [`RedisConnection::exchange`], for one command. The server's error is returned as a reply too.
     pub(super) async fn ask(&mut self, packed: &[u8]) -> Result<Value> {
         self.send(packed).await.map_err(failure::broken)?;
         self.receive().await

@@ -13,7 +13,7 @@ use crate::lock::{Effect, Error, Kind};
 /// Lua rolls nothing back. Errors that the server raises before the script, or before its first write, leave nothing behind.
 pub(in crate::backends) fn effect_of_take(error: &ServerError) -> Effect {
     let details = error.details().unwrap_or_default();
-    match innermost(error.code(), details).0 {
+    match inner_error(error.code(), details).0 {
         "OOM" | "READONLY" | "MISCONF" | "NOREPLICAS" | "MASTERDOWN" | "FENCE" => Effect::NotApplied,
         _ if details.contains("user_script") || details.contains(" script: ") => Effect::Unknown,
         _ => Effect::NotApplied,
@@ -23,7 +23,7 @@ pub(in crate::backends) fn effect_of_take(error: &ServerError) -> Effect {
 /// Converts the server's error reply. The server refused the request, so nothing was applied.
 pub(in crate::backends) fn refused(error: &ServerError) -> Error {
     let details = error.details().unwrap_or_default();
-    let (code, details) = innermost(error.code(), details);
+    let (code, details) = inner_error(error.code(), details);
     let unavailable = |message: &str| Error::new(Kind::Unavailable, message);
     match code {
         "NOAUTH" => no_password(),
@@ -40,7 +40,7 @@ pub(in crate::backends) fn refused(error: &ServerError) -> Error {
         "MISCONF" => unavailable("the server takes no writes because it can't save them").hint("see the server's log"),
         "NOREPLICAS" => unavailable("the server takes no writes because it has too few replicas (min-replicas-to-write)"),
         "CLUSTERDOWN" => unavailable("the server's cluster is down").hint("`redis-cli --cluster check` says what it lacks"),
-        "TRYAGAIN" => half_moved(),
+        "TRYAGAIN" => slot_migrating(),
         "UNBLOCKED" => unavailable("the server became a replica"),
         "MOVED" | "ASK" | "CROSSSLOT" => Error::new(Kind::Config, "the server is one node of a Redis Cluster")
             .hint("a cluster has a URL of its own: redis+cluster://HOST:PORT,HOST:PORT"),
@@ -53,7 +53,7 @@ pub(in crate::backends) fn refused(error: &ServerError) -> Error {
     }
 }
 
-fn half_moved() -> Error {
+fn slot_migrating() -> Error {
     Error::new(Kind::Unavailable, "the cluster is moving this lock to another server")
         .hint("if it lasts, the move was interrupted: `redis-cli --cluster fix` ends it")
 }
@@ -79,7 +79,7 @@ fn general(code: &str, details: &str) -> Error {
         // Before a login, servers since 6.2.7 reply this to any longer command.
         no_password()
     } else if says("non local key") {
-        half_moved()
+        slot_migrating()
     } else if says("not an integer") || says("would overflow") {
         Error::new(Kind::Data, "the fence counter is not a number").hint("another program wrote it; delete redisson_lock_token:{…}")
     } else if says("max number of clients") {
@@ -133,7 +133,7 @@ pub(super) fn refused_greeting(error: &ServerError) -> Error {
 }
 
 /// Returns the code and text of the error that ended a script. Servers before 7 wrap it in an error of their own.
-fn innermost<'a>(code: &'a str, details: &'a str) -> (&'a str, &'a str) {
+fn inner_error<'a>(code: &'a str, details: &'a str) -> (&'a str, &'a str) {
     const CODES: [&str; 9] = ["OOM", "WRONGTYPE", "NOPERM", "READONLY", "MISCONF", "NOREPLICAS", "MASTERDOWN", "CLUSTERDOWN", "FENCE"];
     if code != "ERR" || !details.contains("user_script") {
         return (code, details);

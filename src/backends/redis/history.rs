@@ -4,7 +4,7 @@ use redis::Value;
 
 use super::{
     Redis, answer, failure, flag,
-    names::Names,
+    names::RedisNames,
     reading::{read_time, readable},
     reply, script, starts,
     state::read_shares,
@@ -79,7 +79,7 @@ impl Redis {
 }
 
 /// Adds the commands whose replies [`read_history`] reads.
-pub(in crate::backends) fn add_history_reads(pipeline: &mut redis::Pipeline, names: &Names) {
+pub(in crate::backends) fn add_history_reads(pipeline: &mut redis::Pipeline, names: &RedisNames) {
     pipeline.cmd("TIME").cmd("LRANGE").arg(&names.runs).arg(0).arg(-1).cmd("LRANGE").arg(&names.bad_runs).arg(0).arg(-1);
     pipeline.cmd("HGETALL").arg(&names.skips).cmd("HGETALL").arg(&names.starts);
 }

@@ -33,13 +33,13 @@ use std::time::Duration;
 use ::redis::Value;
 use async_trait::async_trait;
 
-pub use self::options::{Address, Options, Replicas, Sentinel, Server};
+pub use self::options::{Address, RedisOptions, Replicas, Sentinel, Server};
 use self::{
     answer::{answer, otherwise, read_attempt, read_count, read_renewal},
     cluster::Redirect,
-    names::Names,
+    names::RedisNames,
     script::Script,
-    servers::{Line, Servers},
+    servers::{ServerConnection, Servers},
 };
 use crate::lock::{
     Amendment, Attempt, Backend, Capabilities, End, Entry, History, Identity, Intent, Key, LockState, Mode, Release, ReleaseInfo, Renewal,
@@ -73,11 +73,11 @@ pub struct Redis {
 
 impl Redis {
     /// Creates a backend for `options`. Without I/O.
-    pub fn new(options: Options) -> Self {
+    pub fn new(options: RedisOptions) -> Self {
         Self { servers: Servers::new(options), queued: Vec::new() }
     }
 
-    fn options(&self) -> &Options {
+    fn options(&self) -> &RedisOptions {
         self.servers.options()
     }
 
@@ -87,7 +87,13 @@ impl Redis {
 
     /// Runs a script on the lock's server, by its hash if the server knows it. The lock's name is the first of the keys.
     /// Whatever the reply is, no reply is pending on the returned connection.
-    async fn eval_over(&mut self, line: Line, script: &Script, keys: &[&str], arguments: &[&str]) -> Result<(Line, Value)> {
+    async fn eval_over(
+        &mut self,
+        line: ServerConnection,
+        script: &Script,
+        keys: &[&str],
+        arguments: &[&str],
+    ) -> Result<(ServerConnection, Value)> {
         self.eval_arriving(line, script, keys, &[], arguments).await
     }
 
@@ -95,12 +101,12 @@ impl Redis {
     /// script created a side key there before the move, the key's move would fail.
     async fn eval_arriving(
         &mut self,
-        mut line: Line,
+        mut line: ServerConnection,
         script: &Script,
         keys: &[&str],
         sides: &[&str],
         arguments: &[&str],
-    ) -> Result<(Line, Value)> {
+    ) -> Result<(ServerConnection, Value)> {
         let name = keys[0];
         let all = [keys, sides].concat();
         // An abandoned acquire must not arrive later; an abandoned release may.
@@ -110,7 +116,7 @@ impl Redis {
             line.connection.drop_unsent_on_close(takes);
             let mut reply = line.ask(&script.by_sha(keys, arguments)).await?;
             if matches!(&reply, Value::ServerError(error) if error.code() == "NOSCRIPT") {
-                reply = line.ask(&script.in_full(keys, arguments)).await?;
+                reply = line.ask(&script.eval_command(keys, arguments)).await?;
             }
             line.connection.drop_unsent_on_close(false);
             match line.redirect(&reply) {
@@ -136,8 +142,8 @@ impl Redis {
         }
     }
 
-    fn names(&self, key: &Key) -> Result<Names> {
-        Names::new(&self.options().namespace, key)
+    fn names(&self, key: &Key) -> Result<RedisNames> {
+        RedisNames::new(&self.options().namespace, key)
     }
 
     fn is_queued(&self, request: &Request) -> bool {
@@ -251,7 +257,7 @@ impl Redis {
         Ok(wake)
     }
 
-    async fn ask_abandon(&mut self, request: &Request) -> Result<()> {
+    async fn ask_leave_queue(&mut self, request: &Request) -> Result<()> {
         if !self.is_queued(request) {
             return Ok(());
         }
@@ -275,7 +281,14 @@ impl Redis {
     }
 
     /// Extends a hold, exclusive or a share. Only the lock is declared: it is the only key that all kinds of hold have.
-    async fn renew_over(&mut self, line: Line, names: &Names, token: &Token, ttl: &str, purpose: &str) -> Result<(Line, Value)> {
+    async fn renew_over(
+        &mut self,
+        line: ServerConnection,
+        names: &RedisNames,
+        token: &Token,
+        ttl: &str,
+        purpose: &str,
+    ) -> Result<(ServerConnection, Value)> {
         let (owner, hold) = (token.owner.to_string(), token.hold_text());
         let arguments = [&*owner, &hold, ttl, purpose, &names.record, &names.shares, &names.ends];
         self.eval_over(line, &script::RENEW, &[&names.lock], &arguments).await
@@ -317,7 +330,13 @@ impl Redis {
         holding
     }
 
-    async fn release_over(&mut self, line: Line, names: &Names, token: &Token, info: &ReleaseInfo) -> Result<(Line, Value)> {
+    async fn release_over(
+        &mut self,
+        line: ServerConnection,
+        names: &RedisNames,
+        token: &Token,
+        info: &ReleaseInfo,
+    ) -> Result<(ServerConnection, Value)> {
         let sides: [&str; 10] = [
             &names.record,
             &names.queue,
@@ -334,9 +353,9 @@ impl Redis {
         let (tree, sharded) = (flag(info.scope == Scope::Tree), flag(self.is_cluster()));
         let how = info.end.as_ref().map(|end| history::how(end, info.why.as_deref())).transpose()?.unwrap_or_default();
         let bad = flag(info.end.as_ref().is_some_and(End::is_bad));
-        let became = info.run_state.map_or("", RunState::as_str);
+        let run_state = info.run_state.map_or("", RunState::as_str);
         let told = [&*names.channel, &names.rw_channel, &names.fair_queue, sharded];
-        let arguments = [&[&*owner, &hold, tree], &told[..], &[&how, bad, became, &names.wakes], &sides].concat();
+        let arguments = [&[&*owner, &hold, tree], &told[..], &[&how, bad, run_state, &names.wakes], &sides].concat();
         self.eval_arriving(line, &script::RELEASE, &[&names.lock], &sides, &arguments).await
     }
 }
@@ -357,7 +376,7 @@ impl Backend for Redis {
     }
 
     async fn leave_queue(&mut self, request: &Request) -> Result<()> {
-        self.ask_abandon(request).await
+        self.ask_leave_queue(request).await
     }
 
     async fn renew(&mut self, key: &Key, token: &Token, intent: Intent) -> Result<Renewal> {

@@ -9,7 +9,7 @@ use crate::lock::{Encoding, Error, Key, Kind, Namespace, Result};
 pub(in crate::backends) const ENCODING: Encoding = Encoding::new(b"{}");
 
 /// The names of all Redis keys and channels of one lock.
-pub(in crate::backends) struct Names {
+pub(in crate::backends) struct RedisNames {
     /// The lock itself: a hash in the shape of Redisson's write lock.
     pub lock: String,
     /// The fence counter. It is Redisson's and never expires.
@@ -54,7 +54,7 @@ pub(in crate::backends) struct Names {
     pub fair_queue: String,
 }
 
-impl Names {
+impl RedisNames {
     /// Returns the names of `key`'s lock.
     ///
     /// # Errors
@@ -109,7 +109,7 @@ pub(in crate::backends) fn prefix(namespace: &Namespace) -> String {
 /// Returns the key whose lock is stored as `name`; `None` if `name` is no lock's name in this namespace.
 pub(in crate::backends) fn key_of(namespace: &Namespace, name: &str) -> Option<Key> {
     let key = ENCODING.decode(name.strip_prefix(&prefix(namespace))?)?;
-    Names::new(namespace, &key).is_ok().then_some(key)
+    RedisNames::new(namespace, &key).is_ok().then_some(key)
 }
 
 /// Returns the prefix of the names next to the locks whose keys begin with `start`.
@@ -126,7 +126,7 @@ pub(in crate::backends) fn side_of<'a>(namespace: &Namespace, name: &'a str) -> 
 }
 
 /// Whether a kind of data, as returned by [`side_of`], describes runs.
-pub(in crate::backends) fn tells_of_runs(what: &str) -> bool {
+pub(in crate::backends) fn is_run_data(what: &str) -> bool {
     ["record", "runs", "bad-runs", "skips", "starts"].contains(&what) || what.starts_with("starts-")
 }
 
@@ -148,7 +148,7 @@ mod tests {
 
     use super::*;
 
-    fn sides(of: &Names) -> [&String; 18] {
+    fn sides(of: &RedisNames) -> [&String; 18] {
         [
             &of.shares,
             &of.ends,
@@ -176,7 +176,7 @@ mod tests {
         fn two_locks_share_no_name(a in "[a-c:{}%*-]{1,12}", b in "[a-c:{}%*-]{1,12}", ns in "[a-c]{0,2}") {
             let (a, b) = (Key::new(a).unwrap(), Key::new(b).unwrap());
             let namespace = Namespace::new(ns).unwrap();
-            let (Ok(of_a), Ok(of_b)) = (Names::new(&namespace, &a), Names::new(&namespace, &b)) else {
+            let (Ok(of_a), Ok(of_b)) = (RedisNames::new(&namespace, &a), RedisNames::new(&namespace, &b)) else {
                 prop_assert!(namespace.as_str().is_empty());
                 return Ok(());
             };
@@ -196,14 +196,14 @@ mod tests {
     #[test]
     fn names_match_other_libraries() {
         let key = Key::new("a{b}c").unwrap();
-        let names = Names::new(&Namespace::default(), &key).unwrap();
+        let names = RedisNames::new(&Namespace::default(), &key).unwrap();
         assert_eq!(names.lock, "dlock:a%7Bb%7Dc");
         assert_eq!(names.fence, "redisson_lock_token:{dlock:a%7Bb%7Dc}");
         assert_eq!(names.record, "dlock:{dlock:a%7Bb%7Dc}:record");
         assert!(names.record.starts_with(&side_start(&Namespace::default(), "a{")));
         assert_eq!(side_of(&Namespace::default(), &names.bad_runs), Some((key.clone(), "bad-runs")));
         let none = Namespace::new("").unwrap();
-        let bare = Names::new(&none, &Key::new("a:b c").unwrap()).unwrap();
+        let bare = RedisNames::new(&none, &Key::new("a:b c").unwrap()).unwrap();
         assert_eq!((bare.lock.as_str(), bare.wake.as_str()), ("a:b c", "{a:b c}:dlock-wake"));
         assert_eq!(side_of(&none, &bare.runs), Some((Key::new("a:b c").unwrap(), "runs")));
         assert_eq!(side_of(&none, "{a:b c}:runs"), None, "another program's");
@@ -214,9 +214,9 @@ mod tests {
         let none = Namespace::new("").unwrap();
         for key in ["{order}:7", "disc-50%", "a}b", "a\u{1}b"] {
             let Ok(key) = Key::new(key) else { continue };
-            let error = Names::new(&none, &key).err().expect("refused");
+            let error = RedisNames::new(&none, &key).err().expect("refused");
             assert!(error.kind == Kind::Usage && error.hint.is_some(), "{error:?}");
-            assert!(Names::new(&Namespace::default(), &key).is_ok());
+            assert!(RedisNames::new(&Namespace::default(), &key).is_ok());
             assert_eq!(key_of(&none, &ENCODING.encode(&key)), None);
         }
     }

@@ -7,7 +7,7 @@ use crate::lock::Namespace;
 
 /// The address of a Redis server, or how to find it, and the connection settings.
 #[derive(Clone, Debug)]
-pub struct Options {
+pub struct RedisOptions {
     /// The server's address, or the servers that know it.
     pub server: Server,
     /// TLS, for `rediss://`. Without TLS all data, also the password, crosses the network in clear.
@@ -24,7 +24,7 @@ pub struct Options {
     pub replicas: Option<Replicas>,
 }
 
-impl Options {
+impl RedisOptions {
     /// Options for database 0 of `server` in the namespace `dlock`, without TLS or password.
     pub fn new(server: Server) -> Self {
         Self { server, tls: None, db: 0, user: None, password: None, namespace: Namespace::default(), replicas: None }

@@ -10,11 +10,11 @@ use super::{
     REDIRECTIONS, Redis,
     cluster::Redirect,
     failure,
-    names::{ENCODING, Names, key_of, pattern, prefix, side_of, side_start, tells_of_runs},
+    names::{ENCODING, RedisNames, is_run_data, key_of, pattern, prefix, side_of, side_start},
     reply,
-    servers::Line,
+    servers::ServerConnection,
     starts,
-    state::{Snapshot, foreign, read_shares, waiters},
+    state::{LockSnapshot, foreign, read_shares, waiters},
 };
 use crate::lock::{Effect, Fence, Key, Kind, LockState, Mode, Result, Which};
 
@@ -24,7 +24,7 @@ const PER_LOCK: usize = 11;
 /// The number of locks read in one packet.
 const BATCH: usize = 50;
 
-fn add_reads(pipeline: &mut Pipeline, names: &Names) {
+fn add_reads(pipeline: &mut Pipeline, names: &RedisNames) {
     pipeline
         .cmd("TIME")
         .cmd("TYPE")
@@ -75,7 +75,7 @@ impl Redis {
             let mut moved = Vec::new();
             for batch in keys.chunks(BATCH) {
                 let mut pipeline = redis::pipe();
-                let names: Vec<Names> = batch.iter().map(|key| self.names(key)).collect::<Result<_>>()?;
+                let names: Vec<RedisNames> = batch.iter().map(|key| self.names(key)).collect::<Result<_>>()?;
                 for names in &names {
                     add_reads(&mut pipeline, names);
                 }
@@ -97,7 +97,7 @@ impl Redis {
     }
 
     /// Returns the keys that begin with `start` and have a hash. A set, since a scan may return a key twice.
-    async fn scan(&self, line: &mut Line, start: &str) -> Result<BTreeSet<Key>> {
+    async fn scan(&self, line: &mut ServerConnection, start: &str) -> Result<BTreeSet<Key>> {
         let namespace = &self.options().namespace;
         let pattern = pattern(&(prefix(namespace) + &ENCODING.encode_str(start)));
         scan(line, &pattern, Some("hash"), |name| key_of(namespace, name)).await
@@ -105,7 +105,7 @@ impl Redis {
 
     pub(super) async fn known_keys(&mut self, start: &str, which: Which) -> Result<Vec<Key>> {
         let namespace = self.options().namespace.clone();
-        let wanted = |what: &str| if which == Which::Kept { what == "starts" } else { tells_of_runs(what) };
+        let wanted = |what: &str| if which == Which::Kept { what == "starts" } else { is_run_data(what) };
         let of = |name: &str| side_of(&namespace, name).filter(|(_, what)| wanted(what)).map(|(key, _)| key);
         let pattern = pattern(&side_start(&namespace, start));
         let mut known = BTreeSet::new();
@@ -115,7 +115,7 @@ impl Redis {
             if which == Which::All {
                 known.extend(keys);
             } else {
-                self.keep_kept(&mut line, &keys.into_iter().collect::<Vec<_>>(), &mut known).await?;
+                self.keep_denying(&mut line, &keys.into_iter().collect::<Vec<_>>(), &mut known).await?;
             }
             self.servers.rest(line);
         }
@@ -123,7 +123,7 @@ impl Redis {
     }
 
     /// Adds those of the keys to `known` whose run records may deny other runs.
-    async fn keep_kept(&self, line: &mut Line, keys: &[Key], known: &mut BTreeSet<Key>) -> Result<()> {
+    async fn keep_denying(&self, line: &mut ServerConnection, keys: &[Key], known: &mut BTreeSet<Key>) -> Result<()> {
         for batch in keys.chunks(10 * BATCH) {
             let mut pipeline = redis::pipe();
             pipeline.cmd("TIME");
@@ -135,7 +135,7 @@ impl Redis {
             let now = readable(time)?.and_then(read_time).and_then(|now| u64::try_from(now).ok()).unwrap_or_default();
             let kept = |record: &Value| {
                 let record = starts::read_record(&reply::pairs(readable(record).ok()??)?);
-                Some(record.keeps(now).is_some())
+                Some(record.current_denial(now).is_some())
             };
             // A run record that a cluster has moved can't be read here. Its key is added: it is read later, with the lock.
             known.extend(batch.iter().zip(records).filter(|(_, record)| kept(record) != Some(false)).map(|(key, _)| key.clone()));
@@ -171,7 +171,7 @@ impl Redis {
 }
 
 /// Sends several read commands in one packet. A failure has changed nothing.
-pub(super) async fn exchange(line: &mut Line, pipeline: &Pipeline) -> Result<Vec<Value>> {
+pub(super) async fn exchange(line: &mut ServerConnection, pipeline: &Pipeline) -> Result<Vec<Value>> {
     let packed = pipeline.get_packed_pipeline();
     line.connection.exchange(&packed, pipeline.len()).await.map_err(|error| error.effect(Effect::NotApplied))
 }
@@ -189,7 +189,7 @@ fn add_held(states: &mut BTreeMap<Key, LockState>, read: Result<LockState>) -> R
     }
 }
 
-fn read_state(key: Key, names: &Names, replies: &[Value]) -> Result<LockState> {
+fn read_state(key: Key, names: &RedisNames, replies: &[Value]) -> Result<LockState> {
     let [time, kind, lock, lock_len, pttl, record, queue, said, fence, shares, line] = replies else { return Err(failure::unreadable()) };
     let now = readable(time)?.and_then(read_time);
     // Without read rights the lock's state is unknown, and must not be reported as free.
@@ -197,7 +197,7 @@ fn read_state(key: Key, names: &Names, replies: &[Value]) -> Result<LockState> {
         return Err(failure::refused(error));
     }
     let kind = reply::text(kind).ok_or_else(failure::unreadable)?;
-    let snapshot = Snapshot {
+    let snapshot = LockSnapshot {
         now,
         pttl: readable(pttl)?.and_then(reply::int),
         lock: readable(lock)?.and_then(reply::pairs).unwrap_or_default(),
@@ -212,7 +212,7 @@ fn read_state(key: Key, names: &Names, replies: &[Value]) -> Result<LockState> {
             }
             snapshot.holders()?
         }
-        "none" => Snapshot { lock: Vec::new(), ..snapshot }.holders()?,
+        "none" => LockSnapshot { lock: Vec::new(), ..snapshot }.holders()?,
         "string" => vec![foreign(Mode::Exclusive, snapshot.expires_in())],
         other => return Err(failure::no_lock(&format!("a {other}"))),
     };
@@ -247,7 +247,12 @@ pub(in crate::backends) fn read_time(reply: &Value) -> Option<i64> {
 }
 
 /// Returns the keys of the Redis names that match `pattern`. A set, since a scan may return a name twice.
-async fn scan(line: &mut Line, pattern: &str, kind: Option<&str>, key_of: impl Fn(&str) -> Option<Key>) -> Result<BTreeSet<Key>> {
+async fn scan(
+    line: &mut ServerConnection,
+    pattern: &str,
+    kind: Option<&str>,
+    key_of: impl Fn(&str) -> Option<Key>,
+) -> Result<BTreeSet<Key>> {
     let mut found = BTreeSet::new();
     let mut cursor = "0".to_owned();
     loop {

@@ -7,25 +7,25 @@
 
 use redis::{Pipeline, Value};
 
-use super::{Redis, Replicas, examine::connected_replicas, failure, names::Names, options::Server, reply, servers::Line};
+use super::{Redis, Replicas, examine::connected_replicas, failure, names::RedisNames, options::Server, reply, servers::ServerConnection};
 use crate::lock::{Effect, Error, ReleaseInfo, Request, Result};
 
 impl Redis {
     /// Waits until the required replicas have all writes of `line`. Returns an error if they have not.
-    pub(super) async fn shortfall(&mut self, line: &mut Line) -> Result<Option<Error>> {
+    pub(super) async fn shortfall(&mut self, line: &mut ServerConnection) -> Result<Option<Error>> {
         let Some(replicas) = self.options().replicas else { return Ok(None) };
         if replicas.count != Replicas::ALL {
             return Ok(self.wait_for(line, replicas, Pipeline::new()).await?.err());
         }
         if self.servers.replicas_of(line).is_none() {
-            let replies = line.exchange(&self.who_copies()).await?;
+            let replies = line.exchange(&self.replication_info()).await?;
             if let Err(error) = self.learn_replicas(line, &replies) {
                 return Ok(Some(error.effect(Effect::Unknown)));
             }
         }
         loop {
             let count = self.servers.replicas_of(line).unwrap_or_default().max(1);
-            let replies = match self.wait_for(line, Replicas { count, ..replicas }, self.who_copies()).await? {
+            let replies = match self.wait_for(line, Replicas { count, ..replicas }, self.replication_info()).await? {
                 Ok(replies) => replies,
                 Err(error) => return Ok(Some(error)),
             };
@@ -39,7 +39,7 @@ impl Redis {
     }
 
     /// Waits for `replicas`, and runs the commands `besides` after that, in the same packet.
-    async fn wait_for(&self, line: &mut Line, replicas: Replicas, besides: Pipeline) -> Result<Result<Vec<Value>>> {
+    async fn wait_for(&self, line: &mut ServerConnection, replicas: Replicas, besides: Pipeline) -> Result<Result<Vec<Value>>> {
         let mut wait = redis::pipe();
         wait.cmd("WAIT").arg(replicas.count).arg(u64::try_from(replicas.within.as_millis()).unwrap_or(u64::MAX).max(1));
         besides.cmd_iter().for_each(|command| {
@@ -56,7 +56,7 @@ impl Redis {
         Ok(Ok(replies.split_off(1)))
     }
 
-    fn who_copies(&self) -> Pipeline {
+    fn replication_info(&self) -> Pipeline {
         let mut question = redis::pipe();
         match self.options().server {
             Server::Cluster(_) => question.cmd("CLUSTER").arg("NODES"),
@@ -65,7 +65,7 @@ impl Redis {
         question
     }
 
-    fn learn_replicas(&mut self, line: &Line, replies: &[Value]) -> Result<u32> {
+    fn learn_replicas(&mut self, line: &ServerConnection, replies: &[Value]) -> Result<u32> {
         let count = match replies.first() {
             Some(Value::ServerError(error)) => return Err(failure::refused(error)),
             Some(role @ Value::Array(_)) => u32::try_from(connected_replicas(role).len()).ok(),
@@ -75,7 +75,7 @@ impl Redis {
     }
 
     /// Releases a grant that too few replicas have. The connection isn't kept: there may be another master by now.
-    pub(super) async fn undo(&mut self, line: Line, names: &Names, request: &Request, why: Error) -> Error {
+    pub(super) async fn undo(&mut self, line: ServerConnection, names: &RedisNames, request: &Request, why: Error) -> Error {
         match self.release_over(line, names, &request.token, &ReleaseInfo::UNDO).await {
             Ok((_, reply)) if !matches!(reply, Value::ServerError(_)) => why.effect(Effect::NotApplied),
             _ => why,

@@ -45,7 +45,7 @@ impl Script {
     }
 
     /// Returns the call with the whole script. The server then knows the script.
-    pub(in crate::backends) fn in_full(&self, keys: &[&str], arguments: &[&str]) -> Vec<u8> {
+    pub(in crate::backends) fn eval_command(&self, keys: &[&str], arguments: &[&str]) -> Vec<u8> {
         pack("EVAL", self.code, keys, arguments)
     }
 }

@@ -8,9 +8,9 @@
 use redis::{Pipeline, Value};
 
 use super::{
-    connection::Connection,
+    connection::RedisConnection,
     failure,
-    options::{Address, Options, Replicas, Sentinel},
+    options::{Address, RedisOptions, Replicas, Sentinel},
     race, reply,
 };
 use crate::lock::{Error, Kind, Result};
@@ -34,7 +34,7 @@ impl Sentinels {
     }
 
     /// Returns a connection to the server that a sentinel names as master and that confirms its role.
-    pub(super) async fn open_master(&mut self, options: &Options) -> Result<Connection> {
+    pub(super) async fn open_master(&mut self, options: &RedisOptions) -> Result<RedisConnection> {
         let Sentinel { sentinels, .. } = &self.options;
         let (count, first) = (sentinels.len(), self.first);
         // If this call is dropped without an answer, the next call begins with another sentinel.
@@ -51,17 +51,17 @@ impl Sentinels {
             }
             Err(failures) => failures,
         };
-        Err(most_telling(failures))
+        Err(most_specific(failures))
     }
 }
 
-async fn through(options: &Options, theirs: &Sentinel, sentinel: &Address) -> Result<Connection, Failure> {
+async fn through(options: &RedisOptions, theirs: &Sentinel, sentinel: &Address) -> Result<RedisConnection, Failure> {
     let of_sentinel = |error| Failure { of_master: false, error: failure::of("sentinel", sentinel, error) };
     let (master, replicas) = named_by(options, theirs, sentinel).await.map_err(of_sentinel)?;
     let of_master = |error| Failure { of_master: true, error: failure::of("master", &master, error) };
     let mut question = redis::pipe();
     question.cmd("ROLE");
-    let (mut connection, answers) = Connection::open_and(&options.at(&master), &question).await.map_err(of_master)?;
+    let (mut connection, answers) = RedisConnection::open_and(&options.at(&master), &question).await.map_err(of_master)?;
     connection.replicas = replicas;
     let role = answers.first().and_then(reply::items).and_then(<[Value]>::first).and_then(reply::text);
     match (role.as_deref(), answers.first()) {
@@ -72,22 +72,22 @@ async fn through(options: &Options, theirs: &Sentinel, sentinel: &Address) -> Re
 }
 
 /// Returns the replies of the first sentinel that answers.
-pub(super) async fn ask_any(options: &Options, theirs: &Sentinel, questions: &Pipeline) -> Result<Vec<Value>> {
+pub(super) async fn ask_any(options: &RedisOptions, theirs: &Sentinel, questions: &Pipeline) -> Result<Vec<Value>> {
     let ways = theirs.sentinels.iter().map(|sentinel| async move {
-        let asked = Connection::open_and(&login(options, theirs, sentinel), questions).await;
+        let asked = RedisConnection::open_and(&login(options, theirs, sentinel), questions).await;
         asked
             .map(|(_, replies)| replies)
             .map_err(|error| Failure { of_master: false, error: failure::of("sentinel", sentinel, credentials(error)) })
     });
-    race::first(ways).await.map_err(most_telling)
+    race::first(ways).await.map_err(most_specific)
 }
 
-fn login(options: &Options, theirs: &Sentinel, sentinel: &Address) -> Options {
-    Options { db: 0, user: theirs.user.clone(), password: theirs.password.clone(), ..options.at(sentinel) }
+fn login(options: &RedisOptions, theirs: &Sentinel, sentinel: &Address) -> RedisOptions {
+    RedisOptions { db: 0, user: theirs.user.clone(), password: theirs.password.clone(), ..options.at(sentinel) }
 }
 
 /// Returns the master's address according to this sentinel, and the number of its replicas (0 unless all must confirm).
-async fn named_by(options: &Options, theirs: &Sentinel, sentinel: &Address) -> Result<(Address, u32)> {
+async fn named_by(options: &RedisOptions, theirs: &Sentinel, sentinel: &Address) -> Result<(Address, u32)> {
     let login = login(options, theirs, sentinel);
     let mut question = redis::pipe();
     question.cmd("SENTINEL").arg("GET-MASTER-ADDR-BY-NAME").arg(&theirs.master);
@@ -95,7 +95,7 @@ async fn named_by(options: &Options, theirs: &Sentinel, sentinel: &Address) -> R
     if all {
         question.cmd("SENTINEL").arg("MASTER").arg(&theirs.master);
     }
-    let (mut connection, answers) = Connection::open_and(&login, &question).await.map_err(credentials)?;
+    let (mut connection, answers) = RedisConnection::open_and(&login, &question).await.map_err(credentials)?;
     match answers.first() {
         Some(Value::ServerError(error)) => Err(credentials(failure::refused(error))),
         Some(Value::Nil) => {
@@ -152,7 +152,7 @@ fn credentials(error: Error) -> Error {
 }
 
 /// Returns the most useful failure: one of a named master first, then a permanent one, else the last.
-fn most_telling(failures: Vec<Failure>) -> Error {
+fn most_specific(failures: Vec<Failure>) -> Error {
     let count = failures.len();
     let rank = |failure: &Failure| (failure.of_master, !failure.error.is_transient());
     match failures.into_iter().max_by_key(rank) {

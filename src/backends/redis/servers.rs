@@ -7,25 +7,25 @@
 use redis::{ServerError, Value};
 
 use super::{
-    cluster::{self, Cluster, Found, Redirect},
-    connection::Connection,
+    cluster::{self, Cluster, Redirect, SlotLocation},
+    connection::RedisConnection,
     failure,
-    options::{Address, Options, Server},
+    options::{Address, RedisOptions, Server},
     sentinel::Sentinels,
 };
 use crate::lock::{Error, Key, Result};
 
 /// A connection to a server that was found for a lock.
-pub(super) struct Line {
-    pub(super) connection: Connection,
+pub(super) struct ServerConnection {
+    pub(super) connection: RedisConnection,
     /// The cluster node at the other end; `None` outside a cluster, where there is one server at a time.
     node: Option<Address>,
     /// Whether the slot is being moved to this node, which then serves only requests after ASKING.
     asking: bool,
 }
 
-impl Line {
-    pub(super) fn to_node(connection: Connection, node: Address) -> Self {
+impl ServerConnection {
+    pub(super) fn to_node(connection: RedisConnection, node: Address) -> Self {
         Self { connection, node: Some(node), asking: false }
     }
 
@@ -61,8 +61,8 @@ impl Line {
 
 /// The known state of a deployment's servers.
 pub(super) struct Servers {
-    options: Options,
-    idle: Vec<Line>,
+    options: RedisOptions,
+    idle: Vec<ServerConnection>,
     whereabouts: Whereabouts,
     /// The most replicas that each node has had.
     replicas: Vec<(Option<Address>, u32)>,
@@ -78,7 +78,7 @@ enum Whereabouts {
 }
 
 impl Servers {
-    pub(super) fn new(options: Options) -> Self {
+    pub(super) fn new(options: RedisOptions) -> Self {
         let whereabouts = match &options.server {
             Server::Tcp { .. } | Server::Unix(_) => Whereabouts::Known,
             Server::Sentinel(sentinel) => Whereabouts::Sentinel(Sentinels::new(sentinel.clone())),
@@ -87,18 +87,18 @@ impl Servers {
         Self { options, idle: Vec::new(), whereabouts, replicas: Vec::new() }
     }
 
-    pub(super) fn options(&self) -> &Options {
+    pub(super) fn options(&self) -> &RedisOptions {
         &self.options
     }
 
     /// Returns the most replicas that the server at the other end has had.
-    pub(super) fn replicas_of(&self, line: &Line) -> Option<u32> {
+    pub(super) fn replicas_of(&self, line: &ServerConnection) -> Option<u32> {
         let known = self.replicas.iter().find(|(node, _)| *node == line.node)?.1;
         Some(known.max(line.connection.replicas))
     }
 
     /// Records the server's current number of replicas; returns the most that it has had.
-    pub(super) fn learn_replicas(&mut self, line: &Line, count: u32) -> u32 {
+    pub(super) fn learn_replicas(&mut self, line: &ServerConnection, count: u32) -> u32 {
         match self.replicas.iter_mut().find(|(node, _)| *node == line.node) {
             Some((_, known)) => *known = (*known).max(count),
             None => self.replicas.push((line.node.clone(), count)),
@@ -111,27 +111,27 @@ impl Servers {
     }
 
     /// Returns a connection to the server of the lock stored as `name`.
-    pub(super) async fn take(&mut self, name: &str) -> Result<Line> {
+    pub(super) async fn take(&mut self, name: &str) -> Result<ServerConnection> {
         let Whereabouts::Cluster(cluster) = &mut self.whereabouts else { return self.to(None).await };
         let node = match cluster.take_owner(name) {
             Some(node) => node,
             None => match cluster.find(&self.options, name).await? {
-                Found::Here(line) => return Ok(line),
-                Found::At(node) => node,
+                SlotLocation::Here(line) => return Ok(line),
+                SlotLocation::At(node) => node,
             },
         };
         self.to(Some(node)).await
     }
 
     /// Like [`Servers::take`], for calls that are not urgent: also learns the cluster's other nodes, for later failures.
-    pub(super) async fn take_for_long(&mut self, name: &str) -> Result<Line> {
+    pub(super) async fn take_for_long(&mut self, name: &str) -> Result<ServerConnection> {
         let mut line = self.take(name).await?;
         self.learn_over(&mut line).await?;
         Ok(line)
     }
 
     /// Learns the cluster's other nodes, unless they are known.
-    pub(super) async fn learn_over(&mut self, line: &mut Line) -> Result<()> {
+    pub(super) async fn learn_over(&mut self, line: &mut ServerConnection) -> Result<()> {
         match &mut self.whereabouts {
             Whereabouts::Cluster(cluster) => cluster.learn_over(line).await,
             Whereabouts::Known | Whereabouts::Sentinel(_) => Ok(()),
@@ -139,7 +139,7 @@ impl Servers {
     }
 
     /// Returns the connection over which this lock was last found busy, if it is still open. No I/O.
-    pub(super) fn take_asked(&mut self, name: &str, key: &Key) -> Option<Line> {
+    pub(super) fn take_asked(&mut self, name: &str, key: &Key) -> Option<ServerConnection> {
         let node = match &mut self.whereabouts {
             Whereabouts::Cluster(cluster) => Some(cluster.take_owner(name)?),
             Whereabouts::Known | Whereabouts::Sentinel(_) => None,
@@ -153,7 +153,7 @@ impl Servers {
     }
 
     /// Puts a connection back whose replies have all been read, and records its server as the lock's.
-    pub(super) fn put_back(&mut self, name: &str, line: Line) {
+    pub(super) fn put_back(&mut self, name: &str, line: ServerConnection) {
         if let (Whereabouts::Cluster(cluster), Some(node), false) = (&mut self.whereabouts, &line.node, line.asking) {
             cluster.set_owner(name, node.clone());
         }
@@ -161,12 +161,12 @@ impl Servers {
     }
 
     /// Puts a connection back whose replies have all been read.
-    pub(super) fn rest(&mut self, line: Line) {
-        self.idle.push(Line { asking: false, ..line });
+    pub(super) fn rest(&mut self, line: ServerConnection) {
+        self.idle.push(ServerConnection { asking: false, ..line });
     }
 
     /// Puts the connection back after this reply. After a transient error of a deployment's server, the next call finds the server anew.
-    pub(super) fn put_back_after(&mut self, name: &str, line: Line, reply: &Value) {
+    pub(super) fn put_back_after(&mut self, name: &str, line: ServerConnection, reply: &Value) {
         let forget = match reply {
             Value::ServerError(error) => !matches!(self.whereabouts, Whereabouts::Known) && self.refused(error).is_transient(),
             _ => false,
@@ -177,7 +177,7 @@ impl Servers {
     }
 
     /// Returns a connection to the target of a redirection. All replies of `line` must have been read.
-    pub(super) async fn follow(&mut self, name: &str, redirect: Redirect, line: Line) -> Result<Line> {
+    pub(super) async fn follow(&mut self, name: &str, redirect: Redirect, line: ServerConnection) -> Result<ServerConnection> {
         match redirect {
             Redirect::Moved(node) => {
                 self.rest(line);
@@ -185,7 +185,7 @@ impl Servers {
             }
             Redirect::Ask(node) => {
                 self.put_back(name, line);
-                Ok(Line { asking: true, ..self.to(Some(node)).await? })
+                Ok(ServerConnection { asking: true, ..self.to(Some(node)).await? })
             }
         }
     }
@@ -206,21 +206,21 @@ impl Servers {
     }
 
     /// Returns a connection to this node, or to the only server.
-    pub(super) async fn to(&mut self, node: Option<Address>) -> Result<Line> {
+    pub(super) async fn to(&mut self, node: Option<Address>) -> Result<ServerConnection> {
         if let Some(line) = self.take_idle(node.as_ref()) {
             return Ok(line);
         }
         let connection = match (&mut self.whereabouts, &node) {
             (Whereabouts::Sentinel(sentinels), _) => sentinels.open_master(&self.options).await?,
             (Whereabouts::Cluster(_), Some(node)) => {
-                Connection::open(&self.options.at(node)).await.map_err(|error| failure::of("node", node, error))?
+                RedisConnection::open(&self.options.at(node)).await.map_err(|error| failure::of("node", node, error))?
             }
-            _ => Connection::open(&self.options).await?,
+            _ => RedisConnection::open(&self.options).await?,
         };
-        Ok(Line { connection, node, asking: false })
+        Ok(ServerConnection { connection, node, asking: false })
     }
 
-    fn take_idle(&mut self, node: Option<&Address>) -> Option<Line> {
+    fn take_idle(&mut self, node: Option<&Address>) -> Option<ServerConnection> {
         self.idle.retain(|line| line.connection.is_open());
         let at = self.idle.iter().position(|line| line.node.as_ref() == node)?;
         Some(self.idle.swap_remove(at))

@@ -1,6 +1,6 @@
 //! Lock libraries that can share a lock with dlock on Redis.
 
-use super::{Options, names::Names};
+use super::{RedisOptions, names::RedisNames};
 use crate::lock::{Key, Library, Result, Sharing};
 
 /// Redisson's locks: hashes, like dlock's on a single Redis, with sentinels and in clusters.
@@ -61,6 +61,6 @@ pub(in crate::backends) const OF_STRINGS: [Library; 8] = {
 ///
 /// # Errors
 /// If the key has no name in the store.
-pub fn sharing(options: &Options, key: &Key) -> Result<Sharing> {
-    Ok(Sharing::new(Names::new(&options.namespace, key)?.lock, &LIBRARIES, &[]))
+pub fn sharing(options: &RedisOptions, key: &Key) -> Result<Sharing> {
+    Ok(Sharing::new(RedisNames::new(&options.namespace, key)?.lock, &LIBRARIES, &[]))
 }

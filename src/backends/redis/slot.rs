@@ -24,7 +24,7 @@ fn crc16(bytes: &[u8]) -> u16 {
 mod tests {
     use super::*;
     use crate::{
-        backends::redis::names::Names,
+        backends::redis::names::RedisNames,
         lock::{Key, Namespace},
     };
 
@@ -41,7 +41,7 @@ mod tests {
     fn all_of_a_locks_names_share_its_slot() {
         for namespace in ["dlock", ""] {
             for key in ["job", "a{b}c", "{}", "{", "}{", "{{a}}", "a:b", "%", "caf\u{e9}"] {
-                let Ok(names) = Names::new(&Namespace::new(namespace).unwrap(), &Key::new(key).unwrap()) else { continue };
+                let Ok(names) = RedisNames::new(&Namespace::new(namespace).unwrap(), &Key::new(key).unwrap()) else { continue };
                 let slot = of(&names.lock);
                 let others = [&names.fence, &names.record, &names.queue, &names.waiters, &names.wake, &names.channel, &names.rw_channel];
                 assert!(others.iter().all(|name| of(name) == slot), "{namespace:?} {key:?}");

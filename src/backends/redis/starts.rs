@@ -62,7 +62,7 @@ pub(in crate::backends) fn read_record(fields: &[(String, String)]) -> RunRecord
         Some(LastRun {
             at_ms: number("os")?,
             fence: Fence(number("of")?),
-            stage: RunState::from(of("ox")?),
+            state: RunState::from(of("ox")?),
             tries: number("on").and_then(|tries| u32::try_from(tries).ok()).unwrap_or(1),
             window_ms: number("ow").unwrap_or_default(),
             metadata: who("om"),

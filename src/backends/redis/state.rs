@@ -17,7 +17,7 @@ const WAITER_GONE_MS: i64 = 15_000;
 const SOME: usize = 16;
 
 /// A lock as it was at one moment.
-pub(super) struct Snapshot {
+pub(super) struct LockSnapshot {
     /// The server's time in ms; `None` without the right to read it.
     pub now: Option<i64>,
     /// The lock's remaining TTL, as `PTTL` returns it.
@@ -63,7 +63,7 @@ impl Share {
     }
 }
 
-impl Snapshot {
+impl LockSnapshot {
     /// Returns the holders; empty if the lock is free.
     ///
     /// # Errors
@@ -226,9 +226,16 @@ mod tests {
     use super::*;
     use crate::lock::Kind;
 
-    fn snapshot(lock: &[(&str, &str)], record: &[(&str, &str)]) -> Snapshot {
+    fn snapshot(lock: &[(&str, &str)], record: &[(&str, &str)]) -> LockSnapshot {
         let owned = |pairs: &[(&str, &str)]| pairs.iter().map(|(a, b)| ((*a).to_owned(), (*b).to_owned())).collect::<Vec<_>>();
-        Snapshot { now: Some(10_000), pttl: Some(500), lock_len: lock.len(), lock: owned(lock), record: owned(record), shares: Vec::new() }
+        LockSnapshot {
+            now: Some(10_000),
+            pttl: Some(500),
+            lock_len: lock.len(),
+            lock: owned(lock),
+            record: owned(record),
+            shares: Vec::new(),
+        }
     }
 
     const FIELD: (&str, &str) = ("0b0e0d52-9f1f-4a43-9c80-0d3a6a3a0001:1:write", "1");

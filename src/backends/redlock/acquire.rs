@@ -5,10 +5,10 @@ use std::{cmp::Reverse, time::Duration};
 use ::redis::Value;
 
 use super::{
-    CAPABILITIES, Failures, Redlock, flag, most,
-    nodes::{Answers, majority},
+    CAPABILITIES, Failures, Redlock, flag, most_common,
+    nodes::{NodeAnswers, majority},
     release_keys, script,
-    view::{Picture, Seen},
+    view::{MajorityView, NodeLock},
     word,
 };
 use crate::{
@@ -30,7 +30,7 @@ pub(super) struct Votes {
     /// The number of nodes where the owner only reads.
     otherwise: usize,
     /// Each node's view of the lock; `None` for a node that did not answer.
-    pub(super) seen: Vec<Option<Seen>>,
+    pub(super) seen: Vec<Option<NodeLock>>,
     places: Vec<i64>,
     /// The number of nodes that denied it because of another run's start.
     refused: usize,
@@ -57,11 +57,11 @@ impl Redlock {
             attempts = format!("{attempts} {attempt}");
             votes = self.first_phase(request, &attempt, bound, true).await?;
         }
-        if let Some(((_, fence), count)) = most(votes.entered.iter().map(|(attempt, fence, _)| (attempt, *fence)))
+        if let Some(((_, fence), count)) = most_common(votes.entered.iter().map(|(attempt, fence, _)| (attempt, *fence)))
             && count >= needed
         {
             let holds = votes.entered.iter().map(|(_, _, holds)| *holds).max().unwrap_or(1);
-            self.leave_behind(request, count);
+            self.note_granted(request, count);
             return Ok(granted(request, fence, holds));
         }
         if request.entry == Entry::Reenter {
@@ -167,13 +167,13 @@ impl Redlock {
             }
         }
         if committed >= self.nodes.majority() {
-            self.leave_behind(request, committed);
+            self.note_granted(request, committed);
             return Ok(granted(request, fence, 1));
         }
         if failures.is_empty() {
             // Other owners have taken the nodes that were lost between the phases, or will in a moment.
-            self.passing = true;
-            return Ok(Attempt::Busy(Busy { passing: true, ..Busy::default() }));
+            self.transient = true;
+            return Ok(Attempt::Busy(Busy { transient: true, ..Busy::default() }));
         }
         Err(self.nodes.too_few(committed, failures).effect(Effect::Unknown))
     }
@@ -217,8 +217,8 @@ impl Redlock {
         {
             return Err(failure::no_lock(&format!("a {}", seen.kind)));
         }
-        let picture = Picture::of(&votes.seen, needed);
-        self.passing = picture.passing;
+        let picture = MajorityView::of(&votes.seen, needed);
+        self.transient = picture.transient;
         let mut places = votes.places;
         places.sort_unstable();
         let position = places.get(places.len() / 2).and_then(|place| u32::try_from(*place).ok());
@@ -226,7 +226,7 @@ impl Redlock {
             holders: picture.holders,
             expires_in: picture.free_in,
             notifies: false,
-            passing: picture.passing,
+            transient: picture.transient,
             position,
         }))
     }
@@ -236,7 +236,7 @@ impl Redlock {
     }
 
     /// Updates the queued tokens after a grant on `granted` nodes. On the others the token may stay in the queue until the release.
-    fn leave_behind(&mut self, request: &Request, granted: usize) {
+    fn note_granted(&mut self, request: &Request, granted: usize) {
         if self.is_queued(request) && granted < self.nodes.len() {
             self.left_behind.push((request.key.clone(), request.token));
         }
@@ -266,12 +266,12 @@ impl Redlock {
 }
 
 impl Votes {
-    pub(super) fn count(answers: Answers) -> Self {
+    pub(super) fn count(answers: NodeAnswers) -> Self {
         let mut votes = Self::default();
         for (n, answer) in answers.into_iter().enumerate() {
             let Some(answer) = answer else { continue };
             // A node that is free or held by this owner counts as free.
-            let mut seen = Some(Seen { kind: "none".into(), ..Seen::default() });
+            let mut seen = Some(NodeLock { kind: "none".into(), ..NodeLock::default() });
             match word(answer).and_then(|(said, rest)| votes.add(n, &said, &rest)) {
                 Ok(None) => {}
                 Ok(busy) => seen = busy,
@@ -285,7 +285,7 @@ impl Votes {
         votes
     }
 
-    fn add(&mut self, n: usize, said: &str, rest: &[Value]) -> Result<Option<Seen>> {
+    fn add(&mut self, n: usize, said: &str, rest: &[Value]) -> Result<Option<NodeLock>> {
         let number = |value: &Value| reply::int(value).and_then(|number| u64::try_from(number).ok()).ok_or_else(failure::unreadable);
         match (said, rest) {
             ("taken", [count, now, starts]) => {
@@ -297,7 +297,7 @@ impl Votes {
                 self.entered.push((reply::text(attempt).ok_or_else(failure::unreadable)?, number(fence)?, holds));
             }
             ("busy", rest) => {
-                let (seen, place) = Seen::of_busy(rest).ok_or_else(failure::unreadable)?;
+                let (seen, place) = NodeLock::of_busy(rest).ok_or_else(failure::unreadable)?;
                 seen.check()?;
                 self.places.extend((place > 0).then_some(place));
                 return Ok(Some(seen));
@@ -326,20 +326,20 @@ fn read_starts(now: &Value, starts: &Value) -> Result<(RunRecord, u64)> {
 
 /// Returns why the request is denied, from the run records of the `known` of `nodes` nodes, each with its node's time.
 fn judge(known: &[(RunRecord, u64)], nodes: usize, request: &Request) -> Option<Denial> {
-    let (cooldown, start) = what_counts(known, nodes);
+    let (cooldown, start) = counted_records(known, nodes);
     let by = |record: RunRecord, now| record.judge(request.run_policy.as_ref(), &request.token, now);
     let cooldown = cooldown.and_then(|(cooldown, now)| by(RunRecord { cooldown: Some(cooldown), start: None }, now));
     cooldown.or_else(|| start.and_then(|(start, now)| by(RunRecord { cooldown: None, start: Some(start) }, now)))
 }
 
 /// A value from a node, and the node's time in ms.
-type Told<T> = (T, u64);
+type Timed<T> = (T, u64);
 
 /// Returns the cooldown and the start that count, from the run records of the `known` of `nodes` nodes, each with its node's time.
 ///
 /// A start counts if a majority may know of it: the nodes that report it, report a later one, or did not answer. Without such a majority it
 /// was never granted. If some nodes report an outcome for the start and others don't, the outcome counts.
-pub(super) fn what_counts(known: &[(RunRecord, u64)], nodes: usize) -> (Option<Told<Cooldown>>, Option<Told<LastRun>>) {
+pub(super) fn counted_records(known: &[(RunRecord, u64)], nodes: usize) -> (Option<Timed<Cooldown>>, Option<Timed<LastRun>>) {
     let silent = nodes - known.len();
     let counts = |fences: Vec<Fence>, fence: Fence| fences.into_iter().filter(|known| *known >= fence).count() + silent >= majority(nodes);
     let cooldown = || known.iter().filter_map(|(record, now)| Some((record.cooldown.clone()?, *now)));
@@ -350,7 +350,7 @@ pub(super) fn what_counts(known: &[(RunRecord, u64)], nodes: usize) -> (Option<T
             .max_by_key(|(one, now)| (one.fence, Reverse(now.saturating_sub(one.at_ms)))),
         starts()
             .filter(|(one, _)| counts(starts().map(|(other, _)| other.fence).collect(), one.fence))
-            .max_by_key(|(one, now)| (one.fence, one.stage != RunState::Started, one.tries, Reverse(now.saturating_sub(one.at_ms)))),
+            .max_by_key(|(one, now)| (one.fence, one.state != RunState::Started, one.tries, Reverse(now.saturating_sub(one.at_ms)))),
     )
 }
 

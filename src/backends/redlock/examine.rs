@@ -9,7 +9,7 @@ use crate::{
         net::transport,
         redis::{
             self,
-            examine::{Needs, Part, SERVER, Server, grants, merge, questions, server_time},
+            examine::{Needs, SERVER, ServerReport, ServerRole, grants, merge, questions, server_time},
         },
     },
     lock::{Admin, Check, Finding, Grants, Notice, Result, Role, ServerTime, check},
@@ -31,8 +31,8 @@ impl Redlock {
             let node = self.nodes.name(n).to_owned();
             match answer {
                 Ok(replies) => {
-                    let server = Server::read(replies);
-                    each.push((node, server.findings(&self.options.nodes[n], Part::Vote)));
+                    let server = ServerReport::read(replies);
+                    each.push((node, server.findings(&self.options.nodes[n], ServerRole::Vote)));
                     told.push((n, server));
                 }
                 Err(error) => silent.push(format!("{node} ({})", error.message)),
@@ -51,22 +51,22 @@ impl Redlock {
         let text = format!("{} of {all} nodes answer, {needed} are needed", all - silent.len());
         if !silent.is_empty() {
             let risk = "a lock is held by fewer nodes than it could be, and each that fails or forgets counts";
-            return Finding::warn(ID, format!("{text}; not {}", silent.join(", ")), risk).mend("bring it back");
+            return Finding::warn(ID, format!("{text}; not {}", silent.join(", ")), risk).fix("bring it back");
         }
         if all < 3 {
-            return Finding::warn(ID, text, "none may fail").mend("three nodes, better five");
+            return Finding::warn(ID, text, "none may fail").fix("three nodes, better five");
         }
         Finding::ok(ID, text)
     }
 
-    fn independence(&self, told: &[(usize, Server)]) -> Vec<Finding> {
+    fn independence(&self, told: &[(usize, ServerReport)]) -> Vec<Finding> {
         const ID: &str = "independence";
         if told.iter().any(|(_, server)| server.field("run_id").is_none()) {
             let why = "the user may not ask for INFO on every node";
-            return vec![Finding::unchecked(ID, "whether the nodes are independent", why).mend("ACL SETUSER USER +info")];
+            return vec![Finding::unchecked(ID, "whether the nodes are independent", why).fix("ACL SETUSER USER +info")];
         }
-        let facts = told.iter().map(|(n, server)| Told { n: *n, field: Box::new(|name| server.field(name).map(str::to_owned)) });
-        let kin = self.kin(facts.collect());
+        let facts = told.iter().map(|(n, server)| NodeInfo { n: *n, field: Box::new(|name| server.field(name).map(str::to_owned)) });
+        let kin = self.related_nodes(facts.collect());
         if !kin.is_empty() {
             let risk = "one failure counts twice, and two holders may each have a majority";
             let found = |notice: Notice| Finding {
@@ -76,14 +76,14 @@ impl Redlock {
             };
             return kin.into_iter().map(found).collect();
         }
-        let host = |node: &redis::Options| name(node).rsplit_once(':').map_or_else(String::new, |(host, _)| host.to_owned());
+        let host = |node: &redis::RedisOptions| name(node).rsplit_once(':').map_or_else(String::new, |(host, _)| host.to_owned());
         let mut hosts: Vec<String> = self.options.nodes.iter().map(host).collect();
         hosts.sort();
         hosts.dedup();
         let (nodes, different) = (self.nodes.len(), hosts.len());
         if different < nodes {
             let text = format!("{nodes} nodes on {different} {}", if different == 1 { "host" } else { "hosts" });
-            return vec![Finding::warn(ID, text, "a host that fails takes several votes with it").mend("a host for each node")];
+            return vec![Finding::warn(ID, text, "a host that fails takes several votes with it").fix("a host for each node")];
         }
         vec![Finding::ok(ID, format!("{nodes} servers on {different} hosts, none a replica"))]
     }
@@ -105,11 +105,11 @@ impl Redlock {
     }
 
     /// Returns notices about nodes that are one server or replicas: their votes are not independent.
-    pub(super) fn kin(&self, told: Vec<Told<'_>>) -> Vec<Notice> {
+    pub(super) fn related_nodes(&self, told: Vec<NodeInfo<'_>>) -> Vec<Notice> {
         let mut notices = Vec::new();
         let mut notice = |text: String, hint: &str| notices.push(Notice { warning: true, text, hint: Some(hint.into()) });
         let mut servers: Vec<(String, usize)> = Vec::new();
-        for Told { n, field } in told {
+        for NodeInfo { n, field } in told {
             let name = self.nodes.name(n);
             if let Some(id) = field("run_id") {
                 if let Some((_, other)) = servers.iter().find(|(known, _)| *known == id) {
@@ -131,7 +131,7 @@ impl Redlock {
 }
 
 /// A node's `INFO`.
-pub(super) struct Told<'a> {
+pub(super) struct NodeInfo<'a> {
     pub n: usize,
     /// Returns the value of an `INFO` field.
     pub field: Box<Lookup<'a>>,

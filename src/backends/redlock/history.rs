@@ -5,12 +5,12 @@
 
 use std::collections::BTreeMap;
 
-use super::{Failures, Redlock, acquire::what_counts, flag, reading::PER_LOCK, script, word};
+use super::{Failures, Redlock, acquire::counted_records, flag, reading::PER_LOCK, script, word};
 use crate::{
     backends::redis::{
         failure,
         history::{HISTORY_READS, add_history_reads, how, read_history, to_json},
-        names::Names,
+        names::RedisNames,
         reply,
     },
     lock::{Break, Effect, Fence, History, Key, Note, Result, RunRecord, SKIPPING_HOSTS, SkipCount},
@@ -108,12 +108,12 @@ impl Redlock {
         }
         // A hold that one node lost may still be held on the others.
         found.retain(|past| past.fence.is_none_or(|fence| !held.contains(&fence)));
-        let (cooldown, start) = what_counts(&records, self.nodes.len());
+        let (cooldown, start) = counted_records(&records, self.nodes.len());
         let record = RunRecord { cooldown: cooldown.map(|(cooldown, _)| cooldown), start: start.map(|(start, _)| start) };
         Ok(History { record, ..History::new(found, skips.into_values().collect()) })
     }
 }
 
-fn note_keys(names: Names) -> Vec<String> {
+fn note_keys(names: RedisNames) -> Vec<String> {
     vec![names.lock, names.record, names.runs, names.bad_runs, names.skips, names.starts, names.shares, names.ends]
 }

@@ -1,6 +1,6 @@
 //! Renewing and releasing a hold.
 
-use super::{CAPABILITIES, Failures, Redlock, flag, most, release_keys, script, word};
+use super::{CAPABILITIES, Failures, Redlock, flag, most_common, release_keys, script, word};
 use crate::{
     backends::redis::{answer::read_mark, failure, history::how, reply},
     lock::{Effect, End, Fence, Intent, Key, Release, ReleaseInfo, Renewal, Result, Scope, Token, Ttl},
@@ -62,7 +62,7 @@ impl Redlock {
             }
         }
         let needed = self.nodes.majority();
-        let hold = most(extended.iter().chain(&shorter).map(|(hold, _)| hold.clone()));
+        let hold = most_common(extended.iter().chain(&shorter).map(|(hold, _)| hold.clone()));
         if let Some(((fence, attempt), count)) = hold
             && count >= needed
         {
@@ -85,13 +85,13 @@ impl Redlock {
     }
 
     /// Releases the hold on all nodes. If too few answer, a repeated call still counts the nodes that confirmed before.
-    pub(super) async fn give_back(&mut self, key: &Key, token: &Token, info: &ReleaseInfo) -> Result<Release> {
+    pub(super) async fn release_hold(&mut self, key: &Key, token: &Token, info: &ReleaseInfo) -> Result<Release> {
         let names = self.names(key)?;
         let scope = info.scope;
         let how = info.end.as_ref().map(|end| how(end, info.why.as_deref())).transpose()?.unwrap_or_default();
         let bad = flag(info.end.as_ref().is_some_and(End::is_bad));
-        let became = info.run_state.map_or_else(String::new, |stage| stage.as_str().to_owned());
-        let arguments = vec![token.owner.to_string(), token.hold_text(), flag(scope == Scope::Tree), how, bad, became];
+        let run_state = info.run_state.map_or_else(String::new, |state| state.as_str().to_owned());
+        let arguments = vec![token.owner.to_string(), token.hold_text(), flag(scope == Scope::Tree), how, bad, run_state];
         let is_this = |one: &(Key, Token)| (&one.0, &one.1) == (key, token);
         let arguments = [arguments, vec![flag(self.left_behind.iter().any(is_this)), String::new()]].concat();
         let bound = self.options.bound(None, 1);

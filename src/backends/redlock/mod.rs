@@ -81,15 +81,15 @@ use std::{rc::Rc, time::Duration};
 use ::redis::Value;
 use async_trait::async_trait;
 
-pub use self::options::Options;
+pub use self::options::RedlockOptions;
 use self::{
     node::Question,
-    nodes::{Answers, Nodes},
+    nodes::{NodeAnswers, Nodes},
 };
 use crate::{
     backends::{
         pause::pause,
-        redis::{failure, names::Names, reply, script::Script},
+        redis::{failure, names::RedisNames, reply, script::Script},
     },
     lock::{
         Amendment, Attempt, Backend, Capabilities, Error, History, Identity, Intent, Key, LockState, Notice, Release, ReleaseInfo, Renewal,
@@ -102,7 +102,7 @@ pub(super) const CAPABILITIES: Capabilities =
 
 /// The backend for locks on a set of independent Redis servers.
 pub struct Redlock {
-    options: Options,
+    options: RedlockOptions,
     nodes: Nodes,
     /// The tokens that this process may have put into a queue. Added before asking, since an unanswered request may have been served.
     queued: Vec<(Key, Token)>,
@@ -113,7 +113,7 @@ pub struct Redlock {
     /// The release that is repeated until enough nodes have confirmed it, and whether each node has.
     releasing: Option<(Key, Token, Scope, Vec<bool>)>,
     /// Whether the lock was last busy only in passing: without a certain holder.
-    passing: bool,
+    transient: bool,
     notices: Vec<Notice>,
 }
 
@@ -122,7 +122,7 @@ type Word = (String, Vec<Value>);
 
 impl Redlock {
     /// Creates a backend for `options`. Without I/O.
-    pub fn new(options: Options) -> Self {
+    pub fn new(options: RedlockOptions) -> Self {
         let nodes = Nodes::new(&options.nodes);
         Self {
             options,
@@ -131,13 +131,13 @@ impl Redlock {
             left_behind: Vec::new(),
             leases: Vec::new(),
             releasing: None,
-            passing: false,
+            transient: false,
             notices: Vec::new(),
         }
     }
 
-    fn names(&self, key: &Key) -> Result<Names> {
-        Names::new(&self.options.namespace, key)
+    fn names(&self, key: &Key) -> Result<RedisNames> {
+        RedisNames::new(&self.options.namespace, key)
     }
 
     fn ttl_of(&self, token: &Token) -> Option<Duration> {
@@ -151,7 +151,7 @@ impl Redlock {
         script: &'static Script,
         keys: Vec<String>,
         mut arguments: impl FnMut(usize) -> Option<Vec<String>>,
-    ) -> Answers {
+    ) -> NodeAnswers {
         let keys: Rc<[String]> = keys.into();
         let question = |n| Some(Question::Script { script, keys: Rc::clone(&keys), arguments: arguments(n)? });
         self.nodes.ask(bound, question).await
@@ -168,7 +168,7 @@ impl Redlock {
 impl Backend for Redlock {
     fn identity(&self) -> Identity {
         // The same set in another order is the same store.
-        let mut nodes: Vec<String> = self.options.nodes.iter().map(crate::backends::redis::Options::redacted_url).collect();
+        let mut nodes: Vec<String> = self.options.nodes.iter().map(crate::backends::redis::RedisOptions::redacted_url).collect();
         nodes.sort();
         let mut parts = vec!["redlock", self.options.namespace.as_str()];
         parts.extend(nodes.iter().map(String::as_str));
@@ -180,7 +180,7 @@ impl Backend for Redlock {
     }
 
     async fn wait(&mut self, _: &Request, at_most: Duration) -> Result<Wake> {
-        Ok(pause(self.options.retry_delay, self.passing, at_most).await)
+        Ok(pause(self.options.retry_delay, self.transient, at_most).await)
     }
 
     async fn leave_queue(&mut self, request: &Request) -> Result<()> {
@@ -192,7 +192,7 @@ impl Backend for Redlock {
     }
 
     async fn release(&mut self, key: &Key, token: &Token, info: &ReleaseInfo) -> Result<Release> {
-        self.give_back(key, token, info).await
+        self.release_hold(key, token, info).await
     }
 
     async fn amend(&mut self, key: &Key, change: Amendment<'_>) -> Result<bool> {
@@ -229,7 +229,7 @@ fn flag(set: bool) -> String {
     if set { "1".into() } else { "0".into() }
 }
 
-fn release_keys(names: Names) -> Vec<String> {
+fn release_keys(names: RedisNames) -> Vec<String> {
     let lock = vec![names.lock, names.record, names.runs, names.bad_runs, names.starts];
     [lock, vec![names.shares, names.ends, names.queue, names.waiters, names.line]].concat()
 }
@@ -246,7 +246,7 @@ fn word(answer: Result<Value>) -> Result<Word> {
 }
 
 /// Returns the most frequent value, and how often it occurs.
-fn most<T: PartialEq>(of: impl IntoIterator<Item = T>) -> Option<(T, usize)> {
+fn most_common<T: PartialEq>(of: impl IntoIterator<Item = T>) -> Option<(T, usize)> {
     let mut counted: Vec<(T, usize)> = Vec::new();
     for value in of {
         match counted.iter_mut().find(|(known, _)| *known == value) {

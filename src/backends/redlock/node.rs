@@ -15,7 +15,7 @@ use tokio::sync::Mutex;
 
 use super::{options, script};
 use crate::{
-    backends::redis::{Options, connection::Connection, failure, script::Script},
+    backends::redis::{RedisOptions, connection::RedisConnection, failure, script::Script},
     lock::Result,
 };
 
@@ -28,8 +28,8 @@ pub(super) enum Question {
 }
 
 /// A connection, for one request at a time.
-struct Line {
-    connection: Connection,
+struct NodeConnection {
+    connection: RedisConnection,
     /// The number of replies to abandoned requests that will come first.
     owed: usize,
     /// Whether the connection is intact: no half-written request, no failure.
@@ -42,24 +42,24 @@ const UNHEARD: u8 = 2;
 type Exchange = Pin<Box<dyn Future<Output = Result<Value>>>>;
 
 /// One server of the set.
-pub(super) struct Node {
+pub(super) struct RedlockNode {
     /// The host and port.
     pub name: String,
     /// Whether the last request got no answer in time, and none since. Requests then don't wait for this node.
     pub late: bool,
-    options: Rc<Options>,
-    line: Rc<Mutex<Option<Line>>>,
+    options: Rc<RedisOptions>,
+    line: Rc<Mutex<Option<NodeConnection>>>,
     exchange: Option<Exchange>,
     /// The number of requests in a row without an answer.
     unheard: u8,
 }
 
-impl Node {
-    pub(super) fn new(options: Options) -> Self {
+impl RedlockNode {
+    pub(super) fn new(options: RedisOptions) -> Self {
         Self { name: options::name(&options), late: false, options: Rc::new(options), line: Rc::default(), exchange: None, unheard: 0 }
     }
 
-    /// Starts a request; [`Node::poll`] drives it. The answer to an earlier request is dropped.
+    /// Starts a request; [`RedlockNode::poll`] drives it. The answer to an earlier request is dropped.
     pub(super) fn ask(&mut self, question: Question) {
         if self.exchange.is_some() && self.poll(&mut Context::from_waker(Waker::noop())).is_ready() {
             self.late = false;
@@ -71,7 +71,7 @@ impl Node {
             self.unheard = 0;
             self.line = Rc::default();
         }
-        self.exchange = Some(Box::pin(converse(Rc::clone(&self.options), Rc::clone(&self.line), question)));
+        self.exchange = Some(Box::pin(exchange_one(Rc::clone(&self.options), Rc::clone(&self.line), question)));
     }
 
     /// Returns the answer to the last request once it is there.
@@ -85,12 +85,12 @@ impl Node {
     }
 }
 
-async fn converse(options: Rc<Options>, line: Rc<Mutex<Option<Line>>>, question: Question) -> Result<Value> {
+async fn exchange_one(options: Rc<RedisOptions>, line: Rc<Mutex<Option<NodeConnection>>>, question: Question) -> Result<Value> {
     // Never blocks: the earlier exchange, which had the lock, was dropped.
     let mut place = line.lock().await;
-    let line = match place.take().filter(Line::is_usable) {
+    let line = match place.take().filter(NodeConnection::is_usable) {
         Some(line) => line,
-        None => Line { connection: Connection::open(&options).await?, owed: 0, sound: true },
+        None => NodeConnection { connection: RedisConnection::open(&options).await?, owed: 0, sound: true },
     };
     let line = place.insert(line);
     match &question {
@@ -102,10 +102,10 @@ async fn converse(options: Rc<Options>, line: Rc<Mutex<Option<Line>>>, question:
             // An abandoned earlier request may have left the other setting.
             line.connection.drop_unsent_on_close(takes);
             // After another request, the NOSCRIPT reply could come too late. So the whole script is sent.
-            let packed = if line.owed > 0 { script.in_full(&keys, &arguments) } else { script.by_sha(&keys, &arguments) };
+            let packed = if line.owed > 0 { script.eval_command(&keys, &arguments) } else { script.by_sha(&keys, &arguments) };
             let mut replies = line.ask(&packed, 1).await?;
             if matches!(replies.first(), Some(Value::ServerError(error)) if error.code() == "NOSCRIPT") {
-                replies = line.ask(&script.in_full(&keys, &arguments), 1).await?;
+                replies = line.ask(&script.eval_command(&keys, &arguments), 1).await?;
             }
             if takes {
                 line.connection.drop_unsent_on_close(false);
@@ -121,7 +121,7 @@ async fn converse(options: Rc<Options>, line: Rc<Mutex<Option<Line>>>, question:
     }
 }
 
-impl Line {
+impl NodeConnection {
     fn is_usable(&self) -> bool {
         self.sound && self.connection.is_open()
     }

@@ -9,20 +9,20 @@ use std::{
 use ::redis::Value;
 use tokio::time::timeout;
 
-use super::node::{Node, Question};
+use super::node::{Question, RedlockNode};
 use crate::{
-    backends::redis::Options,
+    backends::redis::RedisOptions,
     lock::{Effect, Error, Kind, Result},
 };
 
 /// The answer of each node; `None` for a node that was not asked.
-pub(super) type Answers = Vec<Option<Result<Value>>>;
+pub(super) type NodeAnswers = Vec<Option<Result<Value>>>;
 
-pub(super) struct Nodes(Vec<Node>);
+pub(super) struct Nodes(Vec<RedlockNode>);
 
 impl Nodes {
-    pub(super) fn new(options: &[Options]) -> Self {
-        Self(options.iter().cloned().map(Node::new).collect())
+    pub(super) fn new(options: &[RedisOptions]) -> Self {
+        Self(options.iter().cloned().map(RedlockNode::new).collect())
     }
 
     pub(super) fn len(&self) -> usize {
@@ -43,9 +43,9 @@ impl Nodes {
     /// The bound is part of the algorithm, not the call's limit, which the core sets: a node that is down must not block a majority. After
     /// a node missed the bound once, later calls with a majority wait only `bound / 20` for it, until it answers again.
     /// Cancel safe: requests under way stay on their connections.
-    pub(super) async fn ask(&mut self, bound: Duration, mut question: impl FnMut(usize) -> Option<Question>) -> Answers {
+    pub(super) async fn ask(&mut self, bound: Duration, mut question: impl FnMut(usize) -> Option<Question>) -> NodeAnswers {
         let majority = self.majority();
-        let mut answers: Answers = (0..self.len()).map(|_| None).collect();
+        let mut answers: NodeAnswers = (0..self.len()).map(|_| None).collect();
         let mut open = Vec::with_capacity(self.len());
         for (n, node) in self.0.iter_mut().enumerate() {
             if let Some(question) = question(n) {
@@ -56,7 +56,7 @@ impl Nodes {
         let in_time = timeout(
             bound,
             poll_fn(|context| {
-                self.hear(context, &mut open, &mut answers);
+                self.poll_answers(context, &mut open, &mut answers);
                 let heard = answers.iter().filter(|answer| matches!(answer, Some(Ok(_)))).count();
                 let enough = heard >= majority && open.iter().all(|n| self.0[*n].late);
                 if open.is_empty() || enough { Poll::Ready(()) } else { Poll::Pending }
@@ -64,7 +64,7 @@ impl Nodes {
         );
         if in_time.await.is_ok() && !open.is_empty() {
             let rest = poll_fn(|context| {
-                self.hear(context, &mut open, &mut answers);
+                self.poll_answers(context, &mut open, &mut answers);
                 if open.is_empty() { Poll::Ready(()) } else { Poll::Pending }
             });
             // The result is ignored: the answers are in `answers`.
@@ -77,7 +77,7 @@ impl Nodes {
         answers
     }
 
-    fn hear(&mut self, context: &mut Context<'_>, open: &mut Vec<usize>, answers: &mut Answers) {
+    fn poll_answers(&mut self, context: &mut Context<'_>, open: &mut Vec<usize>, answers: &mut NodeAnswers) {
         open.retain(|n| match self.0[*n].poll(context) {
             Poll::Ready(answer) => {
                 self.0[*n].late = false;

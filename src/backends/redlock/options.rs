@@ -6,9 +6,9 @@ use crate::{backends::redis, lock::Namespace};
 
 /// The nodes, and how they are asked.
 #[derive(Clone, Debug)]
-pub struct Options {
+pub struct RedlockOptions {
     /// The connection options of each node. Their namespaces are ignored.
-    pub nodes: Vec<redis::Options>,
+    pub nodes: Vec<redis::RedisOptions>,
     /// How long one node may take for one request; less if the lease is short.
     pub node_timeout: Duration,
     /// The pause before a busy lock is tried again, ± 50 %.
@@ -17,14 +17,14 @@ pub struct Options {
     pub namespace: Namespace,
 }
 
-impl Options {
+impl RedlockOptions {
     /// The default of `?node_timeout=`: three such timeouts fit into one attempt at the default `--backend-timeout`.
     pub const NODE_TIMEOUT: Duration = Duration::from_millis(500);
     /// The default of `?retry_delay=`.
     pub const RETRY_DELAY: Duration = Duration::from_millis(200);
 
     /// Options for `nodes` with the default namespace and times.
-    pub fn new(nodes: Vec<redis::Options>) -> Self {
+    pub fn new(nodes: Vec<redis::RedisOptions>) -> Self {
         Self { nodes, node_timeout: Self::NODE_TIMEOUT, retry_delay: Self::RETRY_DELAY, namespace: Namespace::default() }
     }
 
@@ -45,7 +45,7 @@ impl Options {
 }
 
 /// Returns the node's name for messages: host and port.
-pub(super) fn name(node: &redis::Options) -> String {
+pub(super) fn name(node: &redis::RedisOptions) -> String {
     match &node.server {
         redis::Server::Tcp { host, port } if host.contains(':') => format!("[{host}]:{port}"),
         redis::Server::Tcp { host, port } => format!("{host}:{port}"),

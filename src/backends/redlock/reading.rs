@@ -6,15 +6,15 @@ use ::redis::{Pipeline, Value};
 
 use super::{
     Failures, Redlock,
-    examine::Told,
+    examine::NodeInfo,
     node::Question,
-    view::{Picture, Seen, last_fence},
+    view::{MajorityView, NodeLock, last_fence},
 };
 use crate::{
     backends::redis::{
         examine::field,
         failure,
-        names::{ENCODING, Names, key_of, pattern, prefix, side_of, side_start, tells_of_runs},
+        names::{ENCODING, RedisNames, is_run_data, key_of, pattern, prefix, side_of, side_start},
         reading::{add_scanned, read_time, readable},
         reply,
         state::{read_shares, waiters},
@@ -28,7 +28,7 @@ pub(super) const PER_LOCK: usize = 11;
 /// The number of locks read in one packet.
 const BATCH: usize = 50;
 
-pub(super) fn add_reads(pipeline: &mut Pipeline, names: &Names) {
+pub(super) fn add_reads(pipeline: &mut Pipeline, names: &RedisNames) {
     pipeline
         .cmd("TIME")
         .cmd("TYPE")
@@ -65,7 +65,7 @@ pub(super) fn add_reads(pipeline: &mut Pipeline, names: &Names) {
 
 /// One node's view of a lock.
 pub(super) struct Read {
-    pub(super) seen: Seen,
+    pub(super) seen: NodeLock,
     waiters: Vec<Waiter>,
     counter: Option<u64>,
 }
@@ -77,7 +77,7 @@ impl Redlock {
         add_reads(&mut pipeline, &names);
         pipeline.cmd("INFO").arg("server").cmd("INFO").arg("replication");
         let answers = self.read(|_| Some(pipeline.clone())).await?;
-        self.look_for_kinship(&answers);
+        self.check_independence(&answers);
         let each = answers.iter().map(|answer| answer.as_ref().map(|replies| replies.get(..PER_LOCK).unwrap_or_default())).collect();
         self.put_together(key.clone(), &names, each)
     }
@@ -87,7 +87,7 @@ impl Redlock {
         let mut states = Vec::new();
         for batch in keys.chunks(BATCH) {
             let mut pipeline = ::redis::pipe();
-            let names: Vec<Names> = batch.iter().map(|key| self.names(key)).collect::<Result<_>>()?;
+            let names: Vec<RedisNames> = batch.iter().map(|key| self.names(key)).collect::<Result<_>>()?;
             for names in &names {
                 add_reads(&mut pipeline, names);
             }
@@ -117,7 +117,7 @@ impl Redlock {
 
     pub(super) async fn known_keys(&mut self, start: &str, which: Which) -> Result<Vec<Key>> {
         let namespace = self.options.namespace.clone();
-        let wanted = |what: &str| if which == Which::Kept { what == "starts" } else { tells_of_runs(what) };
+        let wanted = |what: &str| if which == Which::Kept { what == "starts" } else { is_run_data(what) };
         let of = |name: &str| side_of(&namespace, name).filter(|(_, what)| wanted(what)).map(|(key, _)| key);
         Ok(self.scan_for(&pattern(&side_start(&namespace, start)), None, of).await?.into_iter().collect())
     }
@@ -168,7 +168,7 @@ impl Redlock {
         Ok(each)
     }
 
-    pub(super) fn put_together(&self, key: Key, names: &Names, each: Vec<Result<&[Value], &Error>>) -> Result<LockState> {
+    pub(super) fn put_together(&self, key: Key, names: &RedisNames, each: Vec<Result<&[Value], &Error>>) -> Result<LockState> {
         let mut reads = Vec::new();
         let mut failed = Vec::new();
         for answer in each {
@@ -186,19 +186,19 @@ impl Redlock {
             }
         }
         let needed = self.nodes.majority();
-        let seen: Vec<Option<Seen>> = reads.iter().map(|read| read.as_ref().map(|read| read.seen.clone())).collect();
+        let seen: Vec<Option<NodeLock>> = reads.iter().map(|read| read.as_ref().map(|read| read.seen.clone())).collect();
         let no_locks: Vec<_> = seen.iter().flatten().filter(|seen| seen.is_no_lock()).collect();
         if let Some(first) = no_locks.first()
             && self.nodes.len() - no_locks.len() < needed
         {
             return Err(failure::no_lock(&format!("a {}", first.kind)));
         }
-        let picture = Picture::of(&seen, needed);
+        let picture = MajorityView::of(&seen, needed);
         let nodes = seen.iter().zip(failed).enumerate().map(|(n, (seen, error))| NodeView {
             node: self.nodes.name(n).to_owned(),
             held: seen.as_ref().map(|seen| !seen.is_free()),
-            fence: seen.as_ref().and_then(Seen::fence),
-            expires_in: seen.as_ref().filter(|seen| !seen.is_free()).and_then(Seen::left),
+            fence: seen.as_ref().and_then(NodeLock::fence),
+            expires_in: seen.as_ref().filter(|seen| !seen.is_free()).and_then(NodeLock::left),
             others: seen.as_ref().is_some_and(|seen| !seen.is_free()) && !picture.held_on.contains(&n),
             error,
         });
@@ -216,15 +216,15 @@ impl Redlock {
     }
 
     /// Adds notices about nodes that are one server or replicas: their votes are not independent.
-    fn look_for_kinship(&mut self, answers: &[Result<Vec<Value>>]) {
+    fn check_independence(&mut self, answers: &[Result<Vec<Value>>]) {
         let told = answers.iter().enumerate().map(|(n, answer)| {
             let info = move |at| answer.as_ref().ok().and_then(|replies| reply::text(replies.get(at)?));
             let field = move |name: &str| {
                 [info(PER_LOCK), info(PER_LOCK + 1)].iter().flatten().find_map(|info| field(info, name).map(str::to_owned))
             };
-            Told { n, field: Box::new(field) }
+            NodeInfo { n, field: Box::new(field) }
         });
-        for notice in self.kin(told.collect()) {
+        for notice in self.related_nodes(told.collect()) {
             self.notice(notice.warning, notice.text, notice.hint);
         }
     }
@@ -238,7 +238,7 @@ pub(super) fn read_one(replies: &[Value]) -> Result<Read> {
     if let Value::ServerError(error) = kind {
         return Err(failure::refused(error));
     }
-    let seen = Seen {
+    let seen = NodeLock {
         now,
         pttl: readable(pttl)?.and_then(reply::int),
         kind: reply::text(kind).ok_or_else(failure::unreadable)?,

@@ -1,8 +1,8 @@
 //! Lock libraries that can share a lock with dlock on a majority of Redis servers.
 
-use super::Options;
+use super::RedlockOptions;
 use crate::{
-    backends::redis::{names::Names, sharing::OF_STRINGS},
+    backends::redis::{names::RedisNames, sharing::OF_STRINGS},
     lock::{Key, Result, Sharing},
 };
 
@@ -10,6 +10,6 @@ use crate::{
 ///
 /// # Errors
 /// If the key has no name in the store.
-pub fn sharing(options: &Options, key: &Key) -> Result<Sharing> {
-    Ok(Sharing::new(Names::new(&options.namespace, key)?.lock, &OF_STRINGS, &[]))
+pub fn sharing(options: &RedlockOptions, key: &Key) -> Result<Sharing> {
+    Ok(Sharing::new(RedisNames::new(&options.namespace, key)?.lock, &OF_STRINGS, &[]))
 }

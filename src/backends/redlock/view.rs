@@ -19,7 +19,7 @@ pub(in crate::backends) const MAJOR: u32 = 1;
 
 /// A lock on one node, at one moment.
 #[derive(Clone, Debug, Default)]
-pub(super) struct Seen {
+pub(super) struct NodeLock {
     /// The node's time in ms; `None` without the right to read it.
     pub now: Option<i64>,
     /// The lock's remaining TTL, as `PTTL` returns it.
@@ -38,7 +38,7 @@ pub(super) struct Seen {
     pub kept: Duration,
 }
 
-impl Seen {
+impl NodeLock {
     /// Reads `{"busy", now, pttl, type, value, record, position, shares, kept}`. Returns the view and the position.
     pub(super) fn of_busy(rest: &[Value]) -> Option<(Self, i64)> {
         let [now, pttl, kind, value, record, place, shares, kept] = rest else { return None };
@@ -127,7 +127,7 @@ impl Seen {
 
 /// The state of a lock on all nodes.
 #[derive(Debug)]
-pub(super) struct Picture {
+pub(super) struct MajorityView {
     /// The holders with a majority of the nodes, or with a possible one if some nodes did not answer.
     pub holders: Vec<Holder>,
     /// The nodes that the holders have.
@@ -135,29 +135,29 @@ pub(super) struct Picture {
     /// When a majority of the nodes will be free by expiry.
     pub free_in: Option<Duration>,
     /// Whether the lock has no certain holder: an attempt is between its phases, or several share the nodes.
-    pub passing: bool,
+    pub transient: bool,
 }
 
-impl Picture {
+impl MajorityView {
     /// Merges the nodes' views; `None` for a node that did not answer.
-    pub(super) fn of(seen: &[Option<Seen>], majority: usize) -> Self {
+    pub(super) fn of(seen: &[Option<NodeLock>], majority: usize) -> Self {
         let unknown = seen.iter().filter(|seen| seen.is_none()).count();
-        let mut alone: Vec<(&str, Vec<Part<'_>>)> = Vec::new();
-        let mut shares: Vec<(String, Vec<Part<'_>>)> = Vec::new();
+        let mut alone: Vec<(&str, Vec<HolderOnNode<'_>>)> = Vec::new();
+        let mut shares: Vec<(String, Vec<HolderOnNode<'_>>)> = Vec::new();
         for (n, seen) in seen.iter().enumerate().filter_map(|(n, seen)| Some((n, seen.as_ref().filter(|seen| !seen.is_free())?))) {
             for share in seen.readers() {
                 let left = seen.now.and_then(|now| u64::try_from(share.ends().saturating_sub(now)).ok()).map(Duration::from_millis);
-                let part = Part { n, seen, record: Some(&share.0), left };
+                let part = HolderOnNode { n, seen, record: Some(&share.0), left };
                 add(&mut shares, format!("{}:{}", part.of("owner").unwrap_or_default(), part.of("attempt").unwrap_or_default()), part);
             }
             if !seen.is_shared() {
                 // A value that is no string was not read: its type stands for it.
                 let value = if seen.kind == "string" { seen.value.as_str() } else { seen.kind.as_str() };
                 let record = seen.is_ours().then_some(&*seen.record);
-                add(&mut alone, value, Part { n, seen, record, left: seen.left() });
+                add(&mut alone, value, HolderOnNode { n, seen, record, left: seen.left() });
             }
         }
-        let enough = |parts: &Vec<Part<'_>>| parts.len() + unknown >= majority;
+        let enough = |parts: &Vec<HolderOnNode<'_>>| parts.len() + unknown >= majority;
         let largest = alone.into_iter().map(|(_, parts)| parts).max_by_key(Vec::len).filter(enough);
         let mut readers: Vec<_> = shares.into_iter().map(|(_, parts)| parts).filter(enough).collect();
         // Readers and a writer can't both hold the lock, whatever the silent nodes have.
@@ -171,14 +171,14 @@ impl Picture {
         held_on.dedup();
         let mut holders: Vec<Holder> = groups.iter().map(|parts| holder(parts, mode, majority)).collect();
         holders.sort_by_key(|holder| holder.fence);
-        let passing = holders.iter().all(|holder| !holder.foreign && holder.fence.is_none());
+        let transient = holders.iter().all(|holder| !holder.foreign && holder.fence.is_none());
         let mut ends: Vec<_> = seen.iter().flatten().filter_map(|seen| Some(seen.left()?.max(seen.kept))).collect();
         ends.sort_unstable();
-        Self { holders, held_on, free_in: ends.get(majority - 1).copied(), passing }
+        Self { holders, held_on, free_in: ends.get(majority - 1).copied(), transient }
     }
 }
 
-fn add<'a, T: PartialEq>(groups: &mut Vec<(T, Vec<Part<'a>>)>, of: T, part: Part<'a>) {
+fn add<'a, T: PartialEq>(groups: &mut Vec<(T, Vec<HolderOnNode<'a>>)>, of: T, part: HolderOnNode<'a>) {
     match groups.iter_mut().find(|(known, _)| *known == of) {
         Some((_, parts)) => parts.push(part),
         None => groups.push((of, vec![part])),
@@ -186,15 +186,15 @@ fn add<'a, T: PartialEq>(groups: &mut Vec<(T, Vec<Part<'a>>)>, of: T, part: Part
 }
 
 /// A holder's part on one node.
-struct Part<'a> {
+struct HolderOnNode<'a> {
     n: usize,
-    seen: &'a Seen,
+    seen: &'a NodeLock,
     /// `None` for another program's lock.
     record: Option<&'a [(String, String)]>,
     left: Option<Duration>,
 }
 
-impl Part<'_> {
+impl HolderOnNode<'_> {
     fn of(&self, name: &str) -> Option<&str> {
         self.record?.iter().find(|(field, _)| field == name).map(|(_, value)| value.as_str())
     }
@@ -223,7 +223,7 @@ impl Part<'_> {
 }
 
 /// Returns the holder of these nodes, from its records on them.
-fn holder(parts: &[Part<'_>], mode: Mode, majority: usize) -> Holder {
+fn holder(parts: &[HolderOnNode<'_>], mode: Mode, majority: usize) -> Holder {
     let mut ends: Vec<_> = parts.iter().filter_map(|part| part.left).collect();
     ends.sort_unstable_by(|a, b| b.cmp(a));
     // The hold lasts as long as it has a majority.
@@ -244,7 +244,7 @@ fn holder(parts: &[Part<'_>], mode: Mode, majority: usize) -> Holder {
         renewed_ago: each().filter_map(|part| part.ago("renewed")).min(),
         expires_in,
         holds: each().map(|part| u32::try_from(part.holds()).unwrap_or(u32::MAX)).max().unwrap_or(1).max(1),
-        broken: each().find_map(Part::mark).map(|mark| Break { seen: each().any(|part| part.of("seen").is_some()), ..mark }),
+        broken: each().find_map(HolderOnNode::mark).map(|mark| Break { seen: each().any(|part| part.of("seen").is_some()), ..mark }),
     }
 }
 
@@ -260,19 +260,26 @@ mod tests {
     use super::*;
 
     #[allow(clippy::unnecessary_wraps)] // as the nodes have it
-    fn node(attempt: &str, fence: Option<&str>, pttl: i64) -> Option<Seen> {
+    fn node(attempt: &str, fence: Option<&str>, pttl: i64) -> Option<NodeLock> {
         let mut record = vec![("v".into(), "1.0".into()), ("owner".into(), "me".into()), ("attempt".into(), attempt.into())];
         record.extend(fence.map(|fence| ("fence".into(), fence.into())));
-        Some(Seen { now: Some(1000), pttl: Some(pttl), kind: "string".into(), value: format!("me:{attempt}"), record, ..Seen::default() })
+        Some(NodeLock {
+            now: Some(1000),
+            pttl: Some(pttl),
+            kind: "string".into(),
+            value: format!("me:{attempt}"),
+            record,
+            ..NodeLock::default()
+        })
     }
 
     #[allow(clippy::unnecessary_wraps)] // as the nodes have it
-    fn free() -> Option<Seen> {
-        Some(Seen { kind: "none".into(), pttl: Some(-2), ..Seen::default() })
+    fn free() -> Option<NodeLock> {
+        Some(NodeLock { kind: "none".into(), pttl: Some(-2), ..NodeLock::default() })
     }
 
-    fn of(nodes: &[Option<Seen>]) -> Picture {
-        Picture::of(nodes, nodes.len() / 2 + 1)
+    fn of(nodes: &[Option<NodeLock>]) -> MajorityView {
+        MajorityView::of(nodes, nodes.len() / 2 + 1)
     }
 
     #[test]
@@ -280,9 +287,9 @@ mod tests {
         let held = of(&[node("a", Some("7"), 300), node("a", Some("7"), 100), node("a", Some("7"), 200), free(), free()]);
         let holder = &held.holders[0];
         assert_eq!((holder.fence, holder.expires_in), (Some(Fence(7)), Some(Duration::from_millis(100))));
-        assert_eq!((held.held_on, held.free_in, held.passing), (vec![0, 1, 2], Some(Duration::from_millis(100)), false));
+        assert_eq!((held.held_on, held.free_in, held.transient), (vec![0, 1, 2], Some(Duration::from_millis(100)), false));
         let left_over = of(&[node("a", Some("7"), 300), node("a", Some("7"), 100), free(), free(), free()]);
-        assert!(left_over.holders.is_empty() && left_over.passing);
+        assert!(left_over.holders.is_empty() && left_over.transient);
         assert_eq!(left_over.free_in, Some(Duration::ZERO));
     }
 
@@ -296,14 +303,14 @@ mod tests {
     #[test]
     fn attempts_that_split_the_nodes_are_passing() {
         let split = of(&[node("a", None, 300), node("a", None, 300), node("b", None, 300), node("b", None, 300), node("c", None, 300)]);
-        assert!(split.holders.is_empty() && split.passing);
+        assert!(split.holders.is_empty() && split.transient);
         let between = of(&[node("a", None, 300), node("a", None, 300), node("a", None, 300)]);
-        assert!(between.passing && between.holders[0].fence.is_none());
+        assert!(between.transient && between.holders[0].fence.is_none());
     }
 
     /// A node held by readers: (owner, attempt, fence, ms left) of each.
     #[allow(clippy::unnecessary_wraps)] // as the nodes have it
-    fn shared(first: &str, readers: &[(&str, &str, Option<&str>, i64)]) -> Option<Seen> {
+    fn shared(first: &str, readers: &[(&str, &str, Option<&str>, i64)]) -> Option<NodeLock> {
         let share = |(owner, attempt, fence, left): &(&str, &str, Option<&str>, i64)| {
             let mut share: Vec<(String, String)> = vec![("owner".into(), (*owner).into()), ("attempt".into(), (*attempt).into())];
             share.push(("hold:1".into(), format!("{}:1", 1000 + left)));
@@ -312,7 +319,15 @@ mod tests {
         };
         let value = format!("shared:{first}");
         let shares = readers.iter().map(share).collect();
-        Some(Seen { now: Some(1000), pttl: Some(900), kind: "string".into(), shared_as: value.clone(), value, shares, ..Seen::default() })
+        Some(NodeLock {
+            now: Some(1000),
+            pttl: Some(900),
+            kind: "string".into(),
+            shared_as: value.clone(),
+            value,
+            shares,
+            ..NodeLock::default()
+        })
     }
 
     #[test]
@@ -325,7 +340,7 @@ mod tests {
         let ended = ("one", "a", Some("7"), 0);
         let left = of(&[shared("a", &[ended, other]), shared("b", &[other]), shared("a", &[ended, other]), free(), None]);
         assert_eq!(left.holders.iter().map(|holder| holder.fence).collect::<Vec<_>>(), [Some(Fence(8))]);
-        let taken_anew = Some(Seen { value: "shared:c".into(), ..shared("a", &[one]).unwrap() });
+        let taken_anew = Some(NodeLock { value: "shared:c".into(), ..shared("a", &[one]).unwrap() });
         assert!(of(&[taken_anew.clone(), taken_anew.clone(), taken_anew]).holders.iter().all(|holder| holder.foreign));
     }
 
@@ -333,7 +348,7 @@ mod tests {
     fn a_writer_and_readers_that_split_the_nodes_are_passing() {
         let reader = ("one", "a", None, 300);
         let split = of(&[shared("a", &[reader]), shared("a", &[reader]), node("w", None, 300), node("w", None, 300), free()]);
-        assert!(split.holders.is_empty() && split.passing);
+        assert!(split.holders.is_empty() && split.transient);
         let written = of(&[shared("a", &[reader]), node("w", Some("9"), 300), node("w", Some("9"), 300), None, None]);
         assert_eq!(written.holders.iter().map(|holder| holder.mode).collect::<Vec<_>>(), [Mode::Exclusive]);
     }

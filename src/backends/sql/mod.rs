@@ -5,8 +5,8 @@
 //! never deletes a row: ShedLock's nodes remember that the row exists, and its fence must not start again.
 //!
 //! The usual case of a grant, a renewal and a release is one statement. All else is decided by
-//! [`Kept`](crate::backends::kept::Kept): a row is read ([`LockRow::document`]), and written back ([`row::Write`]) if no other client changed it
-//! meanwhile.
+//! [`CasBackend`](crate::backends::cas::CasBackend): a row is read ([`LockRow::document`]), and written back ([`row::Write`]) if no
+//! other client changed it meanwhile.
 //!
 //! Worst interleavings of `mode=lease`, and why they are harmless:
 //! - *The reply to a grant is lost.* On a retry the row names this hold's token: same fence, counted once.

@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use super::names::{OWNER, locked_by};
 use crate::{
-    backends::kept::Outside,
+    backends::cas::Outside,
     lock::{
         self, Error, Fence, Holder, Kind, Metadata, Mode, Request, Result, Token, Ttl, Waiter,
         document::{Document, Times},
@@ -154,7 +154,7 @@ impl LockRow {
             holds: 1,
             broken: None,
         };
-        Some(Outside { holder, left: Some(ceil_ms(self.lock_until_us).saturating_sub(self.now_ms())), passing: false })
+        Some(Outside { holder, left: Some(ceil_ms(self.lock_until_us).saturating_sub(self.now_ms())), transient: false })
     }
 
     /// All that the row says, with holds that may be over.

@@ -1,4 +1,4 @@
-//! A row as [`kept`](crate::backends::kept) has a lock: read, and written back if no other client changed it meanwhile.
+//! A row as [`cas`](crate::backends::cas) has a lock: read, and written back if no other client changed it meanwhile.
 
 use std::time::Duration;
 
@@ -7,7 +7,7 @@ use super::{
     record::{LockRow, Plain},
 };
 use crate::{
-    backends::kept::{Base, Change, ReadFor, Snapshot},
+    backends::cas::{Base, Change, ReadFor, Snapshot},
     lock::{Fence, HistoryEntry, Key, Mode, ReleaseInfo, Request, Result, Token, Ttl, document::Document, random},
 };
 
@@ -162,7 +162,7 @@ impl Own {
     pub fn of(&self, name: &str, token: &Token) -> Option<(LockRow, Ttl)> {
         let row = self.0.as_ref().filter(|row| row.name == name && row.is_held_by(token))?;
         let document = row.document().ok()?;
-        let hold = document.lone().filter(|holder| holder.mark.is_none())?.holds.get(&token.hold_text())?;
+        let hold = document.only_exclusive_holder().filter(|holder| holder.mark.is_none())?.holds.get(&token.hold_text())?;
         Some((row.clone(), Ttl::new(Duration::from_millis(hold.ttl)).ok()?))
     }
 }

@@ -59,7 +59,7 @@ impl From<Columns> for RunRecord {
         let start = number(columns.start_at_ms).map(|at_ms| LastRun {
             at_ms,
             fence: Fence(number(columns.start_fence).unwrap_or_default()),
-            stage: if stage == RunState::Cancelled { RunState::Started } else { stage },
+            state: if stage == RunState::Cancelled { RunState::Started } else { stage },
             tries: number(columns.start_tries).and_then(|tries| u32::try_from(tries).ok()).unwrap_or(1),
             window_ms: number(columns.start_window_ms).unwrap_or_default(),
             metadata: who(columns.start_who),
@@ -91,7 +91,7 @@ impl From<&RunRecord> for Columns {
             paced_hold: cooldown.map(|cooldown| cooldown.hold.clone()),
             start_at_ms: start.and_then(|start| int(start.at_ms)),
             start_fence: start.and_then(|start| int(start.fence.0)),
-            start_stage: start.map(|start| start.stage.as_str().to_owned()),
+            start_stage: start.map(|start| start.state.as_str().to_owned()),
             start_tries: start.map(|start| i64::from(start.tries)),
             start_window_ms: start.and_then(|start| int(start.window_ms.min(LONGEST))),
             start_who: start.and_then(|start| json(&start.metadata)),
@@ -156,7 +156,7 @@ mod tests {
         let read = |tries, stage| {
             let record = RunRecord::from(columns(tries, stage));
             assert!(record.cooldown.is_some());
-            record.start.map(|start| (start.stage, start.tries))
+            record.start.map(|start| (start.state, start.tries))
         };
         assert_eq!(read(2, "undone"), Some((RunState::Failed, 1)));
         assert_eq!(read(1, "undone"), Some((RunState::Cancelled, 0)));

@@ -7,17 +7,17 @@ mod store;
 use std::{collections::HashMap, fs::DirBuilder, os::unix::fs::DirBuilderExt, path::PathBuf, sync::Arc};
 
 use super::{
-    Options,
-    alarm::Alarm,
-    database::{Database, ListedWaiter, Row},
+    SqliteOptions,
+    database::{Database, ListedWaiter, StoredRow},
     failure, location,
     lock_file::{Bytes, LockFile},
+    lock_file_watch::LockFileWatch,
     ours,
     slot::Slot,
-    watch::Watch,
+    watch::PathWatch,
 };
 use crate::{
-    backends::kept::{Base, Outside, Snapshot, in_order},
+    backends::cas::{Base, Outside, Snapshot, in_order},
     lock::{Entry, Error, Holder, Key, Kind, Mode, Request, Result, Token, document::Document},
 };
 
@@ -25,8 +25,8 @@ use crate::{
 const PASSING_MS: u64 = 20;
 
 /// One client of a database and its lock file.
-pub(super) struct Client {
-    pub options: Options,
+pub(super) struct SqliteClient {
+    pub options: SqliteOptions,
     /// The canonical path, once its directory exists.
     resolved: Option<PathBuf>,
     pub file: Option<Arc<LockFile>>,
@@ -34,16 +34,16 @@ pub(super) struct Client {
     pub prepared: bool,
     pub database: Option<Database>,
     pub slots: HashMap<Key, Slot>,
-    pub alarm: Option<Alarm>,
-    pub watch: Option<Watch>,
+    pub lock_file_watch: Option<LockFileWatch>,
+    pub watch: Option<PathWatch>,
     /// Other processes were in the way, and so are likely to wait.
     pub contended: bool,
     /// Watchers of the lock file must be woken.
-    ring: bool,
+    notify_watchers: bool,
 }
 
 /// What a write depends on.
-pub(super) struct Version {
+pub(super) struct SqliteVersion {
     revision: i64,
     /// The lock file that tells which processes live.
     lock_file: i64,
@@ -53,24 +53,24 @@ pub(super) struct Version {
 
 /// The kernel's word on which processes live. What it can't say counts as alive.
 #[derive(Clone, Copy)]
-enum Witness<'a> {
+enum LiveProcesses<'a> {
     /// For a process that may have bytes of its own, whose lock file is the one that other processes take.
     Slot(&'a Slot),
     /// For other processes. Without a file no byte is locked.
     File(Option<&'a LockFile>, Bytes),
 }
 
-impl Witness<'_> {
-    fn stands(self, hold: &str) -> bool {
+impl LiveProcesses<'_> {
+    fn has_process(self, hold: &str) -> bool {
         match self {
-            Self::Slot(slot) => slot.stands(hold).unwrap_or(true),
+            Self::Slot(slot) => slot.has_process(hold).unwrap_or(true),
             Self::File(file, bytes) => file.is_some_and(|file| file.others_write(bytes.of_hold(hold).first()).unwrap_or(true)),
         }
     }
 
-    fn awaits(self, hold: &str) -> bool {
+    fn has_waiter(self, hold: &str) -> bool {
         match self {
-            Self::Slot(slot) => slot.awaits(hold).unwrap_or(true),
+            Self::Slot(slot) => slot.has_waiter(hold).unwrap_or(true),
             Self::File(file, bytes) => file.is_some_and(|file| file.others_write(bytes.of_hold(hold).alive()).unwrap_or(true)),
         }
     }
@@ -92,8 +92,8 @@ impl Witness<'_> {
     }
 }
 
-impl Client {
-    pub(super) fn new(options: Options) -> Self {
+impl SqliteClient {
+    pub(super) fn new(options: SqliteOptions) -> Self {
         Self {
             options,
             resolved: None,
@@ -101,10 +101,10 @@ impl Client {
             prepared: false,
             database: None,
             slots: HashMap::new(),
-            alarm: None,
+            lock_file_watch: None,
             watch: None,
             contended: false,
-            ring: false,
+            notify_watchers: false,
         }
     }
 
@@ -144,7 +144,7 @@ impl Client {
         }
         let file = self.open_lock_file(false)?;
         self.slots.clear();
-        self.alarm = None;
+        self.lock_file_watch = None;
         Ok(Arc::clone(self.file.insert(file)))
     }
 
@@ -175,8 +175,8 @@ impl Client {
     pub(super) fn confirm(&self, key: &Key, token: &Token) -> Result<(bool, bool)> {
         match self.slots.get(key) {
             Some(slot) if slot.has(token) => {
-                let stands = slot.stands(&token.hold_text()).map_err(|error| ours(&error))?;
-                Ok((stands, slot.file.is_current()))
+                let has_process = slot.has_process(&token.hold_text()).map_err(|error| ours(&error))?;
+                Ok((has_process, slot.file.is_current()))
             }
             _ => Ok((false, true)),
         }
@@ -227,28 +227,28 @@ impl Client {
     }
 
     /// Wakes the watchers of the lock file if a step asked for it.
-    pub(super) fn ring(&mut self) {
-        if std::mem::take(&mut self.ring)
+    pub(super) fn notify_watchers(&mut self) {
+        if std::mem::take(&mut self.notify_watchers)
             && let Ok(Some(file)) = self.file_now()
         {
-            file.ring();
+            file.notify_watchers();
         }
     }
 
     pub(super) fn wake_watchers(&mut self) {
-        self.ring = true;
+        self.notify_watchers = true;
     }
 
     /// The lock file that other processes take now, and what this process has in it.
-    fn witness<'a>(&'a self, key: &Key, file: Option<&'a LockFile>) -> Witness<'a> {
+    fn witness<'a>(&'a self, key: &Key, file: Option<&'a LockFile>) -> LiveProcesses<'a> {
         match self.slots.get(key) {
-            Some(slot) if file.is_some_and(|file| file.id() == slot.file.id()) => Witness::Slot(slot),
-            _ => Witness::File(file, self.bytes(key)),
+            Some(slot) if file.is_some_and(|file| file.id() == slot.file.id()) => LiveProcesses::Slot(slot),
+            _ => LiveProcesses::File(file, self.bytes(key)),
         }
     }
 
     /// A row as the kernel sees it: holds without a process are over, holds with one are not, whatever their times say.
-    fn snapshot(&self, key: &Key, row: Row, listed: Vec<ListedWaiter>, file: Option<&LockFile>) -> Snapshot<Version> {
+    fn snapshot(&self, key: &Key, row: StoredRow, listed: Vec<ListedWaiter>, file: Option<&LockFile>) -> Snapshot<SqliteVersion> {
         let witness = self.witness(key, file);
         let (mut document, now) = (row.document, row.now);
         if row.lock_file != witness.file() {
@@ -258,17 +258,17 @@ impl Client {
         let mut absorbed = Vec::new();
         for waiter in listed {
             absorbed.push(waiter.place);
-            if witness.awaits(&waiter.hold) {
+            if witness.has_waiter(&waiter.hold) {
                 document.absorb(waiter.hold, waiter.metadata, waiter.since_ms.min(now), now);
             }
         }
-        document.witness(now, |hold| witness.stands(hold), |hold| witness.awaits(hold));
-        let version = Version { revision: row.revision, lock_file: witness.file(), absorbed };
+        document.witness(now, |hold| witness.has_process(hold), |hold| witness.has_waiter(hold));
+        let version = SqliteVersion { revision: row.revision, lock_file: witness.file(), absorbed };
         Snapshot { document, now_us: now * 1000, fence: row.fence, outside: None, base: Base::Document, apart: false, version }
     }
 
     /// Adds what the bytes say to the document, for a request.
-    fn read_for_request(&mut self, request: &Request, snapshot: &mut Snapshot<Version>) -> Result<()> {
+    fn read_for_request(&mut self, request: &Request, snapshot: &mut Snapshot<SqliteVersion>) -> Result<()> {
         let Some(slot) = self.slots.get_mut(&request.key) else { return Err(lost_slot()) };
         let (token, now) = (&request.token, snapshot.now());
         let mut document = snapshot.document.clone();
@@ -286,9 +286,9 @@ impl Client {
             let passed = !plain && !document.has_holders() && slot.passed != Some(*token) && document.position(token).is_none();
             snapshot.apart |= passed;
             slot.passed = passed.then_some(*token);
-            let (passing, known) = (!document.has_holders(), document.holders(now).pop());
+            let (transient, known) = (!document.has_holders(), document.holders(now).pop());
             let left = passed.then_some(PASSING_MS);
-            snapshot.outside = Some(Outside { holder: known.unwrap_or_else(unknown_holder), left, passing });
+            snapshot.outside = Some(Outside { holder: known.unwrap_or_else(unknown_holder), left, transient });
         }
         slot.granted = None;
         (slot.seen, slot.seen_at) = (document, now);
@@ -296,11 +296,11 @@ impl Client {
     }
 
     /// A process that has the lock alone and is not in the document.
-    fn outside(&self, key: &Key, snapshot: &Snapshot<Version>, file: Option<&LockFile>) -> Result<Option<Outside>> {
+    fn outside(&self, key: &Key, snapshot: &Snapshot<SqliteVersion>, file: Option<&LockFile>) -> Result<Option<Outside>> {
         let mut document = snapshot.document.clone();
         document.expire(snapshot.now());
-        let passing = !document.has_holders() && self.witness(key, file).is_locked_alone()?;
-        Ok(passing.then(|| Outside { holder: unknown_holder(), left: None, passing: true }))
+        let transient = !document.has_holders() && self.witness(key, file).is_locked_alone()?;
+        Ok(transient.then(|| Outside { holder: unknown_holder(), left: None, transient: true }))
     }
 
     /// Lists a waiter for people. Each new waiter removes more dead ones than it can become itself.
@@ -313,7 +313,7 @@ impl Client {
         database.add_waiter(&options.namespace, request).await?;
         database.prepare_to_take().await?;
         for hold in database.first_waiters(&options.namespace, &request.key).await? {
-            if !slot.awaits(&hold).map_err(|error| ours(&error))? {
+            if !slot.has_waiter(&hold).map_err(|error| ours(&error))? {
                 database.remove_waiter(&options.namespace, &request.key, &hold).await?;
             }
         }
@@ -333,7 +333,7 @@ impl Client {
             let ended = document.ends().is_none_or(|ends| now.saturating_sub(ends) > unused_ms);
             document.expire(now);
             if ended && document.queue().is_empty() && !document.has_holders() && document.run_record().relevant(now).is_zero() {
-                unused.push(Row { key: name, revision, ..Row::default() });
+                unused.push(StoredRow { key: name, revision, ..StoredRow::default() });
             }
         }
         let unused_ms = i64::try_from(unused_ms).unwrap_or(i64::MAX);

@@ -39,7 +39,7 @@ type Query = sqlx::query::Query<'static, Sqlite, SqliteArguments>;
 
 /// A lock's row.
 #[derive(Default)]
-pub(super) struct Row {
+pub(super) struct StoredRow {
     pub key: String,
     /// Counts the row's changes; 0 if there is no row.
     pub revision: i64,
@@ -54,7 +54,7 @@ pub(super) struct Row {
 }
 
 /// A new row in the place of the one with this revision.
-pub(super) struct Write<'a> {
+pub(super) struct RowWrite<'a> {
     pub revision: i64,
     pub fence: Option<Fence>,
     pub lock_file: i64,
@@ -160,7 +160,7 @@ impl Database {
     }
 
     /// Reads a lock. The first read also checks the layout, in the same statement.
-    pub(super) async fn read(&mut self, namespace: &Namespace, key: &Key) -> Result<Row> {
+    pub(super) async fn read(&mut self, namespace: &Namespace, key: &Key) -> Result<StoredRow> {
         let query = || bind_name(READ, namespace, key);
         match self.rows(query()).await {
             Ok(rows) => {
@@ -178,18 +178,18 @@ impl Database {
         self.checked = false;
         self.check().await?;
         let rows = self.rows(query()).await?;
-        rows.first().map_or_else(|| Ok(Row::default()), read_row)
+        rows.first().map_or_else(|| Ok(StoredRow::default()), read_row)
     }
 
     /// Reads every lock whose key starts with `start`.
-    pub(super) async fn scan(&mut self, namespace: &Namespace, start: &str) -> Result<Vec<Row>> {
+    pub(super) async fn scan(&mut self, namespace: &Namespace, start: &str) -> Result<Vec<StoredRow>> {
         self.check().await?;
         let query = sqlx::query(SCAN).bind(namespace.as_str().to_owned()).bind(start.to_owned());
         self.rows(query).await?.iter().map(read_row).collect()
     }
 
     /// Writes a lock if it is still as it was read; whether it was.
-    pub(super) async fn swap(&mut self, (namespace, key): (&Namespace, &Key), write: Write<'_>, durable: bool) -> Result<bool> {
+    pub(super) async fn swap(&mut self, (namespace, key): (&Namespace, &Key), write: RowWrite<'_>, durable: bool) -> Result<bool> {
         self.set_durable(durable).await?;
         let ended = (!write.ended.is_empty()).then(|| serde_json::to_string(write.ended).ok()).flatten();
         let query = bind_name(SWAP, namespace, key).bind(write.revision).bind(number(write.fence.map_or(0, |fence| fence.0)));
@@ -288,7 +288,7 @@ impl Database {
     }
 
     /// Removes these rows unless they have changed, and history that is older than so many ms. Returns the number of rows.
-    pub(super) async fn collect(&mut self, namespace: &Namespace, unused: &[Row], unused_ms: i64) -> Result<u64> {
+    pub(super) async fn collect(&mut self, namespace: &Namespace, unused: &[StoredRow], unused_ms: i64) -> Result<u64> {
         self.set_durable(false).await?;
         let mut transaction = self.connection()?.begin_with("BEGIN IMMEDIATE").await.map_err(failure::statement)?;
         let mut gone = 0;
@@ -340,11 +340,11 @@ fn bind_name(sql: &'static str, namespace: &Namespace, key: &Key) -> Query {
     sqlx::query(sql).bind(namespace.as_str().to_owned()).bind(key.as_str().to_owned())
 }
 
-fn read_row(row: &SqliteRow) -> Result<Row> {
+fn read_row(row: &SqliteRow) -> Result<StoredRow> {
     let number = |name: &str| row.try_get::<Option<i64>, _>(name).map(Option::unwrap_or_default).map_err(malformed);
     let positive = |name: &str| number(name).map(|number| u64::try_from(number).unwrap_or_default());
     let text = |name: &str| row.try_get::<Option<&str>, _>(name).map_err(malformed);
-    Ok(Row {
+    Ok(StoredRow {
         key: text("key")?.unwrap_or_default().to_owned(),
         revision: number("revision")?,
         // A waiter for a lock that was never taken comes before its first fence.

@@ -9,7 +9,7 @@ use std::{
 
 use async_trait::async_trait;
 
-use super::{Sqlite, client::Client, database::Database, failure, location, lock_file::LockFile, schema};
+use super::{Sqlite, client::SqliteClient, database::Database, failure, location, lock_file::LockFile, schema};
 use crate::lock::{Admin, Check, Error, Finding, Grants, Init, Result, Role, ServerTime, check, whole_ms};
 
 /// The checks of `dlock doctor`.
@@ -23,7 +23,7 @@ pub const CHECKS: &[Check] = &[
 /// With less free room, the database may not be able to grow.
 const LITTLE: u64 = 16 << 20;
 
-impl Client {
+impl SqliteClient {
     fn files(&self) -> [std::path::PathBuf; 2] {
         [self.options.path.clone(), LockFile::path_for(&self.options.path)]
     }
@@ -35,7 +35,7 @@ impl Client {
             Ok(()) => Finding::ok(ID, format!("{} is on a local file system", directory.display())),
             Err(Error { message, hint, .. }) => {
                 let found = Finding::not_safe(ID, message, "two hosts can have one lock");
-                hint.into_iter().fold(found, Finding::mend)
+                hint.into_iter().fold(found, Finding::fix)
             }
         }
     }
@@ -68,7 +68,7 @@ impl Client {
             return Finding::ok(ID, text);
         }
         Finding::warn(ID, text, "all users of this host can remove the files, and the locks with them")
-            .mend(format!("chmod o-w {}", open.join(" ")))
+            .fix(format!("chmod o-w {}", open.join(" ")))
     }
 
     fn look_at_disk(&self) -> Finding {
@@ -80,7 +80,7 @@ impl Client {
         let free = room.f_bavail.saturating_mul(room.f_frsize);
         let text = format!("{} MB are free on the disk of {}", free >> 20, directory.display());
         if free < LITTLE {
-            return Finding::warn(ID, text, "a lock may not be granted: no room to write").mend("make room there");
+            return Finding::warn(ID, text, "a lock may not be granted: no room to write").fix("make room there");
         }
         Finding::ok(ID, text)
     }
@@ -95,7 +95,7 @@ impl Client {
             Ok(Some(_)) => Finding::ok(ID, "the database is of this version's layout"),
             Err(Error { message, hint, .. }) => {
                 let found = Finding::not_safe(ID, message, "no lock can be taken");
-                hint.into_iter().fold(found, Finding::mend)
+                hint.into_iter().fold(found, Finding::fix)
             }
         }
     }
@@ -111,7 +111,7 @@ fn name(path: &Path) -> String {
 }
 
 #[async_trait(?Send)]
-impl Admin for Client {
+impl Admin for SqliteClient {
     async fn init(&mut self) -> Result<Init> {
         self.lock_file()?;
         let (database, created) = self.open().await?;

@@ -81,7 +81,7 @@ impl Bytes {
     }
 
     /// The byte whose holder watches a detached hold for all waiters.
-    pub(super) fn gate(self) -> Range {
+    pub(super) fn watcher(self) -> Range {
         Range { start: self.0 + 2, len: 1 }
     }
 
@@ -92,7 +92,7 @@ impl Bytes {
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Kind {
+pub(super) enum LockKind {
     Read,
     Write,
 }
@@ -180,7 +180,7 @@ impl LockFile {
     }
 
     /// Locks `range` if no other process has a part of it.
-    pub(super) fn try_lock(&self, range: Range, kind: Kind) -> io::Result<bool> {
+    pub(super) fn try_lock(&self, range: Range, kind: LockKind) -> io::Result<bool> {
         match fcntl(&self.fd, FcntlArg::F_OFD_SETLK(&request(range, lock_type(kind)))) {
             Ok(_) => Ok(true),
             Err(Errno::EAGAIN | Errno::EACCES) => Ok(false),
@@ -189,7 +189,7 @@ impl LockFile {
     }
 
     /// Locks `range`, and blocks the thread until then.
-    pub(super) fn lock(&self, range: Range, kind: Kind) -> io::Result<()> {
+    pub(super) fn lock(&self, range: Range, kind: LockKind) -> io::Result<()> {
         loop {
             match fcntl(&self.fd, FcntlArg::F_OFD_SETLKW(&request(range, lock_type(kind)))) {
                 Ok(_) => return Ok(()),
@@ -207,13 +207,13 @@ impl LockFile {
 
     /// Whether another process has a part of `range` locked. Locks through this description are not seen.
     pub(super) fn others_have(&self, range: Range) -> io::Result<bool> {
-        self.others_keep_out(range, Kind::Write)
+        self.others_keep_out(range, LockKind::Write)
     }
 
     /// Whether another process has a part of `range` locked for writing. Waiters for its end are not seen: they lock for
     /// reading, and only for a moment.
     pub(super) fn others_write(&self, range: Range) -> io::Result<bool> {
-        self.others_keep_out(range, Kind::Read)
+        self.others_keep_out(range, LockKind::Read)
     }
 
     /// Whether another process has a key alone, or has a nested hold; not whether it is shared.
@@ -222,14 +222,14 @@ impl LockFile {
     }
 
     /// Whether another process's lock excludes one of this kind.
-    pub(super) fn others_keep_out(&self, range: Range, kind: Kind) -> io::Result<bool> {
+    pub(super) fn others_keep_out(&self, range: Range, kind: LockKind) -> io::Result<bool> {
         let mut found = request(range, lock_type(kind));
         fcntl(&self.fd, FcntlArg::F_OFD_GETLK(&mut found))?;
         Ok(i32::from(found.l_type) != libc::F_UNLCK)
     }
 
-    /// Wakes every process that watches the file ([`super::alarm`]).
-    pub(super) fn ring(&self) {
+    /// Wakes every process that watches the file ([`super::lock_file_watch`]).
+    pub(super) fn notify_watchers(&self) {
         let now = Timespec { tv_sec: 0, tv_nsec: UTIME_NOW };
         // A wake-up is a hint: a waiter that misses one wakes at the end of the lease.
         let _ = rustix::fs::futimens(&self.fd, &Timestamps { last_access: now, last_modification: now });
@@ -281,10 +281,10 @@ fn request(range: Range, lock_type: i32) -> libc::flock {
     }
 }
 
-fn lock_type(kind: Kind) -> i32 {
+fn lock_type(kind: LockKind) -> i32 {
     match kind {
-        Kind::Read => libc::F_RDLCK,
-        Kind::Write => libc::F_WRLCK,
+        LockKind::Read => libc::F_RDLCK,
+        LockKind::Write => libc::F_WRLCK,
     }
 }
 

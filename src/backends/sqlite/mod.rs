@@ -1,6 +1,6 @@
 //! SQLite: locks of one host, the embedded default.
 //!
-//! The **database** has a row for each lock: its last fence and its document, which [`kept`](super::kept) reads and swaps. The
+//! The **database** has a row for each lock: its last fence and its document, which [`cas`](super::cas) reads and swaps. The
 //! **lock file** ([`lock_file`]) tells which processes live. It is the authority on attached holds (`dlock run`): the kernel keeps their
 //! bytes as long as any of their processes lives, however long it is frozen and whatever the clock does, and frees them with the last
 //! one. The document is the authority on detached holds (`dlock acquire`), which last until their lease ends by this host's wall clock:
@@ -36,14 +36,14 @@
 //! database before the first question (the guardian is forked between [`Tether::prepare`] and that), or open the database file by itself
 //! (closing it again would drop SQLite's own locks).
 
-mod alarm;
 mod client;
 mod database;
 pub mod examine;
 mod failure;
-mod latch;
 mod location;
 mod lock_file;
+mod lock_file_watch;
+mod range_lock;
 pub(super) mod schema;
 mod slot;
 mod waiting;
@@ -61,11 +61,11 @@ use async_trait::async_trait;
 
 pub use self::location::default_path;
 use self::{
-    client::{Client, is_plain, unknown_holder},
+    client::{SqliteClient, is_plain, unknown_holder},
     lock_file::Range,
     slot::Obstacle,
 };
-use super::kept::{Kept, ReadFor, Store as _, in_order};
+use super::cas::{CasBackend, ReadFor, Store as _, in_order};
 use crate::lock::{
     Amendment, Attempt, Backend, Busy, Capabilities, Effect, Entry, Error, Fence, History, Identity, Intent, Key, Kind, LastResort,
     LockState, Namespace, Release, ReleaseInfo, Renewal, Request, Result, Scope, Tether, Token, Wake, Which,
@@ -83,7 +83,7 @@ pub(super) const CAPABILITIES: Capabilities = Capabilities {
 
 /// Where the locks are kept.
 #[derive(Clone, Debug)]
-pub struct Options {
+pub struct SqliteOptions {
     /// The database; `<path>.lock` next to it is the lock file.
     pub path: PathBuf,
     /// What keys are put under.
@@ -92,7 +92,7 @@ pub struct Options {
     pub create_directory: bool,
 }
 
-impl Options {
+impl SqliteOptions {
     /// A database in a directory that exists.
     pub fn at(path: impl Into<PathBuf>, namespace: Namespace) -> Self {
         Self { path: path.into(), namespace, create_directory: false }
@@ -108,19 +108,19 @@ impl Options {
 }
 
 /// A SQLite database and the lock file next to it.
-pub struct Sqlite(Kept<Client>);
+pub struct Sqlite(CasBackend<SqliteClient>);
 
 impl Sqlite {
     /// A backend that has opened nothing yet.
-    pub fn new(mut options: Options) -> Self {
+    pub fn new(mut options: SqliteOptions) -> Self {
         // Another working directory later must not mean another database, and a first `file:` no URI to SQLite.
         if let Ok(absolute) = path::absolute(&options.path) {
             options.path = absolute;
         }
-        Self(Kept::of(Client::new(options)))
+        Self(CasBackend::of(SqliteClient::new(options)))
     }
 
-    fn client(&mut self) -> &mut Client {
+    fn client(&mut self) -> &mut SqliteClient {
         &mut self.0.store
     }
 
@@ -163,7 +163,7 @@ impl Sqlite {
     /// Ends a step: other processes are woken if they must be, and the database's log is kept short.
     async fn finish(&mut self) {
         let client = self.client();
-        client.ring();
+        client.notify_watchers();
         if let Some(database) = &mut client.database {
             database.tidy(&client.options.path, client.contended).await;
         }
@@ -202,10 +202,10 @@ impl Backend for Sqlite {
         let mut answer = self.0.try_acquire(request).await;
         if by_bytes && !in_order(request) && answer.as_ref().is_err_and(Error::is_transient) {
             // The lock is busy, whether or not the database can say by which holder.
-            answer = Ok(Attempt::Busy(Busy { holders: vec![unknown_holder()], notifies: true, passing: true, ..Busy::default() }));
+            answer = Ok(Attempt::Busy(Busy { holders: vec![unknown_holder()], notifies: true, transient: true, ..Busy::default() }));
         }
         self.settle(request, secured, &answer);
-        self.client().ring();
+        self.client().notify_watchers();
         answer
     }
 
@@ -225,16 +225,16 @@ impl Backend for Sqlite {
         if unsure {
             slot.forget(token, true);
         }
-        slot.gate.let_go();
+        slot.watcher.unlock();
         slot.stop_watching();
         slot.give_back();
-        client.alarm = None;
+        client.lock_file_watch = None;
         // A waiter whose byte is free is skipped.
         let _ = self.0.leave_queue(request).await;
         if let Some(slot) = self.client().slots.get_mut(key) {
             slot.stop_waiting(token);
         }
-        self.client().ring();
+        self.client().notify_watchers();
         Ok(())
     }
 
@@ -252,14 +252,14 @@ impl Backend for Sqlite {
         if self.client().is_removed(key, token) {
             return Ok(Renewal::NotHeld);
         }
-        let (stands, current) = self.client().confirm(key, token)?;
+        let (has_process, current) = self.client().confirm(key, token)?;
         if !exists && let Some(slot) = self.client().slots.get_mut(key) {
             slot.last_fence = None;
         }
         let answer = if exists { self.0.renew(key, token, intent).await } else { Ok(Renewal::NotHeld) };
-        self.client().ring();
+        self.client().notify_watchers();
         let unknown = self.is_unknown(key, token);
-        let own = self.client().slots.get(key).and_then(|slot| slot.ours(token)).filter(|_| stands && current);
+        let own = self.client().slots.get(key).and_then(|slot| slot.ours(token)).filter(|_| has_process && current);
         let renewed = own.map(|own| (own.is_guarded(), Renewal::Renewed { ttl: intent.ttl().unwrap_or(own.ttl), fence: own.fence }));
         match (answer, renewed) {
             (Ok(Renewal::NotHeld), Some((true, renewed))) if unknown => Ok(renewed),
@@ -276,7 +276,7 @@ impl Backend for Sqlite {
     /// ([`Tether::cut`]).
     async fn release(&mut self, key: &Key, token: &Token, info: &ReleaseInfo) -> Result<Release> {
         let exists = self.exists()?;
-        let (stands, current) = self.client().confirm(key, token)?;
+        let (has_process, current) = self.client().confirm(key, token)?;
         let mut begun = false;
         if let Some(slot) = self.client().slots.get_mut(key) {
             begun = slot.begin_to_leave(token);
@@ -288,10 +288,10 @@ impl Backend for Sqlite {
         let others = slot.map_or(Ok(false), |slot| slot.others_hold(token)).map_err(|error| ours(&error))?;
         let by_bytes = if others && info.scope != Scope::Tree { Release::StillHeld(1) } else { Release::Released };
         let answer = match answer {
-            Ok(Release::NotHeld) if stands && (begun || unknown) => Ok(by_bytes),
+            Ok(Release::NotHeld) if has_process && (begun || unknown) => Ok(by_bytes),
             Err(error) => {
                 self.client().give_up_on(&error);
-                if stands && current && !info.is_worth_telling() { Ok(by_bytes) } else { Err(error) }
+                if has_process && current && !info.is_reported() { Ok(by_bytes) } else { Err(error) }
             }
             answer => answer,
         };
@@ -310,7 +310,7 @@ impl Backend for Sqlite {
             self.check_detached(key, fence).await?;
         }
         let done = self.0.amend(key, change).await;
-        self.client().ring();
+        self.client().notify_watchers();
         done
     }
 
@@ -361,7 +361,7 @@ impl Tether for Sqlite {
         Ok(Some(Box::new(move || {
             file.unlock(Range::EVERYTHING);
             // Nothing else would announce the release to waiters in the document's queue.
-            file.ring();
+            file.notify_watchers();
         })))
     }
 
@@ -376,7 +376,7 @@ impl Tether for Sqlite {
         // Behind a lock file that was removed, the row counts.
         let freed = slot.forget(token, true) && slot.file.is_current();
         client.wake_watchers();
-        client.ring();
+        client.notify_watchers();
         freed
     }
 }

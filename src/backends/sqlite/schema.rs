@@ -45,7 +45,7 @@ pub(super) async fn open(path: &Path) -> Result<(SqliteConnection, bool)> {
 
 /// Refuses a database of another layout. Creates the tables in an empty one; returns whether it did.
 pub(super) async fn check(connection: &mut SqliteConnection) -> Result<bool> {
-    if layout(connection).await? == Found::Ours {
+    if layout(connection).await? == DatabaseKind::Ours {
         return Ok(false);
     }
     fill(connection).await?;
@@ -59,8 +59,8 @@ pub(super) async fn open_to_look(path: &Path) -> Result<Option<SqliteConnection>
     }
     let mut connection = connect(&options(path)?.read_only(true)).await?;
     match layout(&mut connection).await? {
-        Found::Ours => Ok(Some(connection)),
-        Found::Nothing => Ok(None),
+        DatabaseKind::Ours => Ok(Some(connection)),
+        DatabaseKind::Nothing => Ok(None),
     }
 }
 
@@ -107,7 +107,7 @@ async fn connect(options: &SqliteConnectOptions) -> Result<SqliteConnection> {
 
 /// The kind of a database.
 #[derive(Clone, Copy, PartialEq, Eq)]
-enum Found {
+enum DatabaseKind {
     /// Of this layout.
     Ours,
     /// Empty.
@@ -115,16 +115,16 @@ enum Found {
 }
 
 /// Checks the layout.
-async fn layout(connection: &mut SqliteConnection) -> Result<Found> {
+async fn layout(connection: &mut SqliteConnection) -> Result<DatabaseKind> {
     if number(connection, "PRAGMA user_version").await? == LAYOUT {
-        return Ok(Found::Ours);
+        return Ok(DatabaseKind::Ours);
     }
     // The rare case: looks more closely, and again, since another process may have created it meanwhile.
     let application = number(connection, "PRAGMA application_id").await?;
     let tables = number(connection, "SELECT count(*) FROM sqlite_schema").await?;
     match number(connection, "PRAGMA user_version").await? {
-        LAYOUT => Ok(Found::Ours),
-        0 if application == 0 && tables == 0 => Ok(Found::Nothing),
+        LAYOUT => Ok(DatabaseKind::Ours),
+        0 if application == 0 && tables == 0 => Ok(DatabaseKind::Nothing),
         other if application == APPLICATION => Err(other_layout(other)),
         _ => Err(failure::not_ours("it belongs to another program")),
     }

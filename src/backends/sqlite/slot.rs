@@ -5,8 +5,8 @@ use std::{collections::BTreeSet, io, sync::Arc};
 use uuid::Uuid;
 
 use super::{
-    latch::Latch,
-    lock_file::{Bytes, Kind, LockFile, Range},
+    lock_file::{Bytes, LockFile, LockKind, Range},
+    range_lock::RangeLock,
 };
 use crate::lock::{Entry, Fence, Mode, Request, Token, Ttl, document::Document};
 
@@ -25,7 +25,7 @@ pub(super) enum Obstacle {
 
 /// Which byte of the key an owner has in this process.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Way {
+enum KeyByte {
     /// The first one, for writing.
     Alone,
     /// The first one, for reading.
@@ -37,7 +37,7 @@ enum Way {
 /// The holds of one owner in this process.
 pub(super) struct OwnHolds {
     owner: Uuid,
-    way: Way,
+    way: KeyByte,
     /// Those with bytes of their own, which are the attached ones.
     holds: BTreeSet<u64>,
     pub fence: Fence,
@@ -51,34 +51,34 @@ pub(super) struct OwnHolds {
 impl OwnHolds {
     /// Whether the lock file alone keeps other processes out.
     pub(super) fn is_guarded(&self) -> bool {
-        self.way != Way::Shared
+        self.way != KeyByte::Shared
     }
 }
 
 /// How a waiter in the document's queue notices a change.
 #[derive(Default)]
-pub(super) struct Watching {
+pub(super) struct WaiterWatch {
     /// The waiter whose end is waited for, and its byte; `None` if this waiter is among the first of its kind, which watch the lock file.
-    pub ahead: Option<(String, Latch)>,
+    pub ahead: Option<(String, RangeLock)>,
     /// What stays locked until something changes without a notice.
     pub bytes: Vec<WatchedByte>,
 }
 
 /// Bytes that another process has locked, and the kind of lock that is refused for it.
-type WatchedByte = (Range, Kind);
+type WatchedByte = (Range, LockKind);
 
 pub(super) struct Slot {
     pub bytes: Bytes,
     pub file: Arc<LockFile>,
-    pub hold: Latch,
-    pub gate: Latch,
+    pub hold: RangeLock,
+    pub watcher: RangeLock,
     /// The byte that all sharing holders have locked for reading.
-    shared: Latch,
+    shared: RangeLock,
     ours: Vec<OwnHolds>,
     /// The waiters of this process: one, as a rule.
     queued: Vec<Token>,
     pub obstacle: Obstacle,
-    pub watching: Watching,
+    pub watching: WaiterWatch,
     /// The waiter that was last refused only because another process is about to have the lock.
     pub passed: Option<Token>,
     /// The document as it was last read for a request, or written.
@@ -93,17 +93,17 @@ pub(super) struct Slot {
 
 impl Slot {
     pub(super) fn new(file: &Arc<LockFile>, bytes: Bytes) -> Self {
-        let latch = |range, kind| Latch::new(Arc::clone(file), range, kind);
+        let range_lock = |range, kind| RangeLock::new(Arc::clone(file), range, kind);
         Self {
             bytes,
             file: Arc::clone(file),
-            hold: latch(bytes.all(), Kind::Write),
-            gate: latch(bytes.gate(), Kind::Write),
-            shared: latch(bytes.first(), Kind::Read),
+            hold: range_lock(bytes.all(), LockKind::Write),
+            watcher: range_lock(bytes.watcher(), LockKind::Write),
+            shared: range_lock(bytes.first(), LockKind::Read),
             ours: Vec::new(),
             queued: Vec::new(),
             obstacle: Obstacle::Bytes,
-            watching: Watching::default(),
+            watching: WaiterWatch::default(),
             passed: None,
             seen: Document::default(),
             seen_at: 0,
@@ -140,18 +140,18 @@ impl Slot {
         let (token, known) = (&request.token, self.has(&request.token));
         if self.ours(token).is_none() {
             let way = match (request.entry, request.mode) {
-                (Entry::Reenter, _) => Way::Nested,
-                (Entry::Fresh, Mode::Exclusive) => Way::Alone,
-                (Entry::Fresh, _) => Way::Shared,
+                (Entry::Reenter, _) => KeyByte::Nested,
+                (Entry::Fresh, Mode::Exclusive) => KeyByte::Alone,
+                (Entry::Fresh, _) => KeyByte::Shared,
             };
             if let Some(obstacle) = self.own_obstacle(way) {
                 return Ok((Some(obstacle), known));
             }
             let taken = match way {
-                Way::Alone => self.hold.try_take()?,
-                Way::Shared => self.shared.try_take()?,
+                KeyByte::Alone => self.hold.try_take()?,
+                KeyByte::Shared => self.shared.try_take()?,
                 // Keeps every process from taking the lock anew: a hold that is found after this stays, whatever its process does.
-                Way::Nested => self.file.try_lock(self.bytes.nested(), Kind::Read)?,
+                KeyByte::Nested => self.file.try_lock(self.bytes.nested(), LockKind::Read)?,
             };
             if !taken {
                 return Ok((Some(Obstacle::Bytes), known));
@@ -168,7 +168,7 @@ impl Slot {
             self.ours.push(ours);
         }
         if !request.detached {
-            if !self.file.try_lock(self.of(token).first(), Kind::Write)? {
+            if !self.file.try_lock(self.of(token).first(), LockKind::Write)? {
                 self.undo(token, known);
                 return Ok((Some(Obstacle::Bytes), known));
             }
@@ -180,13 +180,13 @@ impl Slot {
     }
 
     /// What keeps another owner of this very process from the bytes: the kernel would convert its lock to the other kind.
-    fn own_obstacle(&self, way: Way) -> Option<Obstacle> {
-        let any = |way: Way| self.ours.iter().any(|ours| ours.way == way);
-        let alone = any(Way::Alone) || way == Way::Alone && any(Way::Nested);
+    fn own_obstacle(&self, way: KeyByte) -> Option<Obstacle> {
+        let any = |way: KeyByte| self.ours.iter().any(|ours| ours.way == way);
+        let alone = any(KeyByte::Alone) || way == KeyByte::Alone && any(KeyByte::Nested);
         let other_kind = match way {
-            Way::Alone => any(Way::Shared) || self.shared.is_locked() || self.shared.is_waiting(),
-            Way::Shared => self.hold.is_locked() || self.hold.is_waiting(),
-            Way::Nested => false,
+            KeyByte::Alone => any(KeyByte::Shared) || self.shared.is_locked() || self.shared.is_waiting(),
+            KeyByte::Shared => self.hold.is_locked() || self.hold.is_waiting(),
+            KeyByte::Nested => false,
         };
         alone.then_some(Obstacle::Ourselves).or(other_kind.then_some(Obstacle::Document))
     }
@@ -200,7 +200,7 @@ impl Slot {
                 self.undo(&request.token, true);
             } else {
                 (ours.fence, ours.ttl, ours.unsure) = (fence, request.ttl, false);
-                if ours.way == Way::Alone {
+                if ours.way == KeyByte::Alone {
                     // From here on other processes may enter.
                     self.hold.narrow(nested);
                 }
@@ -242,43 +242,43 @@ impl Slot {
 
     /// Unlocks the key's bytes that no hold of this process needs.
     pub(super) fn give_back(&self) {
-        let any = |way: Way| self.ours.iter().any(|ours| ours.way == way);
-        if any(Way::Alone) {
+        let any = |way: KeyByte| self.ours.iter().any(|ours| ours.way == way);
+        if any(KeyByte::Alone) {
             return;
         }
-        self.hold.let_go();
-        if !any(Way::Shared) {
-            self.shared.let_go();
+        self.hold.unlock();
+        if !any(KeyByte::Shared) {
+            self.shared.unlock();
         }
-        if !any(Way::Nested) {
+        if !any(KeyByte::Nested) {
             self.file.unlock(self.bytes.nested());
         }
     }
 
     /// Whether a process is behind this hold. Of a hold of this process the bytes are locked anew if they are free: the guardian
     /// unlocks all of them in its last resort, and the row tells whether another hold has come since.
-    pub(super) fn stands(&self, hold: &str) -> io::Result<bool> {
+    pub(super) fn has_process(&self, hold: &str) -> io::Result<bool> {
         let byte = self.bytes.of_hold(hold).first();
         let Some(ours) = self.ours.iter().find(|ours| ours.holds.iter().any(|id| text_of(*id) == hold)) else {
             return self.file.others_write(byte);
         };
         let (range, kind) = match ours.way {
-            Way::Alone => (self.bytes.first(), Kind::Write),
-            Way::Shared => (self.bytes.first(), Kind::Read),
-            Way::Nested => (self.bytes.nested(), Kind::Read),
+            KeyByte::Alone => (self.bytes.first(), LockKind::Write),
+            KeyByte::Shared => (self.bytes.first(), LockKind::Read),
+            KeyByte::Nested => (self.bytes.nested(), LockKind::Read),
         };
-        Ok(self.file.try_lock(range, kind)? && self.file.try_lock(byte, Kind::Write)?)
+        Ok(self.file.try_lock(range, kind)? && self.file.try_lock(byte, LockKind::Write)?)
     }
 
     /// Whether a process waits for this hold.
-    pub(super) fn awaits(&self, hold: &str) -> io::Result<bool> {
+    pub(super) fn has_waiter(&self, hold: &str) -> io::Result<bool> {
         let ours = self.queued.iter().any(|token| token.hold_text() == hold);
         Ok(ours || self.file.others_write(self.bytes.of_hold(hold).alive())?)
     }
 
     /// Whether a process has the lock alone as far as its bytes tell, this process included.
     pub(super) fn is_locked_alone(&self) -> io::Result<bool> {
-        let ours = self.hold.is_locked() || self.ours.iter().any(|ours| ours.way == Way::Alone);
+        let ours = self.hold.is_locked() || self.ours.iter().any(|ours| ours.way == KeyByte::Alone);
         Ok(ours || self.file.others_have_it_alone(self.bytes)?)
     }
 
@@ -290,7 +290,7 @@ impl Slot {
     /// Locks the byte that tells that the waiter lives; whether it is locked.
     pub(super) fn begin_to_wait(&mut self, token: &Token) -> bool {
         if !self.queued.contains(token) {
-            if !self.file.try_lock(self.of(token).alive(), Kind::Write).unwrap_or(false) {
+            if !self.file.try_lock(self.of(token).alive(), LockKind::Write).unwrap_or(false) {
                 return false;
             }
             self.queued.push(*token);
@@ -313,9 +313,9 @@ impl Slot {
     /// Notes how the waiter notices a change of the document that was last seen.
     pub(super) fn watch_queue(&mut self, token: &Token) {
         let document = &self.seen;
-        let holds = document.attached().map(|hold| (self.bytes.of_hold(hold).first(), Kind::Read));
-        let before = document.before(token).into_iter().map(|hold| (self.bytes.of_hold(hold).alive(), Kind::Read));
-        let nested = (self.bytes.nested(), Kind::Write);
+        let holds = document.attached().map(|hold| (self.bytes.of_hold(hold).first(), LockKind::Read));
+        let before = document.before(token).into_iter().map(|hold| (self.bytes.of_hold(hold).alive(), LockKind::Read));
+        let nested = (self.bytes.nested(), LockKind::Write);
         let bytes = holds.chain(before).chain([nested]);
         let bytes = bytes.filter(|(range, kind)| self.file.others_keep_out(*range, *kind).unwrap_or(false)).collect();
         let ahead = document.ahead(token).map(str::to_owned);
@@ -323,23 +323,23 @@ impl Slot {
         if self.watching.ahead.as_ref().map(|(hold, _)| hold) != ahead.as_ref() {
             self.stop_watching();
             self.watching.ahead = ahead.map(|hold| {
-                let latch = Latch::new(Arc::clone(&self.file), self.bytes.of_hold(&hold).alive(), Kind::Read);
-                (hold, latch)
+                let range_lock = RangeLock::new(Arc::clone(&self.file), self.bytes.of_hold(&hold).alive(), LockKind::Read);
+                (hold, range_lock)
             });
         }
     }
 
     /// Stops waiting for the waiter ahead.
     pub(super) fn stop_watching(&mut self) {
-        if let Some((_, latch)) = self.watching.ahead.take() {
-            latch.let_go();
+        if let Some((_, range_lock)) = self.watching.ahead.take() {
+            range_lock.unlock();
         }
     }
 
     /// Whether nothing would be lost with this slot.
     pub(super) fn is_idle(&self) -> bool {
-        let latches = [&self.hold, &self.gate, &self.shared];
-        self.ours.is_empty() && self.queued.is_empty() && !latches.iter().any(|latch| latch.is_locked())
+        let range_locks = [&self.hold, &self.watcher, &self.shared];
+        self.ours.is_empty() && self.queued.is_empty() && !range_locks.iter().any(|range_lock| range_lock.is_locked())
     }
 }
 

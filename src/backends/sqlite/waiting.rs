@@ -9,8 +9,8 @@ use std::time::Duration;
 use tokio::time::timeout;
 
 use super::{
-    alarm::{Alarm, Sound},
-    client::Client,
+    client::SqliteClient,
+    lock_file_watch::{LockFileEvent, LockFileWatch},
     ours,
     slot::{Obstacle, Slot},
 };
@@ -25,10 +25,10 @@ const DEAF: Duration = Duration::from_secs(1);
 const LOOK: Duration = Duration::from_millis(1);
 const LAST_LOOK: Duration = Duration::from_millis(512);
 
-impl Client {
+impl SqliteClient {
     pub(super) async fn await_change(&mut self, request: &Request, at_most: Duration) -> Result<Wake> {
         self.slot(&request.key)?;
-        let Self { slots, alarm, .. } = self;
+        let Self { slots, lock_file_watch, .. } = self;
         let Some(slot) = slots.get_mut(&request.key) else { return Ok(Wake::Changed) };
         let failed = |error| ours(&error);
         let change = |waited: Result<std::io::Result<()>, _>| match waited {
@@ -36,53 +36,53 @@ impl Client {
             Err(_) => Ok(Wake::TimedOut),
         };
         let until_trusted = at_most.min(GATE_KEEPER);
-        let sound = match slot.obstacle {
+        let event = match slot.obstacle {
             Obstacle::Ourselves => {
                 let _ = timeout(at_most, std::future::pending::<()>()).await;
                 return Ok(Wake::TimedOut);
             }
             Obstacle::Bytes => return change(timeout(at_most, slot.wait_for_bytes(request.mode)).await),
-            Obstacle::Lease if slot.gate.is_locked() => Sound::Bell,
+            Obstacle::Lease if slot.watcher.is_locked() => LockFileEvent::Touched,
             Obstacle::Lease => {
-                let woken = change(timeout(until_trusted, slot.gate.wait()).await)?;
+                let woken = change(timeout(until_trusted, slot.watcher.wait()).await)?;
                 return Ok(if at_most > GATE_KEEPER { Wake::Changed } else { woken });
             }
             Obstacle::Document => match &slot.watching.ahead {
-                Some((_, latch)) => {
-                    let woken = change(timeout(until_trusted, latch.wait()).await)?;
+                Some((_, range_lock)) => {
+                    let woken = change(timeout(until_trusted, range_lock.wait()).await)?;
                     if woken == Wake::Changed {
                         slot.stop_watching();
                     }
                     return Ok(if at_most > GATE_KEEPER { Wake::Changed } else { woken });
                 }
-                None => Sound::Door,
+                None => LockFileEvent::TouchedOrClosed,
             },
         };
-        let Some(alarm) = alarm.as_ref().filter(|alarm| alarm.hears(sound)) else {
-            *alarm = Alarm::new(slot.file.path(), sound).ok();
-            if alarm.is_none() {
+        let Some(lock_file_watch) = lock_file_watch.as_ref().filter(|lock_file_watch| lock_file_watch.reports(event)) else {
+            *lock_file_watch = LockFileWatch::new(slot.file.path(), event).ok();
+            if lock_file_watch.is_none() {
                 // This user has no inotify instance left: only another look can tell.
                 let _ = timeout(at_most.min(DEAF), std::future::pending::<()>()).await;
             }
             // It may have been released just before.
             return Ok(Wake::Changed);
         };
-        change(timeout(at_most, slot.listen(alarm)).await)
+        change(timeout(at_most, slot.listen(lock_file_watch)).await)
     }
 }
 
 impl Slot {
     /// Waits until the lock file is rung, or a watched byte is free.
-    async fn listen(&self, alarm: &Alarm) -> std::io::Result<()> {
+    async fn listen(&self, lock_file_watch: &LockFileWatch) -> std::io::Result<()> {
         let mut look = None;
         loop {
             let heard = match look {
-                None => Some(alarm.rung().await?),
-                Some(pause) => timeout(pause, alarm.rung()).await.ok().transpose()?,
+                None => Some(lock_file_watch.next_event().await?),
+                Some(pause) => timeout(pause, lock_file_watch.next_event()).await.ok().transpose()?,
             };
             look = match (heard, look) {
-                (Some(Sound::Bell), _) => return Ok(()),
-                (Some(Sound::Door), _) => Some(LOOK),
+                (Some(LockFileEvent::Touched), _) => return Ok(()),
+                (Some(LockFileEvent::TouchedOrClosed), _) => Some(LOOK),
                 (None, Some(pause)) if pause < LAST_LOOK => Some(pause * 2),
                 (None, _) => None,
             };

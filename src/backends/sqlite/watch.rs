@@ -17,7 +17,7 @@ use tokio::{
     time::timeout,
 };
 
-use super::{client::Client, lock_file::LockFile, slot::OwnHolds};
+use super::{client::SqliteClient, lock_file::LockFile, slot::OwnHolds};
 use crate::lock::{Key, Token};
 
 /// How long a hold must last to be watched: closing a watch takes the kernel some milliseconds, which would delay a short command.
@@ -26,9 +26,9 @@ const SHORT: Duration = Duration::from_millis(50);
 const DEAF: Duration = Duration::from_secs(1);
 
 /// A watch on all that a database's path depends on.
-pub(super) struct Watch(AsyncFd<OwnedFd>);
+pub(super) struct PathWatch(AsyncFd<OwnedFd>);
 
-impl Watch {
+impl PathWatch {
     fn new(database: &Path) -> io::Result<Self> {
         let fd = init(CreateFlags::CLOEXEC | CreateFlags::NONBLOCK)?;
         let moved = WatchFlags::MOVE_SELF | WatchFlags::DELETE_SELF;
@@ -64,7 +64,7 @@ fn directories(file: &Path) -> BTreeSet<PathBuf> {
     ancestors.map(Path::to_path_buf).collect()
 }
 
-impl Client {
+impl SqliteClient {
     /// Returns once nothing keeps other processes out any more, or counts this hold.
     pub(super) async fn await_removal(&mut self, key: &Key, token: &Token) {
         let path = self.options.path.clone();
@@ -73,7 +73,7 @@ impl Client {
         };
         if self.watch.is_none() {
             pause(SHORT).await;
-            self.watch = Watch::new(&path).ok();
+            self.watch = PathWatch::new(&path).ok();
         }
         // From here on nothing is missed.
         while !self.is_removed(key, token) {

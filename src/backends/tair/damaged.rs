@@ -4,9 +4,9 @@ use serde_json::json;
 
 use super::{
     history,
-    line::Line,
     options::TairMode,
-    value::{self, Seen, What},
+    stored_queue::StoredQueue,
+    value::{self, TairSnapshot, What},
 };
 use crate::{backends::redis::damaged::reply, damage, lock::document::Document};
 
@@ -33,7 +33,7 @@ fn damaged_values_are_refused_or_read() {
         let replies = json!([["1700000001", "500000"], kind, 59_000, value, "812"]);
         let replies = damage::json(&replies, dice);
         let replies: Vec<_> = replies.as_array().into_iter().flatten().map(reply).collect();
-        let Ok(seen) = Seen::read(mode, &replies) else { return };
+        let Ok(seen) = TairSnapshot::read(mode, &replies) else { return };
         read += 1;
         let now = seen.now_us.unwrap_or_default() / 1000;
         if let What::Held(mut document, _) = seen.what {
@@ -56,7 +56,7 @@ fn damaged_queues_and_outboxes_are_refused_or_read() {
         let turns = reply(&damage::json(&turns, dice));
         let queue: Vec<_> = damage::json(&plain, dice).as_array().into_iter().flatten().map(reply).collect();
         let mut document = Document::default();
-        if let Ok(line) = Line::read(&turns, &queue) {
+        if let Ok(line) = StoredQueue::read(&turns, &queue) {
             line.fill(&mut document);
         }
         let _ = history::fill(&mut document, &reply(&damage::json(&outbox, dice)));

@@ -8,7 +8,7 @@ use crate::{
         net::transport,
         redis::{
             self,
-            examine::{Needs, Part, SERVER, Server, grants, questions, server_time},
+            examine::{Needs, SERVER, ServerReport, ServerRole, grants, questions, server_time},
         },
     },
     lock::{Admin, Check, Finding, Grants, Result, Role, ServerTime},
@@ -34,7 +34,7 @@ impl Admin for TairStore {
 
     async fn examine(&mut self) -> Result<Vec<Finding>> {
         let replies = self.look(&questions()).await?;
-        let mut findings = Server::read(&replies).findings(&self.options.server, Part::Tair);
+        let mut findings = ServerReport::read(&replies).findings(&self.options.server, ServerRole::Tair);
         findings.push(self.tls());
         Ok(findings)
     }

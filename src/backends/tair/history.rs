@@ -15,7 +15,7 @@ use ::redis::{Pipeline, Value};
 
 use super::{TairStore, value::readable};
 use crate::{
-    backends::redis::{failure, history::to_json, names::Names, reply},
+    backends::redis::{failure, history::to_json, names::RedisNames, reply},
     lock::{Fence, HistoryEntry, Key, Note, REMEMBERED, Result, SKIPPING_HOSTS, SkipCount, document::Document},
 };
 
@@ -23,7 +23,7 @@ use crate::{
 const KEEP: u64 = 100 * 24 * 3600 * 1000;
 
 /// Adds the command that reads the outbox.
-pub(super) fn read_outbox(pipeline: &mut Pipeline, names: &Names) {
+pub(super) fn read_outbox(pipeline: &mut Pipeline, names: &RedisNames) {
     pipeline.cmd("HGETALL").arg(&names.record);
 }
 
@@ -42,19 +42,19 @@ pub(super) fn fill(document: &mut Document, reply: &Value) -> Result<()> {
 }
 
 /// Writes an entry into the outbox.
-pub(super) fn note_begun(pipeline: &mut Pipeline, names: &Names, fence: Fence, past: &HistoryEntry) -> Result<()> {
+pub(super) fn note_begun(pipeline: &mut Pipeline, names: &RedisNames, fence: Fence, past: &HistoryEntry) -> Result<()> {
     pipeline.cmd("HSET").arg(&names.record).arg(fence.0).arg(to_json(past)?);
     pipeline.cmd("PEXPIRE").arg(&names.record).arg(KEEP);
     Ok(())
 }
 
 /// Removes an entry from the outbox.
-pub(super) fn forget(pipeline: &mut Pipeline, names: &Names, fence: Fence) {
+pub(super) fn forget(pipeline: &mut Pipeline, names: &RedisNames, fence: Fence) {
     pipeline.cmd("HDEL").arg(&names.record).arg(fence.0);
 }
 
 /// Moves an entry from the outbox to the log.
-pub(super) fn archive(pipeline: &mut Pipeline, names: &Names, past: &HistoryEntry) -> Result<()> {
+pub(super) fn archive(pipeline: &mut Pipeline, names: &RedisNames, past: &HistoryEntry) -> Result<()> {
     let line = to_json(past)?;
     for list in [Some(&names.runs), past.end.is_bad().then_some(&names.bad_runs)].into_iter().flatten() {
         pipeline.cmd("LPUSH").arg(list).arg(&line).cmd("LTRIM").arg(list).arg(0).arg(REMEMBERED - 1);

@@ -34,11 +34,11 @@
 mod damaged;
 mod examine;
 mod history;
-mod line;
 mod options;
 mod queue;
 mod read;
 pub mod sharing;
+mod stored_queue;
 mod swap;
 pub(super) mod value;
 
@@ -47,12 +47,12 @@ use std::time::Duration;
 use ::redis::{Pipeline, Value};
 use async_trait::async_trait;
 
-pub use self::options::{Options, TairMode};
-use self::read::Version;
+pub use self::options::{TairMode, TairOptions};
+use self::read::TairVersion;
 use super::{
-    kept::{Change, Kept, ReadFor, Snapshot, Store},
+    cas::{CasBackend, Change, ReadFor, Snapshot, Store},
     pause::pause,
-    redis::{connection::Connection, failure, names::Names},
+    redis::{connection::RedisConnection, failure, names::RedisNames},
 };
 use crate::lock::{Capabilities, Effect, Error, HistoryEntry, Identity, Key, Kind, Note, Request, Result, SkipCount, Wake, Which};
 
@@ -68,36 +68,36 @@ pub(super) const CAPABILITIES: Capabilities = Capabilities {
 };
 
 /// The backend for locks on one Tair.
-pub type Tair = Kept<TairStore>;
+pub type Tair = CasBackend<TairStore>;
 
 /// One Tair.
 ///
 /// It has at most one connection, opened by the first call that needs it. A call that is dropped or fails closes the
 /// connection, and the next call opens another.
 pub struct TairStore {
-    options: Options,
-    connection: Option<Connection>,
+    options: TairOptions,
+    connection: Option<RedisConnection>,
     /// The last written value, if the lock has a single hold: enough to release it without reading first.
-    written: Option<(Key, Snapshot<Version>)>,
+    written: Option<(Key, Snapshot<TairVersion>)>,
     /// Whether the queue's rules apply to waiters of the lock that was last asked for.
     in_line: bool,
 }
 
 impl Tair {
     /// Creates a backend for `options`. Without I/O.
-    pub fn new(options: Options) -> Self {
+    pub fn new(options: TairOptions) -> Self {
         Self::of(TairStore { options, connection: None, written: None, in_line: false })
     }
 }
 
 impl TairStore {
-    fn names(&self, key: &Key) -> Result<Names> {
-        Names::new(&self.options.namespace, key)
+    fn names(&self, key: &Key) -> Result<RedisNames> {
+        RedisNames::new(&self.options.namespace, key)
     }
 
     /// Sends several commands in one packet. With `takes`, an abandoned packet is not delivered if that can be avoided.
     async fn run(&mut self, pipeline: &Pipeline, takes: bool) -> Result<Vec<Value>> {
-        let mut connection = match self.connection.take().filter(Connection::is_open) {
+        let mut connection = match self.connection.take().filter(RedisConnection::is_open) {
             Some(connection) => connection,
             None => self.open().await?,
         };
@@ -116,11 +116,11 @@ impl TairStore {
     }
 
     /// Connects, logs in, and checks in the same round trip that the server has the commands.
-    async fn open(&self) -> Result<Connection> {
+    async fn open(&self) -> Result<RedisConnection> {
         let mode = self.options.mode;
         let mut probe = ::redis::pipe();
         probe.cmd("COMMAND").arg("INFO").arg(mode.commands());
-        let (connection, answers) = Connection::open_and(&self.options.server, &probe).await?;
+        let (connection, answers) = RedisConnection::open_and(&self.options.server, &probe).await?;
         // Without the right to COMMAND INFO, missing commands show when they are used.
         if let Some(Value::Array(known)) = answers.first() {
             let missing = |(name, info): (&&str, &Value)| matches!(info, Value::Nil).then(|| name.to_uppercase());
@@ -142,7 +142,7 @@ impl TairStore {
 
 #[async_trait(?Send)]
 impl Store for TairStore {
-    type Version = Version;
+    type Version = TairVersion;
 
     fn identity(&self) -> Identity {
         let url = self.options.redacted_url();
@@ -153,17 +153,17 @@ impl Store for TairStore {
         Ok(self.names(key)?.lock)
     }
 
-    async fn read(&mut self, key: &Key, purpose: ReadFor<'_>) -> Result<Snapshot<Version>> {
+    async fn read(&mut self, key: &Key, purpose: ReadFor<'_>) -> Result<Snapshot<TairVersion>> {
         self.read_snapshot(key, purpose).await
     }
 
-    async fn swap(&mut self, key: &Key, was: Snapshot<Version>, change: Change<'_>) -> Result<bool> {
+    async fn swap(&mut self, key: &Key, was: Snapshot<TairVersion>, change: Change<'_>) -> Result<bool> {
         self.write(key, was, change).await
     }
 
-    async fn wait(&mut self, _: &Request, at_most: Duration, passing: bool) -> Result<Wake> {
-        let delay = if self.in_line { self.options.retry_delay.min(line::LOOK) } else { self.options.retry_delay };
-        Ok(pause(delay, passing, at_most).await)
+    async fn wait(&mut self, _: &Request, at_most: Duration, transient: bool) -> Result<Wake> {
+        let delay = if self.in_line { self.options.retry_delay.min(stored_queue::LOOK) } else { self.options.retry_delay };
+        Ok(pause(delay, transient, at_most).await)
     }
 
     async fn note_waiter(&mut self, request: &Request, now_us: u64) -> Result<Option<u32>> {
@@ -173,12 +173,12 @@ impl Store for TairStore {
     async fn remove_waiter(&mut self, request: &Request) -> Result<bool> {
         let names = self.names(&request.key)?;
         let mut leave = ::redis::pipe();
-        line::remove(&mut leave, &names, &request.token.hold_text(), !super::kept::in_order(request));
+        stored_queue::remove(&mut leave, &names, &request.token.hold_text(), !super::cas::in_order(request));
         self.look(&leave).await?;
         Ok(true)
     }
 
-    async fn scan(&mut self, start: &str) -> Result<Vec<(Key, Snapshot<Version>)>> {
+    async fn scan(&mut self, start: &str) -> Result<Vec<(Key, Snapshot<TairVersion>)>> {
         self.read_all(start).await
     }
 

@@ -6,9 +6,9 @@ use crate::{backends::redis, lock::Namespace};
 
 /// The server, and how locks are stored.
 #[derive(Clone, Debug)]
-pub struct Options {
+pub struct TairOptions {
     /// The connection options. Their namespace is ignored.
-    pub server: redis::Options,
+    pub server: redis::RedisOptions,
     /// How a lock is stored.
     pub mode: TairMode,
     /// The pause before a busy lock is tried again, ± 50 %.
@@ -26,12 +26,12 @@ pub enum TairMode {
     Version,
 }
 
-impl Options {
+impl TairOptions {
     /// The default of `?retry_delay=`.
     pub const RETRY_DELAY: Duration = Duration::from_millis(200);
 
     /// Options for plain strings on `server` in the namespace `dlock`.
-    pub fn new(server: redis::Options) -> Self {
+    pub fn new(server: redis::RedisOptions) -> Self {
         Self { server, mode: TairMode::Plain, retry_delay: Self::RETRY_DELAY, namespace: Namespace::default() }
     }
 

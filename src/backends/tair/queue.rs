@@ -2,9 +2,9 @@
 
 use ::redis::{Pipeline, Value};
 
-use super::{TairStore, line, value::readable};
+use super::{TairStore, stored_queue, value::readable};
 use crate::{
-    backends::redis::{names::Names, reply},
+    backends::redis::{names::RedisNames, reply},
     lock::{Metadata, Request, Result},
 };
 
@@ -30,7 +30,7 @@ impl TairStore {
     }
 
     /// Removes the first waiter if it died without leaving.
-    async fn drop_if_gone(&mut self, names: &Names, first: &str, now: u64) {
+    async fn drop_if_gone(&mut self, names: &RedisNames, first: &str, now: u64) {
         let mut look = ::redis::pipe();
         look.cmd("HGET").arg(&names.waiters).arg(first);
         let Ok(replies) = self.look(&look).await else { return };
@@ -38,14 +38,14 @@ impl TairStore {
         let seen: Option<u64> = said.as_deref().and_then(|said| said.split(':').next()?.parse().ok());
         if matches!(replies.first(), Some(Value::Nil)) || seen.is_some_and(|seen| now.saturating_sub(seen) > GONE_MS) {
             let mut drop = ::redis::pipe();
-            line::remove(&mut drop, names, first, true);
+            stored_queue::remove(&mut drop, names, first, true);
             let _ = self.look(&drop).await;
         }
     }
 }
 
 /// Adds the commands that join the list or renew the waiter's sign of life.
-pub(super) fn add(pipeline: &mut Pipeline, names: &Names, request: &Request, now_us: u64) {
+pub(super) fn add(pipeline: &mut Pipeline, names: &RedisNames, request: &Request, now_us: u64) {
     let ms = now_us / 1000;
     let hold = request.token.hold_text();
     // Metadata has only texts and numbers, so serializing can't fail.

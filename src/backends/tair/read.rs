@@ -6,16 +6,16 @@ use ::redis::{Pipeline, Value};
 
 use super::{
     TairStore, history,
-    line::{self, Line},
     options::TairMode,
-    value::{self, READS, Seen, Stored, What, created, readable},
+    stored_queue::{self, StoredQueue},
+    value::{self, READS, Stored, TairSnapshot, What, created, readable},
 };
 use crate::{
     backends::{
-        kept::{Base, Outside, ReadFor, Snapshot, in_order},
+        cas::{Base, Outside, ReadFor, Snapshot, in_order},
         redis::{
             failure,
-            names::{ENCODING, Names, key_of, pattern, prefix, side_of, side_start, tells_of_runs},
+            names::{ENCODING, RedisNames, is_run_data, key_of, pattern, prefix, side_of, side_start},
             reading::add_scanned,
             state::foreign,
         },
@@ -28,13 +28,13 @@ const BATCH: usize = 50;
 
 /// The stored values from which a document was read.
 #[derive(Debug, Default)]
-pub struct Version {
+pub struct TairVersion {
     /// The lock's value, if dlock wrote it; or the warning's value, if `is_warning`.
     pub(super) stored: Option<Stored>,
     pub(super) is_warning: bool,
     /// The run record.
     pub(super) policy: Option<Stored>,
-    pub(super) line: Line,
+    pub(super) line: StoredQueue,
 }
 
 /// The parts to read.
@@ -51,15 +51,15 @@ struct Parts {
 impl Parts {
     const ALL: Self = Self { most: true, queue: true, strict: false };
 
-    fn add(self, mode: TairMode, pipeline: &mut Pipeline, names: &Names) {
+    fn add(self, mode: TairMode, pipeline: &mut Pipeline, names: &RedisNames) {
         mode.read(pipeline, names);
         mode.read_value(pipeline, &mode.policy(names));
         if self.most {
             history::read_outbox(pipeline, names);
-            line::read_turns(pipeline, names);
+            stored_queue::read_turns(pipeline, names);
         }
         if self.queue {
-            line::read_queue(pipeline, names);
+            stored_queue::read_queue(pipeline, names);
         }
     }
 
@@ -70,17 +70,17 @@ impl Parts {
 
 impl TairMode {
     /// Returns the key of the run record. It differs by mode, and from that of `redis://`, since the types differ.
-    pub(super) fn policy(self, names: &Names) -> String {
+    pub(super) fn policy(self, names: &RedisNames) -> String {
         format!("{}-{}", names.starts, self.kind())
     }
 
-    pub(super) fn warned(self, names: &Names) -> String {
+    pub(super) fn warned(self, names: &RedisNames) -> String {
         format!("{}-warned", self.policy(names))
     }
 }
 
 impl TairStore {
-    pub(super) async fn read_snapshot(&mut self, key: &Key, purpose: ReadFor<'_>) -> Result<Snapshot<Version>> {
+    pub(super) async fn read_snapshot(&mut self, key: &Key, purpose: ReadFor<'_>) -> Result<Snapshot<TairVersion>> {
         let (names, mode) = (self.names(key)?, self.options.mode);
         let (asks, claims) = match purpose {
             ReadFor::Warn => return self.read_warned(key, &names).await,
@@ -126,20 +126,20 @@ impl TairStore {
         reads: &[Value],
         parts: Parts,
         (made, own): (Option<Stored>, Option<String>),
-        names: &Names,
+        names: &RedisNames,
         asks: Option<&Request>,
-    ) -> Result<Snapshot<Version>> {
+    ) -> Result<Snapshot<TairVersion>> {
         let mut snapshot = snapshot(self.options.mode, reads, parts, (made, own))?;
         if asks.is_some() && !parts.queue {
             snapshot.apart = snapshot.version.line.is_empty();
             if !snapshot.apart {
                 // Reads the whole queue. So far it is only known not to be empty.
                 let mut packet = ::redis::pipe();
-                line::read_turns(&mut packet, names);
-                line::read_queue(&mut packet, names);
+                stored_queue::read_turns(&mut packet, names);
+                stored_queue::read_queue(&mut packet, names);
                 let replies = self.look(&packet).await?;
                 let (turns, queue) = replies.split_first().ok_or_else(failure::unreadable)?;
-                snapshot.version.line = Line::read(turns, queue)?;
+                snapshot.version.line = StoredQueue::read(turns, queue)?;
             }
         }
         let Snapshot { document, version, .. } = &mut snapshot;
@@ -148,16 +148,16 @@ impl TairStore {
     }
 
     /// Returns the snapshot that this client last wrote, if `token` is the lock's only hold in it.
-    fn as_written(&mut self, key: &Key, token: &Token, info: &ReleaseInfo) -> Option<Snapshot<Version>> {
+    fn as_written(&mut self, key: &Key, token: &Token, info: &ReleaseInfo) -> Option<Snapshot<TairVersion>> {
         let (_, mut snapshot) = self.written.take().filter(|(of, _)| of == key)?;
-        let (since, ends) = (snapshot.document.alone()?, snapshot.document.ends()?);
+        let (since, ends) = (snapshot.document.held_alone_since()?, snapshot.document.ends()?);
         if let Some(held) = info.held_ms {
             snapshot.now_us = snapshot.now_us.max(since.saturating_add(held).saturating_mul(1000));
         }
         (snapshot.document.fence(token).is_some() && snapshot.now() < ends).then_some(snapshot)
     }
 
-    async fn read_warned(&mut self, key: &Key, names: &Names) -> Result<Snapshot<Version>> {
+    async fn read_warned(&mut self, key: &Key, names: &RedisNames) -> Result<Snapshot<TairVersion>> {
         let mode = self.options.mode;
         let held = Box::pin(self.read_snapshot(key, ReadFor::Change)).await?;
         let mut look = ::redis::pipe();
@@ -169,11 +169,11 @@ impl TairStore {
         {
             document.set_warned(Fence(fence), level);
         }
-        let version = Version { stored: known, is_warning: true, ..Version::default() };
+        let version = TairVersion { stored: known, is_warning: true, ..TairVersion::default() };
         Ok(Snapshot { document, version, ..held })
     }
 
-    pub(super) async fn read_all(&mut self, start: &str) -> Result<Vec<(Key, Snapshot<Version>)>> {
+    pub(super) async fn read_all(&mut self, start: &str) -> Result<Vec<(Key, Snapshot<TairVersion>)>> {
         let (mode, keys) = (self.options.mode, self.scan_keys(start).await?.into_iter().collect::<Vec<Key>>());
         let mut found = Vec::new();
         for batch in keys.chunks(BATCH) {
@@ -207,7 +207,7 @@ impl TairStore {
     pub(super) async fn known_keys(&mut self, start: &str, which: Which) -> Result<Vec<Key>> {
         let namespace = self.options.namespace.clone();
         let policy = format!("starts-{}", self.options.mode.kind());
-        let wanted = |what: &str| if which == Which::Kept { what == policy } else { tells_of_runs(what) };
+        let wanted = |what: &str| if which == Which::Kept { what == policy } else { is_run_data(what) };
         let of = |name: &str| side_of(&namespace, name).filter(|(_, what)| wanted(what)).map(|(key, _)| key);
         Ok(self.scan_for(&pattern(&side_start(&namespace, start)), None, of).await?.into_iter().collect())
     }
@@ -230,7 +230,7 @@ impl TairStore {
     }
 }
 
-impl Snapshot<Version> {
+impl Snapshot<TairVersion> {
     fn is_foreign(&self) -> bool {
         self.outside.as_ref().is_some_and(|outside| outside.holder.foreign)
     }
@@ -241,10 +241,15 @@ impl Snapshot<Version> {
 }
 
 /// Reads the replies to [`Parts::add`], without filling in the queue. `made` is the claim just made, `own` the hold that reads the lock.
-fn snapshot(mode: TairMode, replies: &[Value], parts: Parts, (made, own): (Option<Stored>, Option<String>)) -> Result<Snapshot<Version>> {
+fn snapshot(
+    mode: TairMode,
+    replies: &[Value],
+    parts: Parts,
+    (made, own): (Option<Stored>, Option<String>),
+) -> Result<Snapshot<TairVersion>> {
     let (reads, rest) = replies.split_at_checked(READS).ok_or_else(failure::unreadable)?;
     let (policy, rest) = rest.split_first().ok_or_else(failure::unreadable)?;
-    let seen = Seen::read(mode, reads)?;
+    let seen = TairSnapshot::read(mode, reads)?;
     let (mut document, mut outside, mut base, mut stored) = (Document::default(), None, Base::Nothing, None);
     let left = u64::try_from(seen.left).ok();
     let expires_in = left.map(std::time::Duration::from_millis);
@@ -255,9 +260,9 @@ fn snapshot(mode: TairMode, replies: &[Value], parts: Parts, (made, own): (Optio
         (None, What::Claimed(claim, value)) if Some(&claim.hold) == own.as_ref() => (base, stored) = (Base::Claim, Some(value)),
         (None, What::Claimed(claim, _)) => {
             let holder = Holder { foreign: false, metadata: claim.metadata, ..foreign(Mode::Exclusive, expires_in) };
-            outside = Some(Outside { holder, left, passing: true });
+            outside = Some(Outside { holder, left, transient: true });
         }
-        (None, What::Foreign) => outside = Some(Outside { holder: foreign(Mode::Exclusive, expires_in), left, passing: false }),
+        (None, What::Foreign) => outside = Some(Outside { holder: foreign(Mode::Exclusive, expires_in), left, transient: false }),
         (None, What::Nothing) => {}
         (None, What::NoLock(kind)) => return Err(failure::no_lock(&format!("a {kind}"))),
     }
@@ -275,13 +280,13 @@ fn snapshot(mode: TairMode, replies: &[Value], parts: Parts, (made, own): (Optio
         Some(Ok(policy)) => document.set_run_record(policy),
         _ => {}
     }
-    let mut line = Line::default();
+    let mut line = StoredQueue::default();
     if parts.most {
         let [outbox, turns, queue @ ..] = rest else { return Err(failure::unreadable()) };
         history::fill(&mut document, outbox)?;
-        line = Line::read(turns, queue)?;
+        line = StoredQueue::read(turns, queue)?;
     }
-    let version = Version { stored, is_warning: false, policy, line };
+    let version = TairVersion { stored, is_warning: false, policy, line };
     Ok(Snapshot { document, now_us, fence: seen.counter.map(Fence), outside, base, apart: false, version })
 }
 

@@ -1,8 +1,8 @@
 //! Lock libraries that can share a lock with dlock on Tair.
 
-use super::{Options, TairMode};
+use super::{TairMode, TairOptions};
 use crate::{
-    backends::redis::{names::Names, sharing::OF_STRINGS},
+    backends::redis::{names::RedisNames, sharing::OF_STRINGS},
     lock::{Key, Result, Sharing},
 };
 
@@ -10,7 +10,7 @@ use crate::{
 ///
 /// # Errors
 /// If the key has no name in the store.
-pub fn sharing(options: &Options, key: &Key) -> Result<Sharing> {
+pub fn sharing(options: &TairOptions, key: &Key) -> Result<Sharing> {
     let libraries = if options.mode == TairMode::Plain { &OF_STRINGS[..] } else { &[] };
-    Ok(Sharing::new(Names::new(&options.namespace, key)?.lock, libraries, &[]))
+    Ok(Sharing::new(RedisNames::new(&options.namespace, key)?.lock, libraries, &[]))
 }

@@ -3,16 +3,15 @@
 use ::redis::{Pipeline, Value};
 
 use super::{
-    TairStore, history,
-    line::remove_gone,
-    millis,
-    read::Version,
+    TairStore, history, millis,
+    read::TairVersion,
+    stored_queue::remove_gone,
     value::{Compared, Stored, compared, created, holders},
 };
 use crate::{
     backends::{
-        kept::{Base, Change, Snapshot},
-        redis::{failure, history::to_json, names::Names, reply},
+        cas::{Base, Change, Snapshot},
+        redis::{failure, history::to_json, names::RedisNames, reply},
     },
     lock::{Error, Fence, Key, Kind, Result, document::Document, whole_ms},
 };
@@ -24,7 +23,7 @@ const MOST: usize = 1 << 19;
 
 /// A packet, and the indexes of the replies to its conditions.
 #[derive(Default)]
-struct Packet {
+struct SwapPipeline {
     commands: Pipeline,
     counted: Option<usize>,
     compared: Option<usize>,
@@ -35,7 +34,7 @@ struct Packet {
 }
 
 impl TairStore {
-    pub(super) async fn write(&mut self, key: &Key, was: Snapshot<Version>, change: Change<'_>) -> Result<bool> {
+    pub(super) async fn write(&mut self, key: &Key, was: Snapshot<TairVersion>, change: Change<'_>) -> Result<bool> {
         self.written = None;
         let names = self.names(key)?;
         if was.version.is_warning {
@@ -74,9 +73,9 @@ impl TairStore {
         Ok(true)
     }
 
-    fn packet(&self, names: &Names, was: &Snapshot<Version>, change: &Change<'_>) -> Result<Packet> {
-        let (mode, now, mut packet) = (self.options.mode, was.now(), Packet::default());
-        let Packet { commands, counted, compared, begun, value, policy } = &mut packet;
+    fn packet(&self, names: &RedisNames, was: &Snapshot<TairVersion>, change: &Change<'_>) -> Result<SwapPipeline> {
+        let (mode, now, mut packet) = (self.options.mode, was.now(), SwapPipeline::default());
+        let SwapPipeline { commands, counted, compared, begun, value, policy } = &mut packet;
         let (before, after) = (&was.document, change.document);
         if let Some(fence) = change.granted {
             *counted = Some(commands.len());
@@ -123,7 +122,7 @@ impl TairStore {
     }
 
     /// Writes the data that may follow the change. If that fails, the next grant makes up for it.
-    async fn finish(&mut self, names: &Names, was: &Snapshot<Version>, change: &Change<'_>) {
+    async fn finish(&mut self, names: &RedisNames, was: &Snapshot<TairVersion>, change: &Change<'_>) {
         let mut commands = ::redis::pipe();
         let (before, after) = (&was.document, change.document);
         if let Some(fence) = change.granted {
@@ -147,7 +146,7 @@ impl TairStore {
     }
 
     /// Restores the outbox and the run record after a failed comparison.
-    async fn restore(&mut self, names: &Names, was: &Snapshot<Version>, change: &Change<'_>, policy: Option<&Stored>) {
+    async fn restore(&mut self, names: &RedisNames, was: &Snapshot<TairVersion>, change: &Change<'_>, policy: Option<&Stored>) {
         let (mode, mut commands) = (self.options.mode, ::redis::pipe());
         match (policy, &was.version.policy) {
             (Some(written), None) => mode.delete(&mut commands, &mode.policy(names), written),
@@ -171,7 +170,7 @@ impl TairStore {
     }
 
     /// Removes a claim, or a grant that was `written`, and its entry in the outbox. If that fails, it ends with its TTL.
-    async fn take_back(&mut self, names: &Names, was: &Snapshot<Version>, (written, granted): (Option<&Stored>, Option<Fence>)) {
+    async fn take_back(&mut self, names: &RedisNames, was: &Snapshot<TairVersion>, (written, granted): (Option<&Stored>, Option<Fence>)) {
         let mut commands = ::redis::pipe();
         let mode = self.options.mode;
         match (written, &was.version.stored) {
@@ -194,23 +193,23 @@ impl TairStore {
     }
 
     /// Deletes this attempt's claim.
-    pub(super) async fn undo(&mut self, names: &Names, claim: &Stored) {
+    pub(super) async fn undo(&mut self, names: &RedisNames, claim: &Stored) {
         let mut delete = ::redis::pipe();
         self.options.mode.delete(&mut delete, &names.lock, claim);
         let _ = self.run(&delete, false).await;
     }
 
-    fn note_written(&mut self, key: &Key, was: &Snapshot<Version>, change: &Change<'_>, value: Option<Stored>, policy: Option<Stored>) {
-        let Some(stored) = value.filter(|_| change.document.alone().is_some()) else { return };
+    fn note_written(&mut self, key: &Key, was: &Snapshot<TairVersion>, change: &Change<'_>, value: Option<Stored>, policy: Option<Stored>) {
+        let Some(stored) = value.filter(|_| change.document.held_alone_since().is_some()) else { return };
         let Ok(mut document) = Document::read(change.document.write_holders().as_deref()) else { return };
         document.set_run_record(change.document.run_record().clone());
-        let version = Version { stored: Some(stored), policy, ..Version::default() };
+        let version = TairVersion { stored: Some(stored), policy, ..TairVersion::default() };
         let fence = change.granted.or(was.fence);
         let snapshot = Snapshot { document, fence, outside: None, base: Base::Document, apart: true, version, now_us: was.now_us };
         self.written = Some((key.clone(), snapshot));
     }
 
-    async fn write_warned(&mut self, names: &Names, known: Option<&Stored>, document: &Document) -> Result<bool> {
+    async fn write_warned(&mut self, names: &RedisNames, known: Option<&Stored>, document: &Document) -> Result<bool> {
         let (mode, mut step, (fence, level)) = (self.options.mode, ::redis::pipe(), document.warned());
         let (name, value) = (mode.warned(names), format!("{fence}:{level}"));
         match known {

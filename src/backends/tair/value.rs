@@ -9,7 +9,7 @@ use serde::{Deserialize, Serialize};
 
 use super::options::TairMode;
 use crate::{
-    backends::redis::{failure, history::to_json, names::Names, reply},
+    backends::redis::{failure, history::to_json, names::RedisNames, reply},
     lock::{Error, Kind, Metadata, Request, Result, document::Document, random},
 };
 
@@ -97,7 +97,7 @@ impl TairMode {
     }
 
     /// Reads the lock's value, its expiry, the time and the fence counter, in [`READS`] commands.
-    pub(super) fn read(self, pipeline: &mut Pipeline, names: &Names) {
+    pub(super) fn read(self, pipeline: &mut Pipeline, names: &RedisNames) {
         pipeline.cmd("TIME").cmd("TYPE").arg(&names.lock).cmd("PTTL").arg(&names.lock);
         match self {
             // Bounded: with an empty namespace the key may hold another program's huge value.
@@ -156,7 +156,7 @@ pub(super) fn stored(reply: &Value) -> Result<Option<Stored>> {
 
 /// An attempt to take a lock. It has the lock between its two steps.
 #[derive(Clone, Debug, Serialize, Deserialize)]
-pub(super) struct Claim {
+pub(super) struct TentativeClaim {
     /// The hold, as returned by [`crate::lock::Token::hold_text`].
     #[serde(rename = "h")]
     pub hold: String,
@@ -171,7 +171,7 @@ fn value(what: &str, json: &str) -> String {
 
 /// Returns the value for a claim.
 pub(super) fn claim(request: &Request) -> Result<String> {
-    let claim = Claim { hold: request.token.hold_text(), metadata: request.metadata.clone() };
+    let claim = TentativeClaim { hold: request.token.hold_text(), metadata: request.metadata.clone() };
     Ok(value("claim", &to_json(&claim)?))
 }
 
@@ -182,7 +182,7 @@ pub(super) fn holders(document: &Document) -> Option<String> {
 
 /// A lock at one moment.
 #[derive(Debug)]
-pub(super) struct Seen {
+pub(super) struct TairSnapshot {
     /// The server's time in µs; `None` without the right to read it.
     pub now_us: Option<u64>,
     /// The remaining TTL in ms; negative if there is none.
@@ -198,7 +198,7 @@ pub(super) enum What {
     Nothing,
     /// Holders, some of which may have ended.
     Held(Box<Document>, Stored),
-    Claimed(Claim, Stored),
+    Claimed(TentativeClaim, Stored),
     /// A lock of another library, or of dlock in another mode: it has a TTL, or is a string.
     Foreign,
     /// A value that can't be a lock.
@@ -214,7 +214,7 @@ impl What {
         if major.is_none_or(|major: u32| major > MAJOR) {
             return Err(failure::newer_layout(version));
         }
-        let claim = fields.get("claim").and_then(|claim| Claim::deserialize(claim).ok());
+        let claim = fields.get("claim").and_then(|claim| TentativeClaim::deserialize(claim).ok());
         Ok(match fields.get("document") {
             Some(document) => Some(Self::Held(Box::new(Document::read(Some(&document.to_string()))?), stored.clone())),
             None => claim.map(|claim| Self::Claimed(claim, stored.clone())),
@@ -222,7 +222,7 @@ impl What {
     }
 }
 
-impl Seen {
+impl TairSnapshot {
     /// Reads the replies to [`TairMode::read`].
     pub(super) fn read(mode: TairMode, replies: &[Value]) -> Result<Self> {
         let [time, kind, left, value, counter] = replies else { return Err(failure::unreadable()) };

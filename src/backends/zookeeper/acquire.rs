@@ -5,18 +5,18 @@ use std::time::Duration;
 use super::{
     CAPABILITIES, ZooKeeper,
     contender::ContenderNode,
-    failure::{self, Asked, Fault},
-    hold::{Hold, Place, Seen, unexpected},
+    failure::{self, Fault, ZkResult},
+    hold::{LockListing, Place, ZkHold, unexpected},
+    inspect::fence,
     join::Joined,
-    look::fence,
     names::guid,
-    record::{Granted, write_last},
-    runs::{Change, Runs, records},
-    session::{Ensemble, LONGEST, Purpose, Session},
-    wire::{Ask, Code, Node, Reply},
+    record::{GrantMark, write_last},
+    runs::{RunRecordChange, RunRecordNode, records},
+    session::{Ensemble, LONGEST, Purpose, ZkSession},
+    wire::{Ask, Code, NodeKind, Reply},
 };
 use crate::{
-    backends::queue::{DRAIN_DELAY, record::Said},
+    backends::queue::{DRAIN_DELAY, record::ContenderInfo},
     lock::{Attempt, Denial, Entry, Error, Grant, Kind, Mode, Request, Result, Ttl},
 };
 
@@ -61,16 +61,16 @@ impl ZooKeeper {
             if hold.session.is_none() {
                 continue;
             }
-            match hold.stand(request).await {
-                Ok(Standing::First) => return hold.grant_of(),
-                Ok(Standing::Behind(seen)) => {
+            match hold.advance(request).await {
+                Ok(ContenderState::First) => return hold.grant_of(),
+                Ok(ContenderState::Behind(seen)) => {
                     let busy = hold.busy(request, &seen).await?;
                     if request.waiting {
                         hold.note_waiting(&seen, &busy);
                     }
                     return Ok(busy);
                 }
-                Ok(Standing::Kept(denial)) => {
+                Ok(ContenderState::Denied(denial)) => {
                     // The waiter stays first, and waits only for time to pass. If this write fails, the next request reports the failure.
                     let _ = if request.waiting { hold.prove_life(None).await } else { Ok(false) };
                     return Ok(Attempt::Denied(denial));
@@ -84,17 +84,17 @@ impl ZooKeeper {
 }
 
 /// Opens a session with the requested lease, or with the nearest one if the request allows that.
-pub(super) async fn negotiate(ensemble: &Ensemble, request: &Request) -> Result<Session> {
+pub(super) async fn negotiate(ensemble: &Ensemble, request: &Request) -> Result<ZkSession> {
     let wanted = request.ttl.get();
     let purpose = if request.detached { Purpose::HandedOver } else { Purpose::Hold };
-    let session = Session::open(ensemble, wanted, purpose).await?;
+    let session = ZkSession::open(ensemble, wanted, purpose).await?;
     let given = session.timeout;
     if given == wanted || !request.ttl_asked {
         return Ok(session);
     }
     session.close();
     // A request beyond the other end of the range reveals that end.
-    let other = Session::open(ensemble, if given < wanted { Duration::from_millis(500) } else { LONGEST }, Purpose::Visit).await?;
+    let other = ZkSession::open(ensemble, if given < wanted { Duration::from_millis(500) } else { LONGEST }, Purpose::Visit).await?;
     let (min, max) = (given.min(other.timeout), given.max(other.timeout));
     let text = humantime::format_duration;
     Err(Error::new(
@@ -105,46 +105,46 @@ pub(super) async fn negotiate(ensemble: &Ensemble, request: &Request) -> Result<
 }
 
 /// A contender's state in the queue.
-pub(super) enum Standing {
+pub(super) enum ContenderState {
     /// First; the grant is marked and confirmed.
     First,
     /// The contender has to wait for another one.
-    Behind(Box<Seen>),
+    Behind(Box<LockListing>),
     /// The run policy denies the lock, which no contender blocks.
-    Kept(Box<Denial>),
+    Denied(Box<Denial>),
 }
 
 /// The state that one request keeps from one look to the next.
 #[derive(Default)]
-pub(super) struct Turn {
+pub(super) struct RequestProgress {
     /// Whether the lock's directories have to be created.
-    make_ways: bool,
+    make_parents: bool,
     /// How many times another contender was granted the lock, or the permit, after all.
     pub(super) conflicts: u32,
 }
 
 /// The outcome for a contender without a position.
-enum Came {
+enum EntryOutcome {
     /// The contender joined. The value is the queue after that.
-    Seen(Box<Seen>),
-    Answer(Standing),
+    Joined(Box<LockListing>),
+    Answered(ContenderState),
     /// The queue has to be read again.
     Again,
 }
 
-impl Hold {
+impl ZkHold {
     /// Joins the queue if the contender has no position, and takes the lock if it is first.
-    async fn stand(&mut self, request: &Request) -> Asked<Standing> {
+    async fn advance(&mut self, request: &Request) -> ZkResult<ContenderState> {
         if self.granted {
             if self.confirm().await? {
-                return Ok(Standing::First);
+                return Ok(ContenderState::First);
             }
             // The node was deleted from outside: the contender joins again, at the end of the queue.
             (self.granted, self.place, self.maybe_placed) = (false, None, true);
         }
-        let mut turn = Turn::default();
+        let mut progress = RequestProgress::default();
         for _ in 0..LOOKS {
-            if let Some(standing) = self.look_and_step(request, &mut turn).await? {
+            if let Some(standing) = self.look_and_step(request, &mut progress).await? {
                 return Ok(standing);
             }
         }
@@ -152,16 +152,16 @@ impl Hold {
     }
 
     /// Reads the queue and takes the next step. Returns `None` if the queue must be read again.
-    async fn look_and_step(&mut self, request: &Request, turn: &mut Turn) -> Asked<Option<Standing>> {
+    async fn look_and_step(&mut self, request: &Request, progress: &mut RequestProgress) -> ZkResult<Option<ContenderState>> {
         let mut seen = self.read_all(request).await?;
         if self.place.is_none() && self.maybe_placed {
-            self.find_place(&seen.line).await?;
+            self.find_place(&seen.contenders).await?;
         }
         if self.place.is_none() {
-            match self.come(request, seen, turn).await? {
-                Came::Seen(joined) => seen = *joined,
-                Came::Answer(standing) => return Ok(Some(standing)),
-                Came::Again => return Ok(None),
+            match self.enter_queue(request, seen, progress).await? {
+                EntryOutcome::Joined(joined) => seen = *joined,
+                EntryOutcome::Answered(standing) => return Ok(Some(standing)),
+                EntryOutcome::Again => return Ok(None),
             }
         }
         let Some(place) = self.place.clone() else { return Ok(None) };
@@ -171,38 +171,38 @@ impl Hold {
             return Ok(None);
         };
         let own = guid(&self.token);
-        if let Some(double) = seen.line[..at].iter().find(|other| other.guid() == Some(&*own)) {
+        if let Some(double) = seen.contenders[..at].iter().find(|other| other.guid() == Some(&*own)) {
             self.drop_double(double).await?;
             return Ok(None);
         }
         if let Mode::Permits(_) = request.mode {
-            return self.ask_for_permit(request, (&place, at), seen, turn).await;
+            return self.ask_for_permit(request, (&place, at), seen, progress).await;
         }
         match seen.queue.blocker(request.mode, at) {
-            None => self.lead(request, &place, seen).await,
+            None => self.grant_first(request, &place, seen).await,
             Some(_) if seen.is_marked(&own) => {
                 self.unmark().await?;
                 Ok(None)
             }
             Some(ahead) if request.waiting => {
-                let path = self.names.contender(&seen.line[ahead].name);
+                let path = self.names.contender(&seen.contenders[ahead].name);
                 if self.blocker.as_ref().is_none_or(|(watched, _)| *watched != path) {
                     let Some(session) = &mut self.session else { return Err(Fault::Expired) };
                     let Some(watch) = session.watch(&path).await? else { return Ok(None) };
                     self.blocker = Some((path, watch));
                 }
-                Ok(Some(Standing::Behind(Box::new(seen))))
+                Ok(Some(ContenderState::Behind(Box::new(seen))))
             }
             Some(_) => {
                 // Another contender joined between the look and the joining, and this request does not wait.
                 self.leave(&place).await?;
-                Ok(Some(Standing::Behind(Box::new(seen.without(at)))))
+                Ok(Some(ContenderState::Behind(Box::new(seen.without(at)))))
             }
         }
     }
 
     /// Joins the queue, unless the request does not wait and the lock isn't free.
-    async fn come(&mut self, request: &Request, mut seen: Seen, turn: &mut Turn) -> Asked<Came> {
+    async fn enter_queue(&mut self, request: &Request, mut seen: LockListing, progress: &mut RequestProgress) -> ZkResult<EntryOutcome> {
         let mut basis = seen.basis.take().unwrap_or_default();
         let free = seen.queue.may_hold(request.mode, seen.queue.len());
         let denial = if free {
@@ -215,32 +215,32 @@ impl Hold {
         };
         let refused = denial.is_some();
         if let Some(denial) = denial.filter(|_| !request.waiting) {
-            return Ok(Came::Answer(Standing::Kept(denial)));
+            return Ok(EntryOutcome::Answered(ContenderState::Denied(denial)));
         }
         if !free && !request.waiting {
             let removed = seen.queue.only_waiters_block(request.mode) && self.remove_gone(&seen).await?;
-            return Ok(if removed { Came::Again } else { Came::Answer(Standing::Behind(Box::new(seen))) });
+            return Ok(if removed { EntryOutcome::Again } else { EntryOutcome::Answered(ContenderState::Behind(Box::new(seen))) });
         }
-        let ways = if seen.missing || turn.make_ways { self.ways() } else { Vec::new() };
+        let parents = if seen.missing || progress.make_parents { self.parents() } else { Vec::new() };
         // A denied waiter joins the queue all the same. A run record must be true, so it is written only once the contender is known to be
         // first.
-        let at_once = free && !refused && !records(request) && (turn.conflicts == 0 || !request.waiting);
+        let at_once = free && !refused && !records(request) && (progress.conflicts == 0 || !request.waiting);
         let at_once = at_once.then(|| (basis.version, seen.queue.free_number()));
-        Ok(match self.join(request, at_once, &ways).await? {
-            Joined::Seen(joined) => Came::Seen(joined),
-            Joined::NoWay => {
-                turn.make_ways = true;
-                Came::Again
+        Ok(match self.join(request, at_once, &parents).await? {
+            Joined::Listing(joined) => EntryOutcome::Joined(joined),
+            Joined::NoParent => {
+                progress.make_parents = true;
+                EntryOutcome::Again
             }
             Joined::Changed => {
-                turn.conflicts += 1;
-                Came::Again
+                progress.conflicts += 1;
+                EntryOutcome::Again
             }
         })
     }
 
     /// Takes the lock as the first contender, unless the run policy denies it. Returns `None` if the queue must be read again.
-    async fn lead(&mut self, request: &Request, place: &Place, mut seen: Seen) -> Asked<Option<Standing>> {
+    async fn grant_first(&mut self, request: &Request, place: &Place, mut seen: LockListing) -> ZkResult<Option<ContenderState>> {
         // A mark that was made together with the node is confirmed, unless the answer to that was lost.
         let marked = seen.joined && seen.is_marked(&guid(&self.token));
         if !marked {
@@ -250,14 +250,14 @@ impl Hold {
                 if !request.waiting {
                     self.leave(place).await?;
                 }
-                return Ok(Some(Standing::Kept(denial)));
+                return Ok(Some(ContenderState::Denied(denial)));
             }
         }
-        Ok(self.take(request, place, &seen, marked).await?.then_some(Standing::First))
+        Ok(self.take(request, place, &seen, marked).await?.then_some(ContenderState::First))
     }
 
     /// Takes the lock. Returns false if the queue must be read again.
-    pub(super) async fn take(&mut self, request: &Request, place: &Place, seen: &Seen, marked: bool) -> Asked<bool> {
+    pub(super) async fn take(&mut self, request: &Request, place: &Place, seen: &LockListing, marked: bool) -> ZkResult<bool> {
         let stale = seen.stale();
         // A reader may have come or gone between the two looks.
         let stale = if stale.is_empty() { Vec::new() } else { self.still_stale(stale).await? };
@@ -265,15 +265,15 @@ impl Hold {
             return Ok(false);
         }
         (self.granted, self.blocker, self.stale) = (true, None, stale);
-        self.bury_old().await;
+        self.archive_stale().await;
         Ok(true)
     }
 
     /// Finds the node of a create whose answer was lost.
-    pub(super) async fn find_place(&mut self, line: &[ContenderNode]) -> Asked<()> {
+    pub(super) async fn find_place(&mut self, contenders: &[ContenderNode]) -> ZkResult<()> {
         let own = guid(&self.token);
         let session = self.session.as_ref().map(|session| session.id);
-        for contender in line.iter().filter(|contender| contender.guid() == Some(&*own) && !contender.is_twin()) {
+        for contender in contenders.iter().filter(|contender| contender.guid() == Some(&*own) && !contender.is_twin()) {
             let path = self.names.contender(&contender.name);
             let Some(stat) = self.stat(&path).await? else { continue };
             // A node of an older session, which is just ending, is only in the way.
@@ -288,20 +288,20 @@ impl Hold {
 
     /// Removes a second node of ours, which a late request made before the node in use. A node of another session of ours will be gone
     /// soon.
-    async fn drop_double(&mut self, double: &ContenderNode) -> Asked<()> {
+    async fn drop_double(&mut self, double: &ContenderNode) -> ZkResult<()> {
         let paths: Vec<_> = [&double.name].into_iter().chain(&double.twin).map(|name| self.names.contender(name)).collect();
         self.remove(&paths.iter().map(String::as_str).collect::<Vec<_>>()).await
     }
 
     /// Removes the contender from the queue.
-    pub(super) async fn leave(&mut self, place: &Place) -> Asked<()> {
+    pub(super) async fn leave(&mut self, place: &Place) -> ZkResult<()> {
         self.drop_double(&place.contender).await?;
         self.place = None;
         Ok(())
     }
 
     /// Removes a mark that was made too early.
-    pub(super) async fn unmark(&mut self) -> Asked<()> {
+    pub(super) async fn unmark(&mut self) -> ZkResult<()> {
         let (mark, beat, number) = (self.names.mark(&guid(&self.token)), self.beat(), self.number());
         let paths: Vec<_> = [&mark, &beat].into_iter().chain(&number).map(String::as_str).collect();
         self.remove(&paths).await?;
@@ -310,7 +310,7 @@ impl Hold {
     }
 
     /// Removes nodes, if they exist.
-    pub(super) async fn remove(&mut self, paths: &[&str]) -> Asked<()> {
+    pub(super) async fn remove(&mut self, paths: &[&str]) -> ZkResult<()> {
         let requests: Vec<_> = paths.iter().map(|path| Ask::Delete(path)).collect();
         for answer in self.ask(&requests).await? {
             if !matches!(answer, Ok(_) | Err(Code::NoNode)) {
@@ -321,33 +321,33 @@ impl Hold {
     }
 
     /// Marks the grant, if our node still exists. Returns false if the queue must be read again.
-    async fn mark_grant(&mut self, request: &Request, place: &Place, seen: &Seen) -> Asked<bool> {
+    async fn mark_grant(&mut self, request: &Request, place: &Place, seen: &LockListing) -> ZkResult<bool> {
         let (names, beat, mark) = (self.names.clone(), self.beat(), self.names.mark(&guid(&self.token)));
         let (last, ttl, own) = (write_last(Some(place.fence)), self.ttl(), guid(&self.token));
         let number = matches!(request.mode, Mode::Permits(_)).then(|| seen.queue.free_number());
         let numbered = number.map(|number| names.permit(number));
-        let grant = Granted::of(request, Some(place.fence), number);
-        let (says, data) = (grant.write(), Said::of(request).write());
+        let grant = GrantMark::of(request, Some(place.fence), number);
+        let (mark_data, data) = (grant.write(), ContenderInfo::of(request).write());
         let run = seen.basis.as_ref().and_then(|basis| basis.begin(&names, request, place.fence));
         let mut steps = vec![
             Ask::Check(&place.path),
-            Ask::Create(&mark, &says, Node::Persistent),
-            Ask::Create(&beat, ttl.as_bytes(), Node::Ephemeral),
+            Ask::Create(&mark, &mark_data, NodeKind::Persistent),
+            Ask::Create(&beat, ttl.as_bytes(), NodeKind::Ephemeral),
             match (&seen.basis, request.mode) {
                 (Some(basis), Mode::Permits(_)) => Ask::WriteSince(&names.meta, &last, basis.version),
                 _ => Ask::Write(&names.meta, &last),
             },
         ];
         if let Some(path) = &numbered {
-            steps.push(Ask::Create(path, own.as_bytes(), Node::Ephemeral));
+            steps.push(Ask::Create(path, own.as_bytes(), NodeKind::Ephemeral));
             // This write notifies the waiter behind.
             steps.push(Ask::Write(&place.path, &data));
         }
-        steps.extend(run.iter().map(Change::step));
+        steps.extend(run.iter().map(RunRecordChange::step));
         match self.ask(&[Ask::All(steps)]).await?.pop() {
             Some(Ok(Reply::AllDone { made, .. })) => {
                 (self.grant, self.since) = (Some(grant), made.and_then(|(_, stat)| stat).map(|stat| stat.ctime));
-                self.runs = run.map_or_else(|| Some(Runs::default()), |run| run.done(self.since));
+                self.runs = run.map_or_else(|| Some(RunRecordNode::default()), |run| run.done(self.since));
                 Ok(true)
             }
             Some(Ok(Reply::RolledBack { at: 0, code: Code::NoNode })) => {
@@ -355,8 +355,8 @@ impl Hold {
                 Ok(false)
             }
             Some(Ok(Reply::RolledBack { code: Code::NoNode, .. })) => {
-                let ways = self.ways();
-                let requests: Vec<_> = ways.iter().map(|(path, node, data)| Ask::Create(path, data, *node)).collect();
+                let parents = self.parents();
+                let requests: Vec<_> = parents.iter().map(|(path, node, data)| Ask::Create(path, data, *node)).collect();
                 self.ask(&requests).await?;
                 Ok(false)
             }
@@ -387,7 +387,7 @@ impl Hold {
             session: session.hand_over(),
             permit: self.grant.as_ref().and_then(|granted| granted.hold.number),
         };
-        session.let_go();
+        session.stop_keeping_alive();
         Ok(Attempt::Granted(grant))
     }
 }

@@ -19,14 +19,14 @@ use tokio::time::{Instant, sleep_until, timeout};
 use super::{
     ZooKeeper,
     contender::ContenderNode,
-    failure::{Asked, Fault},
-    hold::{Hold, Place, Seen},
+    failure::{Fault, ZkResult},
+    hold::{LockListing, Place, ZkHold},
     names::guid,
     runs::{ask_time, moment, time},
-    wire::{Answer, Ask, Code, Node, Reply},
+    wire::{Ask, Code, NodeKind, Reply, WireReply},
 };
 use crate::{
-    backends::queue::record::Said,
+    backends::queue::record::ContenderInfo,
     lock::{Attempt, Busy, Mode, Request, Result, Wake},
 };
 
@@ -55,7 +55,7 @@ pub(super) struct Waits {
 }
 
 impl ZooKeeper {
-    pub(super) async fn await_turn(&mut self, request: &Request, at_most: Duration) -> Result<Wake> {
+    pub(super) async fn await_change(&mut self, request: &Request, at_most: Duration) -> Result<Wake> {
         let until = Instant::now() + at_most;
         let hold = self.holds.iter_mut().find(|hold| hold.is(&request.key, &request.token));
         let Some(hold) = hold.filter(|hold| hold.blocker.is_some()) else {
@@ -104,13 +104,13 @@ impl ZooKeeper {
     }
 }
 
-impl Hold {
+impl ZkHold {
     /// Notes a waiter's answer, and the preceding waiter, as of this look.
-    pub(super) fn note_waiting(&mut self, seen: &Seen, attempt: &Attempt) {
+    pub(super) fn note_waiting(&mut self, seen: &LockListing, attempt: &Attempt) {
         if let Attempt::Busy(busy) = attempt {
             let before = self.blocker.as_ref().map(|(path, _)| path.as_str());
-            let ahead = seen.line.iter().position(|one| Some(self.names.contender(&one.name).as_str()) == before);
-            let ahead = ahead.filter(|at| seen.queue.waits(*at)).map(|at| seen.line[at].clone());
+            let ahead = seen.contenders.iter().position(|one| Some(self.names.contender(&one.name).as_str()) == before);
+            let ahead = ahead.filter(|at| seen.queue.waits(*at)).map(|at| seen.contenders[at].clone());
             // A contender that has just moved behind a waiter checks that waiter at once.
             let new = ahead.is_some() && self.waits.ahead.as_ref().map(|one| &one.name) != ahead.as_ref().map(|one| &one.name);
             let due = if new { Instant::now() } else { self.waits.due.unwrap_or_else(|| Instant::now() + BEAT) };
@@ -119,7 +119,7 @@ impl Hold {
     }
 
     /// Returns the answer for a queue position without reading the whole queue; `None` if something may have changed.
-    pub(super) async fn still_waits(&mut self) -> Asked<Option<Busy>> {
+    pub(super) async fn still_waits(&mut self) -> ZkResult<Option<Busy>> {
         let (Some((before, _)), Some(Place { path, contender, .. })) = (&self.blocker, &self.place) else { return Ok(None) };
         // The order of the permits does not follow from the contenders alone.
         if matches!(contender.mode, Mode::Permits(_)) {
@@ -136,15 +136,15 @@ impl Hold {
 
     /// Writes the node that proves that this waiter lives. A waiter that is on time also judges the preceding waiter, and removes a dead
     /// one that may be in the way. Returns whether it did.
-    pub(super) async fn prove_life(&mut self, judging: Option<&Request>) -> Asked<bool> {
+    pub(super) async fn prove_life(&mut self, judging: Option<&Request>) -> ZkResult<bool> {
         let own = self.names.wait(&guid(&self.token));
-        let prove = if self.waits.made { Ask::Write(&own, &[]) } else { Ask::Create(&own, &[], Node::Ephemeral) };
+        let prove = if self.waits.made { Ask::Write(&own, &[]) } else { Ask::Create(&own, &[], NodeKind::Ephemeral) };
         let ahead = self.waits.ahead.clone().filter(|_| judging.is_some());
         let paths = ahead.as_ref().and_then(|ahead| self.paths_of(ahead));
         let asks = [prove].into_iter().chain(paths.iter().flat_map(Paths::asks)).collect::<Vec<_>>();
         let mut answers = self.ask(&asks).await?.into_iter();
         let now = match answers.next() {
-            Some(Ok(Reply::Made { stat, .. } | Reply::Stat(stat))) => {
+            Some(Ok(Reply::Created { stat, .. } | Reply::Stat(stat))) => {
                 self.waits.made = true;
                 stat.mtime
             }
@@ -163,8 +163,8 @@ impl Hold {
     }
 
     /// Removes the first waiter in the queue if it is dead, for a request that does not wait. Returns whether it did.
-    pub(super) async fn remove_gone(&mut self, seen: &Seen) -> Asked<bool> {
-        let first = seen.queue.waiters().find(|at| seen.queue.waits(*at)).map(|at| &seen.line[at]);
+    pub(super) async fn remove_gone(&mut self, seen: &LockListing) -> ZkResult<bool> {
+        let first = seen.queue.waiters().find(|at| seen.queue.waits(*at)).map(|at| &seen.contenders[at]);
         let Some(first) = first else { return Ok(false) };
         let Some(paths) = self.paths_of(first) else { return Ok(false) };
         let moment = moment(self.names.folder());
@@ -181,9 +181,9 @@ impl Hold {
     }
 
     /// Removes a waiter, unless it was granted the lock.
-    async fn remove_waiter(&mut self, one: &ContenderNode, paths: &Paths) -> Asked<bool> {
+    async fn remove_waiter(&mut self, one: &ContenderNode, paths: &Paths) -> ZkResult<bool> {
         let twin = one.twin.as_ref().map(|twin| self.names.contender(twin));
-        let mut steps = vec![Ask::Create(&paths.mark, &[], Node::Persistent), Ask::Delete(&paths.mark), Ask::Delete(&paths.node)];
+        let mut steps = vec![Ask::Create(&paths.mark, &[], NodeKind::Persistent), Ask::Delete(&paths.mark), Ask::Delete(&paths.node)];
         steps.extend(twin.iter().map(|path| Ask::Delete(path)));
         let answer = self.ask(&[Ask::All(steps)]).await?.pop();
         // The removal was done, or the waiter left by itself.
@@ -211,7 +211,7 @@ impl Paths {
 }
 
 /// Returns whether a waiter gave no proof for too long, by its node and its proof node.
-fn is_gone(node: Option<Answer>, proof: Option<&Answer>, now: i64) -> bool {
+fn is_gone(node: Option<WireReply>, proof: Option<&WireReply>, now: i64) -> bool {
     let Some(Ok(Reply::Data { data, stat })) = node else { return false };
     let last = match proof {
         Some(Ok(Reply::Stat(proof))) => proof.mtime.max(stat.ctime),
@@ -219,5 +219,5 @@ fn is_gone(node: Option<Answer>, proof: Option<&Answer>, now: i64) -> bool {
         Some(Err(Code::NoNode)) => stat.ctime,
         _ => return false,
     };
-    matches!(Said::read(&data), Ok(Some(_))) && now - last > GONE_MS
+    matches!(ContenderInfo::read(&data), Ok(Some(_))) && now - last > GONE_MS
 }

@@ -14,14 +14,14 @@
 use super::{
     ZooKeeper,
     acquire::LOOKS,
-    failure::{self, Asked},
+    failure::{self, ZkResult},
     history::{Run, make},
-    hold::{Hold, Seen, unexpected},
-    look::fence as fence_of,
-    names::{Memory, Names, guid, way_to},
-    record::Granted,
-    session::Session,
-    wire::{Ask, Code, Node, Reply, Stat},
+    hold::{LockListing, ZkHold, unexpected},
+    inspect::fence as fence_of,
+    names::{HistoryKind, ZkNames, guid, parents_of},
+    record::GrantMark,
+    session::ZkSession,
+    wire::{Ask, Code, NodeKind, Reply, Stat},
 };
 use crate::{
     backends::queue::record::HoldRecord,
@@ -29,12 +29,12 @@ use crate::{
 };
 
 /// A hold to change.
-struct Target {
+struct BreakTarget {
     /// The contender's node.
     path: String,
     /// The mark of its grant, and the mark's content.
     mark: String,
-    granted: Granted,
+    granted: GrantMark,
     stat: Stat,
     /// The node of its permit, and its second one in the queue.
     besides: Vec<String>,
@@ -54,13 +54,15 @@ impl ZooKeeper {
 }
 
 /// Returns the holder with this fence, if there is one. Holders of other libraries have none.
-async fn find(session: &mut Session, names: &Names, fence: Fence) -> Asked<Option<Target>> {
+async fn find(session: &mut ZkSession, names: &ZkNames, fence: Fence) -> ZkResult<Option<BreakTarget>> {
     let asked = [Ask::Sync(&names.lock), Ask::Children(&names.lock), Ask::Children(&names.meta)];
-    let seen = Seen::read(session.ask(&asked).await?)?;
+    let seen = LockListing::read(session.ask(&asked).await?)?;
     let holders: Vec<_> = seen
         .queue
         .holders()
-        .filter_map(|at| seen.line[at].guid().map(|guid| (&seen.line[at], names.contender(&seen.line[at].name), names.mark(guid))))
+        .filter_map(|at| {
+            seen.contenders[at].guid().map(|guid| (&seen.contenders[at], names.contender(&seen.contenders[at].name), names.mark(guid)))
+        })
         .collect();
     let mut asked = Vec::new();
     for (_, path, mark) in &holders {
@@ -70,23 +72,28 @@ async fn find(session: &mut Session, names: &Names, fence: Fence) -> Asked<Optio
     for (one, path, mark) in holders {
         let (Some(Ok(Reply::Stat(own))), Some(Ok(Reply::Data { data, stat }))) = (answers.next(), answers.next()) else { continue };
         if fence_of(&own) == Some(fence) {
-            let missing = || Granted { hold: HoldRecord { is_hold: true, ..HoldRecord::waiting(one.mode) }, heirloom: None };
-            let granted = Granted::read(&data).unwrap_or_else(missing);
+            let missing = || GrantMark { hold: HoldRecord { is_hold: true, ..HoldRecord::waiting(one.mode) }, inherited_session: None };
+            let granted = GrantMark::read(&data).unwrap_or_else(missing);
             let number = granted.hold.number.map(|number| names.permit(number));
             let besides = number.into_iter().chain(one.twin.as_ref().map(|twin| names.contender(twin))).collect();
-            let granted = Granted { hold: granted.hold.named(fence), ..granted };
-            return Ok(Some(Target { path, mark, granted, stat, besides }));
+            let granted = GrantMark { hold: granted.hold.named(fence), ..granted };
+            return Ok(Some(BreakTarget { path, mark, granted, stat, besides }));
         }
     }
     Ok(None)
 }
 
-async fn amend(session: &mut Session, names: &Names, fence: Fence, change: impl Fn(HoldRecord) -> Option<HoldRecord>) -> Asked<bool> {
+async fn amend(
+    session: &mut ZkSession,
+    names: &ZkNames,
+    fence: Fence,
+    change: impl Fn(HoldRecord) -> Option<HoldRecord>,
+) -> ZkResult<bool> {
     for _ in 0..LOOKS {
-        let Some(Target { path, mark, granted, stat, .. }) = find(session, names, fence).await? else { return Ok(false) };
+        let Some(BreakTarget { path, mark, granted, stat, .. }) = find(session, names, fence).await? else { return Ok(false) };
         let Some(hold) = change(granted.hold) else { return Ok(false) };
-        let says = Granted { hold, heirloom: granted.heirloom }.write();
-        let steps = vec![Ask::Check(&path), Ask::WriteSince(&mark, &says, stat.version)];
+        let mark_data = GrantMark { hold, inherited_session: granted.inherited_session }.write();
+        let steps = vec![Ask::Check(&path), Ask::WriteSince(&mark, &mark_data, stat.version)];
         match session.ask(&[Ask::All(steps)]).await?.pop() {
             Some(Ok(Reply::AllDone { .. })) => return Ok(true),
             Some(Ok(Reply::RolledBack { code: Code::NoNode | Code::BadVersion, .. })) => {}
@@ -96,7 +103,7 @@ async fn amend(session: &mut Session, names: &Names, fence: Fence, change: impl 
     Err(failure::unsettled().into())
 }
 
-async fn evict(session: &mut Session, names: &Names, fence: Fence, mark: &Break) -> Asked<bool> {
+async fn evict(session: &mut ZkSession, names: &ZkNames, fence: Fence, mark: &Break) -> ZkResult<bool> {
     let (mut remember, mut numbered) = (true, true);
     for _ in 0..LOOKS {
         let Some(target) = find(session, names, fence).await? else { return Ok(false) };
@@ -110,14 +117,14 @@ async fn evict(session: &mut Session, names: &Names, fence: Fence, mark: &Break)
         let of_besides = steps.len()..steps.len() + besides.len();
         steps.extend(besides.iter().map(|path| Ask::Delete(path)));
         let at_run = steps.len();
-        steps.extend(run.map(|(path, data)| Ask::Create(path, data, Node::Persistent)));
+        steps.extend(run.map(|(path, data)| Ask::Create(path, data, NodeKind::Persistent)));
         match session.ask(&[Ask::All(steps)]).await?.pop() {
             Some(Ok(Reply::AllDone { .. })) => return Ok(true),
             // The node was removed from outside.
             Some(Ok(Reply::RolledBack { at, code: Code::NoNode })) if of_besides.contains(&at) => numbered = false,
             Some(Ok(Reply::RolledBack { at, code })) if run.is_some() && at == at_run => {
                 // The folder for bad ends is missing, or the entry can't be written, or the holder wrote it already.
-                let bad = way_to(&names.memory(Memory::Bad));
+                let bad = parents_of(&names.memory(HistoryKind::Bad));
                 let made = session.ask(&make(&bad)).await?;
                 remember = code == Code::NoNode && matches!(made.last(), Some(Ok(_) | Err(Code::NodeExists)));
             }
@@ -128,11 +135,11 @@ async fn evict(session: &mut Session, names: &Names, fence: Fence, mark: &Break)
     Err(failure::unsettled().into())
 }
 
-impl Hold {
+impl ZkHold {
     /// Notes in the mark, as it was read, that the holder saw the break mark. Nothing depends on the note.
-    pub(super) async fn note_seen(&mut self, granted: &Granted, stat: &Stat) {
-        let Some(says) = granted.seen() else { return };
+    pub(super) async fn note_seen(&mut self, granted: &GrantMark, stat: &Stat) {
+        let Some(mark_data) = granted.seen() else { return };
         let path = self.names.mark(&guid(&self.token));
-        let _ = self.ask(&[Ask::WriteSince(&path, &says, stat.version)]).await;
+        let _ = self.ask(&[Ask::WriteSince(&path, &mark_data, stat.version)]).await;
     }
 }

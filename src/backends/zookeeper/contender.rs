@@ -105,31 +105,31 @@ impl ContenderNode {
 }
 
 /// Returns all contenders of a directory in order of arrival, or the name of a child that is no contender.
-pub(super) fn line(children: &[String]) -> Result<Vec<ContenderNode>, String> {
-    let mut line = Vec::with_capacity(children.len());
+pub(super) fn contenders(children: &[String]) -> Result<Vec<ContenderNode>, String> {
+    let mut contenders = Vec::with_capacity(children.len());
     for child in children {
-        line.push(ContenderNode::parse(child).ok_or_else(|| child.clone())?);
+        contenders.push(ContenderNode::parse(child).ok_or_else(|| child.clone())?);
     }
-    let mut line = paired(line);
+    let mut contenders = paired(contenders);
     // A comparison by number would fail: around the overflow, the newest nodes have the smallest numbers.
-    let newest = line.iter().fold(None::<i32>, |newest, c| match newest {
+    let newest = contenders.iter().fold(None::<i32>, |newest, c| match newest {
         Some(newest) if newest.wrapping_sub(c.sequence) > 0 => Some(newest),
         _ => Some(c.sequence),
     });
     if let Some(newest) = newest {
-        line.sort_by_key(|c| std::cmp::Reverse(newest.wrapping_sub(c.sequence)));
+        contenders.sort_by_key(|c| std::cmp::Reverse(newest.wrapping_sub(c.sequence)));
     }
-    Ok(line)
+    Ok(contenders)
 }
 
 /// Assigns the second nodes to their contenders.
 fn paired(all: Vec<ContenderNode>) -> Vec<ContenderNode> {
-    let (twins, mut line): (Vec<_>, Vec<_>) = all.into_iter().partition(ContenderNode::is_twin);
+    let (twins, mut contenders): (Vec<_>, Vec<_>) = all.into_iter().partition(ContenderNode::is_twin);
     if twins.is_empty() {
-        return line;
+        return contenders;
     }
     let reads = |one: &ContenderNode| one.mode == Mode::Shared;
-    let firsts = line.iter_mut();
+    let firsts = contenders.iter_mut();
     let mut firsts: HashMap<_, _> =
         firsts.filter_map(|one| Some(((one.guid()?.to_owned(), one.sequence.wrapping_add(1), reads(one)), &mut one.twin))).collect();
     let mut others = Vec::new();
@@ -143,8 +143,8 @@ fn paired(all: Vec<ContenderNode>) -> Vec<ContenderNode> {
             None => others.push(twin),
         }
     }
-    line.append(&mut others);
-    line
+    contenders.append(&mut others);
+    contenders
 }
 
 #[cfg(test)]
@@ -153,17 +153,17 @@ mod tests {
 
     const GUID: &str = "0b0e0d52-9f1f-4a43-9c80-0d3a6a3a0001";
 
-    fn names(line: &[ContenderNode]) -> Vec<&str> {
-        line.iter().map(|c| &c.name[c.name.len() - 3..]).collect()
+    fn names(contenders: &[ContenderNode]) -> Vec<&str> {
+        contenders.iter().map(|c| &c.name[c.name.len() - 3..]).collect()
     }
 
     fn of(names: &[&str]) -> Vec<ContenderNode> {
-        line(&names.iter().map(ToString::to_string).collect::<Vec<_>>()).unwrap()
+        contenders(&names.iter().map(ToString::to_string).collect::<Vec<_>>()).unwrap()
     }
 
     #[test]
     fn contenders_of_every_library_are_ordered_by_their_number() {
-        let line = of(&[
+        let contenders = of(&[
             "ffffffffffffffffffffffffffffffff__lock__0000000003",
             "_c_0b0e0d52-9f1f-4a43-9c80-0d3a6a3a0001-lock-0000000010",
             "_c_8743c9c0-0795-4907-87fd-6c719a6b4586-__WRIT__0000000001",
@@ -173,16 +173,16 @@ mod tests {
             "_c_8743c9c0-0795-4907-87fd-6c719a6b4586-permit-3-lock-0000000006",
             "lock-0000000000",
         ]);
-        assert_eq!(names(&line), ["000", "001", "002", "003", "004", "005", "006", "010"]);
+        assert_eq!(names(&contenders), ["000", "001", "002", "003", "004", "005", "006", "010"]);
         let (alone, reader) = (Mode::Exclusive, Mode::Shared);
         let modes = [alone, alone, reader, alone, alone, reader, Mode::Permits(3), alone];
-        assert!(line.iter().map(|c| c.mode).eq(modes));
-        assert_eq!((line[7].guid(), line[3].guid()), (Some(GUID), None));
+        assert!(contenders.iter().map(|c| c.mode).eq(modes));
+        assert_eq!((contenders[7].guid(), contenders[3].guid()), (Some(GUID), None));
     }
 
     #[test]
     fn a_reader_and_its_second_node_are_one_contender() {
-        let line = of(&[
+        let contenders = of(&[
             "_c_0b0e0d52-9f1f-4a43-9c80-0d3a6a3a0001-read-lock-0000000002",
             "_c_0b0e0d52-9f1f-4a43-9c80-0d3a6a3a0001-__READ__0000000003",
             "_c_8743c9c0-0795-4907-87fd-6c719a6b4586-__READ__0000000001",
@@ -190,18 +190,18 @@ mod tests {
             // The remaining second node of a contender whose first node was removed.
             "_c_0b0e0d52-9f1f-4a43-9c80-0d3a6a3a0001-__READ__0000000009",
         ]);
-        assert_eq!(names(&line), ["001", "002", "004", "009"]);
+        assert_eq!(names(&contenders), ["001", "002", "004", "009"]);
         assert_eq!(
-            line.iter().map(|c| c.twin.as_deref().is_some_and(|twin| twin.ends_with('3'))).collect::<Vec<_>>(),
+            contenders.iter().map(|c| c.twin.as_deref().is_some_and(|twin| twin.ends_with('3'))).collect::<Vec<_>>(),
             [false, true, false, false]
         );
-        assert_eq!(line.iter().map(ContenderNode::is_twin).collect::<Vec<_>>(), [true, false, false, true]);
+        assert_eq!(contenders.iter().map(ContenderNode::is_twin).collect::<Vec<_>>(), [true, false, false, true]);
     }
 
     #[test]
     fn an_exclusive_contender_has_a_second_node_too() {
         let mutex = "_c_0b0e0d52-9f1f-4a43-9c80-0d3a6a3a0001-lock-0000000002";
-        let line = of(&[
+        let contenders = of(&[
             mutex,
             "_c_0b0e0d52-9f1f-4a43-9c80-0d3a6a3a0001-excl-__WRIT__0000000003",
             "_c_8743c9c0-0795-4907-87fd-6c719a6b4586-permit-2-lock-0000000004",
@@ -211,22 +211,22 @@ mod tests {
             // A remaining second node, which blocks no dlock contender.
             "_c_22222222-0795-4907-87fd-6c719a6b4586-excl-__WRIT__0000000007",
         ]);
-        assert_eq!(names(&line), ["002", "004", "006"]);
-        assert_eq!(line.iter().map(|c| c.twin.is_some()).collect::<Vec<_>>(), [true, true, false]);
-        assert_eq!(line.iter().map(|c| c.mode).collect::<Vec<_>>(), [Mode::Exclusive, Mode::Permits(2), Mode::Exclusive]);
+        assert_eq!(names(&contenders), ["002", "004", "006"]);
+        assert_eq!(contenders.iter().map(|c| c.twin.is_some()).collect::<Vec<_>>(), [true, true, false]);
+        assert_eq!(contenders.iter().map(|c| c.mode).collect::<Vec<_>>(), [Mode::Exclusive, Mode::Permits(2), Mode::Exclusive]);
     }
 
     #[test]
     fn other_nodes_are_errors() {
         for bad in ["locks", "config", "lock-", "lock-12", "lock-00000000001x", "x-0000000001", "a-lease-0000000001", "lock-99999999999"] {
-            assert_eq!(line(&[bad.to_owned()]), Err(bad.to_owned()));
+            assert_eq!(contenders(&[bad.to_owned()]), Err(bad.to_owned()));
         }
     }
 
     #[test]
     fn numbers_stay_ordered_after_an_overflow() {
-        let line = of(&["b-lock--2147483648", "a-lock-2147483647", "c-lock--2147483647", "z-lock-2147483600"]);
-        assert_eq!(line.iter().map(|c| &c.name[..1]).collect::<Vec<_>>(), ["z", "a", "b", "c"]);
+        let contenders = of(&["b-lock--2147483648", "a-lock-2147483647", "c-lock--2147483647", "z-lock-2147483600"]);
+        assert_eq!(contenders.iter().map(|c| &c.name[..1]).collect::<Vec<_>>(), ["z", "a", "b", "c"]);
         assert_eq!(ContenderNode::parse("x-lock--000000005").unwrap().sequence, -5);
     }
 }

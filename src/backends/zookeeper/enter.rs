@@ -11,12 +11,12 @@ use std::time::Duration;
 use super::{
     ZooKeeper,
     acquire::{LOOKS, negotiate},
-    failure::{self, Asked, Fault},
-    hold::{Hold, Marked, Place, listed, marked, unexpected},
-    names::{Names, guid, holds_of, seal},
-    record::{Granted, Heirloom},
-    session::{Ensemble, Session},
-    wire::{Ask, Code, Node, Reply, Stat},
+    failure::{self, Fault, ZkResult},
+    hold::{MarkNode, Place, ZkHold, listed, marked, unexpected},
+    names::{ZkNames, guid, holds_of, seal},
+    record::{GrantMark, InheritedSession},
+    session::{Ensemble, ZkSession},
+    wire::{Ask, Code, NodeKind, Reply, Stat},
 };
 use crate::lock::{self, Attempt, Grant, Intent, Mode, Request, Result, Token, Ttl};
 
@@ -38,17 +38,17 @@ impl ZooKeeper {
 }
 
 /// The nodes that keep a held lock.
-pub(super) struct Kept {
+pub(super) struct HoldNodes {
     /// The mark; without the mark no hold can enter any more.
-    mark: Marked,
+    mark: MarkNode,
     /// The nodes of all holds of the owner.
     pub(super) holds: Vec<String>,
 }
 
-impl Kept {
+impl HoldNodes {
     /// Writes the mark, with its old content or with `data`, if no hold entered or left since.
     pub(super) fn remark<'a>(&'a self, path: &'a str, data: Option<&'a [u8]>) -> Option<Ask<'a>> {
-        self.mark.as_ref().map(|(says, stat)| Ask::WriteSince(path, data.unwrap_or(says), stat.version))
+        self.mark.as_ref().map(|(mark_data, stat)| Ask::WriteSince(path, data.unwrap_or(mark_data), stat.version))
     }
 
     /// Removes the mark, if no hold entered or left since.
@@ -57,26 +57,26 @@ impl Kept {
     }
 
     /// Returns the session that was handed down to the remaining holds.
-    pub(super) fn heirloom(&self) -> Option<Heirloom> {
-        self.granted().and_then(|(granted, _)| granted.heirloom)
+    pub(super) fn inherited_session(&self) -> Option<InheritedSession> {
+        self.granted().and_then(|(granted, _)| granted.inherited_session)
     }
 
     /// Returns the mark's content.
-    pub(super) fn granted(&self) -> Option<(Granted, &Stat)> {
-        self.mark.as_ref().and_then(|(says, stat)| Some((Granted::read(says)?, stat)))
+    pub(super) fn granted(&self) -> Option<(GrantMark, &Stat)> {
+        self.mark.as_ref().and_then(|(mark_data, stat)| Some((GrantMark::read(mark_data)?, stat)))
     }
 }
 
-impl Heirloom {
-    pub(super) fn session(&self, ensemble: &Ensemble, token: &Token) -> Session {
-        let handed = lock::Session { id: self.session, password: seal(token, self.sealed) };
-        Session::handed_over(ensemble, handed, Duration::from_millis(self.timeout_ms))
+impl InheritedSession {
+    pub(super) fn session(&self, ensemble: &Ensemble, token: &Token) -> ZkSession {
+        let handed = lock::StoreSession { id: self.session, password: seal(token, self.sealed) };
+        ZkSession::handed_over(ensemble, handed, Duration::from_millis(self.timeout_ms))
     }
 }
 
-impl Hold {
+impl ZkHold {
     /// Creates this hold's node next to the lock, if its owner has the lock.
-    async fn note(&mut self, mode: Mode) -> Asked<Attempt> {
+    async fn note(&mut self, mode: Mode) -> ZkResult<Attempt> {
         let (beat, mark) = (self.beat(), self.names.mark(&guid(&self.token)));
         let ttl = self.session.as_ref().map(|session| session.timeout.as_millis().to_string()).unwrap_or_default();
         for _ in 0..LOOKS {
@@ -91,7 +91,7 @@ impl Hold {
             let step = if kept.holds.contains(&beat) {
                 Ask::Write(&beat, ttl.as_bytes())
             } else {
-                Ask::Create(&beat, ttl.as_bytes(), Node::Ephemeral)
+                Ask::Create(&beat, ttl.as_bytes(), NodeKind::Ephemeral)
             };
             let steps = vec![Ask::Check(&place.path), remark, step];
             match self.ask(&[Ask::All(steps)]).await?.pop() {
@@ -110,18 +110,18 @@ impl Hold {
 
     /// Returns the timeout of the shortest session among the owner's holds. The session that has the lock may be handed down at any time,
     /// and then needs renewals at its own pace.
-    async fn shortest(&mut self, kept: &Kept) -> Asked<Duration> {
+    async fn shortest(&mut self, kept: &HoldNodes) -> ZkResult<Duration> {
         let reads: Vec<_> = kept.holds.iter().map(|path| Ask::Read(path)).collect();
         let answers = if reads.is_empty() { Vec::new() } else { self.ask(&reads).await? };
-        let told = answers.into_iter().filter_map(|answer| match answer {
+        let timeouts = answers.into_iter().filter_map(|answer| match answer {
             Ok(Reply::Data { data, .. }) => str::from_utf8(&data).ok()?.parse().ok(),
             _ => None,
         });
-        let handed_down = kept.heirloom().map(|heirloom| heirloom.timeout_ms);
-        Ok(told.chain(handed_down).min().map_or(Duration::MAX, Duration::from_millis))
+        let handed_down = kept.inherited_session().map(|inherited_session| inherited_session.timeout_ms);
+        Ok(timeouts.chain(handed_down).min().map_or(Duration::MAX, Duration::from_millis))
     }
 
-    fn entered(&mut self, place: Place, granted: Granted, others: usize) -> Asked<Attempt> {
+    fn entered(&mut self, place: Place, granted: GrantMark, others: usize) -> ZkResult<Attempt> {
         let Some(session) = &mut self.session else { return Err(Fault::Expired) };
         let grant = Grant {
             fence: place.fence,
@@ -131,14 +131,14 @@ impl Hold {
             session: session.hand_over(),
             permit: granted.hold.number,
         };
-        session.let_go();
+        session.stop_keeping_alive();
         (self.granted, self.place, self.grant) = (true, Some(place), Some(granted));
         Ok(Attempt::Granted(grant))
     }
 
     /// Returns the mark of this owner's grant, and the owner's holds.
-    pub(super) async fn kept(&mut self, sync: bool) -> Asked<Kept> {
-        let Names { meta, .. } = self.names.clone();
+    pub(super) async fn kept(&mut self, sync: bool) -> ZkResult<HoldNodes> {
+        let ZkNames { meta, .. } = self.names.clone();
         let guid = guid(&self.token);
         let (mark, start) = (self.names.mark(&guid), holds_of(&guid));
         // The count is at least as new as the version.
@@ -148,7 +148,7 @@ impl Hold {
         }
         let mut answers = self.ask(&requests).await?;
         let holds = listed(answers.pop())?.into_iter().filter(|name| name.starts_with(&start)).map(|name| format!("{meta}/{name}"));
-        Ok(Kept { mark: marked(answers.pop())?, holds: holds.collect() })
+        Ok(HoldNodes { mark: marked(answers.pop())?, holds: holds.collect() })
     }
 
     /// Returns whether another process with this token released the hold and handed its session down to the nested holds. A session whose
@@ -159,35 +159,37 @@ impl Hold {
             return false;
         }
         match self.kept(true).await {
-            Ok(kept) => kept.heirloom().is_some_and(|heirloom| Some(heirloom.session) == own),
+            Ok(kept) => kept.inherited_session().is_some_and(|inherited_session| Some(inherited_session.session) == own),
             Err(fault) => !matches!(fault, Fault::Expired),
         }
     }
 
     /// Returns the mark's content from now on, with the session of the contender's node.
-    pub(super) fn legacy(&self, kept: &Kept) -> Option<Vec<u8>> {
-        let heirloom = self.session.as_ref().and_then(|session| {
-            let lock::Session { id, password } = session.password()?;
+    pub(super) fn legacy(&self, kept: &HoldNodes) -> Option<Vec<u8>> {
+        let inherited_session = self.session.as_ref().and_then(|session| {
+            let lock::StoreSession { id, password } = session.password()?;
             let timeout_ms = u64::try_from(session.timeout.as_millis()).unwrap_or(u64::MAX);
-            Some(Heirloom { session: id, sealed: seal(&self.token, password), timeout_ms })
+            Some(InheritedSession { session: id, sealed: seal(&self.token, password), timeout_ms })
         });
-        kept.granted().map(|(granted, _)| Granted { heirloom, ..granted }.write())
+        kept.granted().map(|(granted, _)| GrantMark { inherited_session, ..granted }.write())
     }
 
     /// Keeps the contender's session alive, if the mark that was just read hands it down to this nested hold. Returns its timeout, the
     /// longest possible if its owner still keeps it, or `None` if it is over.
-    pub(super) async fn keep_heirloom(&mut self, mut mark: Marked, intent: Intent) -> Asked<Option<Duration>> {
+    pub(super) async fn keep_inherited_session(&mut self, mut mark: MarkNode, intent: Intent) -> ZkResult<Option<Duration>> {
         let Some(place) = self.place.clone() else { return Ok(None) };
         let path = self.names.mark(&guid(&self.token));
         for _ in 0..LOOKS {
             let Some((data, stat)) = mark else { return Ok(None) };
-            let granted = Granted::read(&data);
-            let Some(heirloom) = granted.as_ref().and_then(|granted| granted.heirloom.as_ref()) else { return Ok(Some(Duration::MAX)) };
-            let mut session = heirloom.session(&self.ensemble, &self.token);
-            let seen = granted.as_ref().filter(|_| intent == Intent::Drain).and_then(Granted::seen);
+            let granted = GrantMark::read(&data);
+            let Some(inherited_session) = granted.as_ref().and_then(|granted| granted.inherited_session.as_ref()) else {
+                return Ok(Some(Duration::MAX));
+            };
+            let mut session = inherited_session.session(&self.ensemble, &self.token);
+            let seen = granted.as_ref().filter(|_| intent == Intent::Drain).and_then(GrantMark::seen);
             // A majority confirms this write of that session, which checks its node. The content stays the same.
-            let says = seen.as_ref().unwrap_or(&data);
-            let steps = vec![Ask::Check(&place.path), Ask::WriteSince(&path, says, stat.version)];
+            let mark_data = seen.as_ref().unwrap_or(&data);
+            let steps = vec![Ask::Check(&place.path), Ask::WriteSince(&path, mark_data, stat.version)];
             match session.ask(&[Ask::All(steps)]).await {
                 Ok(mut answers) => match answers.pop() {
                     Some(Ok(Reply::AllDone { .. })) => return Ok(Some(session.timeout)),

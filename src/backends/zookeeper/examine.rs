@@ -10,10 +10,10 @@ use tokio::{
 
 use super::{
     ZooKeeper, failure,
-    hold::Hold,
+    hold::ZkHold,
     names::{folder, meta_folder},
-    session::{LONGEST, Purpose, Session},
-    wire::{Ask, Node, Reply},
+    session::{LONGEST, Purpose, ZkSession},
+    wire::{Ask, NodeKind, Reply},
 };
 use crate::{
     backends::net::{self, tls, transport},
@@ -35,8 +35,8 @@ impl ZooKeeper {
     async fn look_at_ensemble(&mut self) -> Result<Vec<Finding>> {
         self.options().check()?;
         // Requests for the minimum and the maximum reveal the range.
-        let shortest = Session::open(&self.ensemble, Ttl::MIN, Purpose::Visit).await?;
-        let mut longest = Session::open(&self.ensemble, LONGEST, Purpose::Visit).await?;
+        let shortest = ZkSession::open(&self.ensemble, Ttl::MIN, Purpose::Visit).await?;
+        let mut longest = ZkSession::open(&self.ensemble, LONGEST, Purpose::Visit).await?;
         let mut found = vec![timeouts(shortest.timeout, longest.timeout)];
         let asked = [Ask::Read("/zookeeper/config")];
         let mut answers = longest.ask(&asked).await?;
@@ -45,7 +45,7 @@ impl ZooKeeper {
             _ => Finding::unchecked("ensemble", "the ensemble's servers", "the user may not read /zookeeper/config"),
         });
         found.push(match self.srvr().await {
-            Ok(said) => version(&said),
+            Ok(reply) => version(&reply),
             Err(error) => Finding::unchecked("version", "the version", &error.message),
         });
         let options = self.options();
@@ -64,7 +64,7 @@ impl ZooKeeper {
         let mut failed = None;
         for (host, port) in &options.hosts {
             match net::dial(host, *port).await {
-                Ok(tcp) => return said(options.tls.as_ref(), host, tcp).await,
+                Ok(tcp) => return ask_four_letters(options.tls.as_ref(), host, tcp).await,
                 Err(error) => failed = Some(error),
             }
         }
@@ -78,10 +78,10 @@ impl ZooKeeper {
             self.visiting = Some(self.visit().await?);
         }
         let Some(session) = &mut self.visiting else { return Ok(None) };
-        let asked = [Ask::Create(&now, &[], Node::Contender)];
+        let asked = [Ask::Create(&now, &[], NodeKind::Contender)];
         let mut answers = session.ask(&asked).await?;
         Ok(match answers.pop() {
-            Some(Ok(Reply::Made { stat, .. })) => {
+            Some(Ok(Reply::Created { stat, .. })) => {
                 let since_epoch = Duration::from_millis(u64::try_from(stat.ctime).unwrap_or_default());
                 Some(ServerTime { server: "the leader".into(), since_epoch })
             }
@@ -90,7 +90,7 @@ impl ZooKeeper {
     }
 }
 
-async fn said(tls: Option<&tls::Tls>, host: &str, tcp: TcpStream) -> Result<String> {
+async fn ask_four_letters(tls: Option<&tls::Tls>, host: &str, tcp: TcpStream) -> Result<String> {
     match tls {
         None => four_letters(tcp).await,
         Some(wanted) => four_letters(tls::wrap(wanted, host, tcp, "zookeeper://").await?).await,
@@ -101,13 +101,13 @@ async fn four_letters(mut stream: impl AsyncRead + AsyncWrite + Unpin) -> Result
     let failed = |error| Error::new(crate::lock::Kind::Unavailable, "the server does not answer to srvr").source(error);
     stream.write_all(b"srvr").await.map_err(failed)?;
     stream.flush().await.map_err(failed)?;
-    let mut said = Vec::new();
+    let mut reply = Vec::new();
     // The answer is a few lines, after which the server closes the connection.
-    stream.take(64 << 10).read_to_end(&mut said).await.map_err(failed)?;
-    Ok(String::from_utf8_lossy(&said).into_owned())
+    stream.take(64 << 10).read_to_end(&mut reply).await.map_err(failed)?;
+    Ok(String::from_utf8_lossy(&reply).into_owned())
 }
 
-impl Hold {
+impl ZkHold {
     /// Explains why a server ended the connection, if it is too old. Servers of 3.4 do so at requests that they do not know, and lack what
     /// all newer ones have.
     pub(super) async fn explain(&mut self, error: lock::Error) -> lock::Error {
@@ -117,9 +117,9 @@ impl Hold {
     }
 }
 
-fn version(said: &str) -> Finding {
+fn version(reply: &str) -> Finding {
     const ID: &str = "version";
-    let Some(version) = said.lines().find_map(|line| line.strip_prefix("Zookeeper version: ")) else {
+    let Some(version) = reply.lines().find_map(|line| line.strip_prefix("Zookeeper version: ")) else {
         return Finding::unchecked(ID, "the version", "srvr is not in 4lw.commands.whitelist");
     };
     let version = version.split(['-', ',', ' ']).next().unwrap_or(version);
@@ -127,7 +127,7 @@ fn version(said: &str) -> Finding {
     let number: (u32, u32) = (parts.next().unwrap_or(0), parts.next().unwrap_or(0));
     let text = format!("ZooKeeper {version}");
     if number < (3, 5) {
-        return Finding::not_safe(ID, text, "it has no containers, which locks lie in").mend(failure::OLDEST);
+        return Finding::not_safe(ID, text, "it has no containers, which locks lie in").fix(failure::OLDEST);
     }
     Finding::ok(ID, text)
 }
@@ -138,7 +138,7 @@ fn timeouts(shortest: Duration, longest: Duration) -> Finding {
     let text = format!("sessions, and so leases, last {} to {}", show(shortest), show(longest));
     if longest < SHORT {
         let risk = "a renewal that is a little late stops the job";
-        return Finding::warn(ID, text, risk).mend("maxSessionTimeout=60000 on every server; its default is 20 ticks");
+        return Finding::warn(ID, text, risk).fix("maxSessionTimeout=60000 on every server; its default is 20 ticks");
     }
     Finding::ok(ID, text)
 }
@@ -152,7 +152,7 @@ fn ensemble(config: &str) -> Finding {
     if may_fail == 0 {
         let which = if servers == 1 { "it" } else { "one" };
         return Finding::warn(ID, text, format!("when {which} is down, locks can't be taken and jobs are stopped"))
-            .mend("three servers, or five");
+            .fix("three servers, or five");
     }
     Finding::ok(ID, text)
 }

@@ -31,7 +31,7 @@ impl From<Fault> for Error {
 pub(super) const OLDEST: &str = "ZooKeeper 3.5 at least";
 
 /// The result of a request over a session.
-pub(super) type Asked<T> = Result<T, Fault>;
+pub(super) type ZkResult<T> = Result<T, Fault>;
 
 /// Returns the error for a denial that no caller handles. Nothing of a refused request was applied.
 pub(super) fn refused(code: &Code) -> Error {

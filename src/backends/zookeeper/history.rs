@@ -16,13 +16,13 @@ use serde::{Deserialize, Serialize};
 
 use super::{
     ZooKeeper,
-    failure::{self, Asked},
-    hold::{Hold, Seen, Stale, line_of, listed, marked, unexpected},
-    names::{Memory, Names, guid, way_to},
-    record::{Granted, numbered},
-    runs::Runs,
-    session::Session,
-    wire::{Answer, Ask, Code, Node, Reply, Stat},
+    failure::{self, ZkResult},
+    hold::{LockListing, StaleNode, ZkHold, contenders_of, listed, marked, unexpected},
+    names::{HistoryKind, ZkNames, guid, parents_of},
+    record::{GrantMark, numbered},
+    runs::RunRecordNode,
+    session::ZkSession,
+    wire::{Ask, Code, NodeKind, Reply, Stat, WireReply},
 };
 use crate::{
     backends::queue::{
@@ -58,7 +58,7 @@ impl Run {
 }
 
 /// The path and the data of a node to create.
-pub(super) type Made = (String, Vec<u8>);
+pub(super) type NewNode = (String, Vec<u8>);
 
 impl From<HistoryEntry> for Run {
     fn from(past: HistoryEntry) -> Self {
@@ -72,28 +72,28 @@ impl Run {
     }
 
     /// Returns the entry's node; `None` if it has no name.
-    pub(super) fn node(&self, names: &Names) -> Option<Made> {
+    pub(super) fn node(&self, names: &ZkNames) -> Option<NewNode> {
         // Serializing strings and numbers can't fail.
         Some((names.run(self.past.end.is_bad(), self.past.fence?), serde_json::to_vec(self).unwrap_or_default()))
     }
 }
 
 /// Returns the kind of folder that an entry is in.
-pub(super) fn memory_of(end: &End) -> Memory {
-    if end.is_bad() { Memory::Bad } else { Memory::Fine }
+pub(super) fn history_folder_of(end: &End) -> HistoryKind {
+    if end.is_bad() { HistoryKind::Bad } else { HistoryKind::Fine }
 }
 
 /// Makes folders that are missing.
 pub(super) fn make(folders: &[String]) -> Vec<Ask<'_>> {
-    folders.iter().map(|path| Ask::Create(path, &[], Node::Persistent)).collect()
+    folders.iter().map(|path| Ask::Create(path, &[], NodeKind::Persistent)).collect()
 }
 
 /// Returns the operations that remove marks and put their history entries into these folders.
-fn burial<'a>(folders: &'a [String], stale: &'a [(&String, Option<Made>)]) -> Vec<Ask<'a>> {
+fn archiving<'a>(folders: &'a [String], stale: &'a [(&String, Option<NewNode>)]) -> Vec<Ask<'a>> {
     let mut asks = if stale.iter().any(|(_, run)| run.is_some()) { make(folders) } else { Vec::new() };
     for (mark, run) in stale {
         if let Some((path, data)) = run {
-            asks.push(Ask::All(vec![Ask::Delete(mark), Ask::Create(path, data, Node::Persistent)]));
+            asks.push(Ask::All(vec![Ask::Delete(mark), Ask::Create(path, data, NodeKind::Persistent)]));
         }
         // The entry exists already, or can't be made.
         asks.push(Ask::Delete(mark));
@@ -102,14 +102,14 @@ fn burial<'a>(folders: &'a [String], stale: &'a [(&String, Option<Made>)]) -> Ve
 }
 
 /// Returns the marks with their history entries.
-fn with_runs<'a>(names: &Names, stale: &'a [Stale]) -> Vec<(&'a String, Option<Made>)> {
-    let run = |says: &HoldRecord| Run::from(says.past(says.fence?)?).node(names);
-    stale.iter().map(|stale| (&stale.path, stale.says.as_ref().and_then(run))).collect()
+fn with_runs<'a>(names: &ZkNames, stale: &'a [StaleNode]) -> Vec<(&'a String, Option<NewNode>)> {
+    let run = |hold_record: &HoldRecord| Run::from(hold_record.history_entry(hold_record.fence?)?).node(names);
+    stale.iter().map(|stale| (&stale.path, stale.hold_record.as_ref().and_then(run))).collect()
 }
 
-impl Hold {
+impl ZkHold {
     /// Returns the history entry of this hold, which is given back now; `None` if nothing was done under it.
-    pub(super) fn run(&self, info: &ReleaseInfo, kept: Option<(Granted, &Stat)>) -> Option<Run> {
+    pub(super) fn run(&self, info: &ReleaseInfo, kept: Option<(GrantMark, &Stat)>) -> Option<Run> {
         let place = self.place.as_ref()?;
         let (granted, since) = match kept {
             Some((granted, stat)) => (Some(granted), Some(stat.ctime)),
@@ -123,18 +123,18 @@ impl Hold {
     }
 
     /// Reads marks again that seemed to be of vanished holders. Returns those that still are, with their content.
-    pub(super) async fn still_stale(&mut self, marks: Vec<String>) -> Asked<Vec<Stale>> {
-        let Names { lock, meta, .. } = self.names.clone();
+    pub(super) async fn still_stale(&mut self, marks: Vec<String>) -> ZkResult<Vec<StaleNode>> {
+        let ZkNames { lock, meta, .. } = self.names.clone();
         let paths: Vec<_> = marks.iter().map(|name| format!("{meta}/{name}")).collect();
         let mut asks: Vec<_> = paths.iter().map(|path| Ask::Read(path)).collect();
         asks.extend([Ask::Children(&lock), Ask::Children(&meta)]);
         let mut answers = self.ask(&asks).await?;
-        let still = Seen::read(answers.split_off(marks.len()))?.stale();
+        let still = LockListing::read(answers.split_off(marks.len()))?.stale();
         let mut stale = Vec::new();
         for ((name, path), answer) in marks.iter().zip(paths).zip(answers) {
             if still.contains(name) {
-                let says = marked(Some(answer))?.and_then(|(data, stat)| vanished(&data, &stat));
-                stale.push(Stale { path, says });
+                let hold_record = marked(Some(answer))?.and_then(|(data, stat)| vanished(&data, &stat));
+                stale.push(StaleNode { path, hold_record });
             }
         }
         Ok(stale)
@@ -142,38 +142,40 @@ impl Hold {
 
     /// Removes the marks of vanished holds, and writes their history entries. It does not wait for the answer: the next holder does the
     /// rest.
-    pub(super) fn bury(&self) {
-        let folders = way_to(&self.names.memory(Memory::Bad));
+    pub(super) fn archive(&self) {
+        let folders = parents_of(&self.names.memory(HistoryKind::Bad));
         if let Some(session) = &self.session {
-            session.tell(&burial(&folders, &with_runs(&self.names, &self.stale)));
+            session.tell(&archiving(&folders, &with_runs(&self.names, &self.stale)));
         }
     }
 
     /// Does likewise with those that no successor has to wait for any more, if there are many.
-    pub(super) async fn bury_old(&mut self) {
-        let fence = |stale: &Stale| stale.says.as_ref().and_then(|says| says.fence);
-        let Some(newest) = outdated(self.stale.iter().filter_map(|stale| Some((stale.says.as_ref()?, fence(stale)?)))) else { return };
+    pub(super) async fn archive_stale(&mut self) {
+        let fence = |stale: &StaleNode| stale.hold_record.as_ref().and_then(|hold_record| hold_record.fence);
+        let Some(newest) = outdated(self.stale.iter().filter_map(|stale| Some((stale.hold_record.as_ref()?, fence(stale)?)))) else {
+            return;
+        };
         let (old, rest): (Vec<_>, _) =
             std::mem::take(&mut self.stale).into_iter().partition(|stale| fence(stale).is_some_and(|fence| fence < newest));
         self.stale = rest;
-        let folders = way_to(&self.names.memory(Memory::Bad));
+        let folders = parents_of(&self.names.memory(HistoryKind::Bad));
         // It waits for the answer, since a session that is given away is not kept.
-        let _ = self.ask(&burial(&folders, &with_runs(&self.names, &old))).await;
+        let _ = self.ask(&archiving(&folders, &with_runs(&self.names, &old))).await;
     }
 
     /// Returns the own mark, as that of a hold that was found to be gone.
-    pub(super) fn own_mark(&self) -> Stale {
-        let says = self.grant.clone().zip(self.place.as_ref()).map(|(granted, place)| {
+    pub(super) fn own_mark(&self) -> StaleNode {
+        let hold_record = self.grant.clone().zip(self.place.as_ref()).map(|(granted, place)| {
             let since_ms = self.since.and_then(|since| u64::try_from(since).ok());
             HoldRecord { since_ms, fence: Some(place.fence), ..granted.hold }
         });
-        Stale { path: self.names.mark(&guid(&self.token)), says }
+        StaleNode { path: self.names.mark(&guid(&self.token)), hold_record }
     }
 
     /// Removes the oldest history entries, if the folder's state shows too many.
     ///
     /// A failure is not reported: a later release does the rest.
-    pub(super) async fn trim(&mut self, what: Memory, folder: &Answer) {
+    pub(super) async fn trim(&mut self, what: HistoryKind, folder: &WireReply) {
         if too_many(many_in(folder)).is_some()
             && let Some(session) = &mut self.session
         {
@@ -184,19 +186,19 @@ impl Hold {
 
 /// Returns the content of a vanished hold's mark, with its fence and the time of its grant.
 fn vanished(data: &[u8], stat: &Stat) -> Option<HoldRecord> {
-    let hold = Granted::read(data)?.hold.named(numbered(stat.czxid)?);
+    let hold = GrantMark::read(data)?.hold.named(numbered(stat.czxid)?);
     Some(HoldRecord { since_ms: u64::try_from(stat.ctime).ok(), ..hold })
 }
 
 /// Returns how many nodes a folder has, by the answer to whether it exists.
-fn many_in(folder: &Answer) -> usize {
+fn many_in(folder: &WireReply) -> usize {
     match folder {
         Ok(Reply::Stat(stat)) => usize::try_from(stat.num_children).unwrap_or_default(),
         _ => 0,
     }
 }
 
-async fn trim(session: &mut Session, names: &Names, what: Memory) {
+async fn trim(session: &mut ZkSession, names: &ZkNames, what: HistoryKind) {
     let folder = names.memory(what);
     let Ok(mut answers) = session.ask(&[Ask::Children(&folder)]).await else { return };
     let mut runs = listed(answers.pop()).unwrap_or_default();
@@ -224,18 +226,18 @@ impl ZooKeeper {
     }
 }
 
-async fn history(session: &mut Session, names: &Names) -> Asked<History> {
-    let memories = [Memory::Bad, Memory::Fine, Memory::SkipCount].map(|what| names.memory(what));
+async fn history(session: &mut ZkSession, names: &ZkNames) -> ZkResult<History> {
+    let memories = [HistoryKind::Bad, HistoryKind::Fine, HistoryKind::SkipCount].map(|what| names.memory(what));
     let runs = names.runs();
     let mut asked = vec![Ask::Sync(&names.lock), Ask::Read(&runs)];
     asked.extend([Ask::Children(&names.meta), Ask::Children(&names.lock)]);
     asked.extend(memories.iter().map(|path| Ask::Children(path)));
     let mut answers = session.ask(&asked).await?.into_iter().skip(1);
-    let record = Runs::read(answers.next())?.record;
-    let beside = listed(answers.next())?;
+    let record = RunRecordNode::read(answers.next())?.record;
+    let side_nodes = listed(answers.next())?;
     // A directory with other nodes than contenders does not tell which contenders are gone.
-    let line = line_of(answers.next());
-    let stale = line.map(|line| Seen::of(line, beside).stale()).unwrap_or_default();
+    let contenders = contenders_of(answers.next());
+    let stale = contenders.map(|contenders| LockListing::of(contenders, side_nodes).stale()).unwrap_or_default();
     let mut paths: Vec<String> = stale.iter().map(|mark| format!("{}/{mark}", names.meta)).collect();
     for (folder, answer) in memories.iter().zip(answers) {
         paths.extend(listed(Some(answer))?.iter().map(|name| format!("{folder}/{name}")));
@@ -250,7 +252,7 @@ async fn history(session: &mut Session, names: &Names) -> Asked<History> {
             return Err(unexpected(Some(answer)).into());
         };
         if at < stale.len() {
-            gone.extend(vanished(&data, &stat).and_then(|says| says.past(says.fence?)));
+            gone.extend(vanished(&data, &stat).and_then(|hold_record| hold_record.history_entry(hold_record.fence?)));
         } else if paths[at].starts_with(&memories[2]) {
             let ms = |time| u64::try_from(time).ok();
             skips.extend(serde_json::from_slice::<SkipRecord>(&data).ok().map(|skip| SkipCount {
@@ -269,12 +271,12 @@ async fn history(session: &mut Session, names: &Names) -> Asked<History> {
 }
 
 /// Writes a lost hold to the history, in place of any other entry of that hold.
-async fn lost(session: &mut Session, names: &Names, past: &HistoryEntry) -> Asked<()> {
+async fn lost(session: &mut ZkSession, names: &ZkNames, past: &HistoryEntry) -> ZkResult<()> {
     let (Some(fence), Some((path, data))) = (past.fence, Run::from(past.clone()).node(names)) else { return Ok(()) };
-    let what = memory_of(&past.end);
-    let other = names.run(what == Memory::Fine, fence);
-    let asks = [Ask::Create(&path, &data, Node::Persistent), Ask::Write(&path, &data), Ask::Delete(&other)];
-    let Written { many, .. } = write(session, &names.memory(what), &asks).await?;
+    let what = history_folder_of(&past.end);
+    let other = names.run(what == HistoryKind::Fine, fence);
+    let asks = [Ask::Create(&path, &data, NodeKind::Persistent), Ask::Write(&path, &data), Ask::Delete(&other)];
+    let WrittenNode { many, .. } = write(session, &names.memory(what), &asks).await?;
     if too_many(many).is_some() {
         trim(session, names, what).await;
     }
@@ -282,12 +284,12 @@ async fn lost(session: &mut Session, names: &Names, past: &HistoryEntry) -> Aske
 }
 
 /// Counts a host that skipped: each time its node is written once more.
-async fn skipped(session: &mut Session, names: &Names, skip: &SkipRecord) -> Asked<()> {
+async fn skipped(session: &mut ZkSession, names: &ZkNames, skip: &SkipRecord) -> ZkResult<()> {
     let path = names.skips_of(&skip.host);
     // Serializing strings can't fail.
     let data = serde_json::to_vec(skip).unwrap_or_default();
-    let asks = [Ask::Create(&path, &[], Node::Persistent), Ask::Write(&path, &data)];
-    let Written { new, many } = write(session, &names.memory(Memory::SkipCount), &asks).await?;
+    let asks = [Ask::Create(&path, &[], NodeKind::Persistent), Ask::Write(&path, &data)];
+    let WrittenNode { new, many } = write(session, &names.memory(HistoryKind::SkipCount), &asks).await?;
     if new && many > SKIPPING_HOSTS {
         session.ask(&[Ask::Delete(&path)]).await?;
     }
@@ -295,7 +297,7 @@ async fn skipped(session: &mut Session, names: &Names, skip: &SkipRecord) -> Ask
 }
 
 /// A node that was written.
-struct Written {
+struct WrittenNode {
     /// Whether the node did not exist before.
     new: bool,
     /// How many nodes its folder has.
@@ -303,15 +305,15 @@ struct Written {
 }
 
 /// Creates a node, writes it, and does the other requests. Creates its folder before if that is missing.
-async fn write(session: &mut Session, folder: &str, asks: &[Ask<'_>]) -> Asked<Written> {
-    let folders = way_to(folder);
+async fn write(session: &mut ZkSession, folder: &str, asks: &[Ask<'_>]) -> ZkResult<WrittenNode> {
+    let folders = parents_of(folder);
     let mut asked = [asks, &[Ask::Exists(folder)]].concat();
     for _ in 0..2 {
         let mut answers = session.ask(&asked).await?;
         let many = answers.pop().map_or(0, |folder| many_in(&folder));
         let rest = answers.split_off(answers.len() - asks.len());
         match rest.get(1) {
-            Some(Ok(_)) => return Ok(Written { new: rest[0].is_ok(), many }),
+            Some(Ok(_)) => return Ok(WrittenNode { new: rest[0].is_ok(), many }),
             Some(Err(Code::NoNode)) if answers.contains(&Err(Code::NoAuth)) => return Err(failure::refused(&Code::NoAuth).into()),
             Some(Err(Code::NoNode)) => asked = [&make(&folders)[..], asks, &[Ask::Exists(folder)]].concat(),
             answer => return Err(unexpected(answer.cloned()).into()),

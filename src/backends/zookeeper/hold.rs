@@ -6,17 +6,17 @@ use super::{
     ZooKeeper,
     alive::Waits,
     contender::{self, ContenderNode},
-    failure::{self, Asked, Fault},
-    look::{children, fence},
-    names::{MARK, Memory, Names, OLD, PERMIT, guid, way_to},
-    record::{Granted, Heirloom},
-    runs::{Basis, Runs},
-    session::{Ensemble, Purpose, Session, VISIT, Watch},
-    wire::{Answer, Ask, Code, Node, Reply, Stat},
+    failure::{self, Fault, ZkResult},
+    inspect::{children, fence},
+    names::{HistoryKind, MARK, OLD, PERMIT, ZkNames, guid, parents_of},
+    record::{GrantMark, InheritedSession},
+    runs::{Basis, RunRecordNode},
+    session::{Ensemble, NodeWatch, Purpose, VISIT, ZkSession},
+    wire::{Ask, Code, NodeKind, Reply, Stat, WireReply},
 };
 use crate::{
     backends::queue::{
-        Contender, Contenders, State,
+        Contender, Contenders, GrantEvidence,
         record::{HoldRecord, older_layout},
     },
     lock::{self, Fence, Key, Request, Result, Token},
@@ -32,19 +32,19 @@ pub(super) struct Place {
 
 impl Place {
     /// Returns the path of its second node, in the same directory.
-    pub(super) fn twin(&self, names: &Names) -> Option<String> {
+    pub(super) fn twin(&self, names: &ZkNames) -> Option<String> {
         self.contender.twin.as_ref().map(|twin| names.contender(twin))
     }
 }
 
 /// A hold that was requested.
 #[allow(clippy::struct_excessive_bools)] // what may have happened, each by itself
-pub(super) struct Hold {
+pub(super) struct ZkHold {
     pub(super) ensemble: Ensemble,
     pub(super) key: Key,
     pub(super) token: Token,
-    pub(super) names: Names,
-    pub(super) session: Option<Session>,
+    pub(super) names: ZkNames,
+    pub(super) session: Option<ZkSession>,
     /// Its position in the queue.
     pub(super) place: Option<Place>,
     /// Whether a node may exist that this process doesn't know of.
@@ -58,23 +58,23 @@ pub(super) struct Hold {
     /// Whether a waiter asked for it, which leaves the queue by a request of its own.
     pub(super) waiting: bool,
     /// The marks of vanished holders, which the release removes.
-    pub(super) stale: Vec<Stale>,
+    pub(super) stale: Vec<StaleNode>,
     /// The session that was handed down to it and that its release freed.
-    pub(super) heirloom: Option<Heirloom>,
+    pub(super) inherited_session: Option<InheritedSession>,
     /// The content of the grant's mark, as far as it is known, and the mark's creation time.
-    pub(super) grant: Option<Granted>,
+    pub(super) grant: Option<GrantMark>,
     pub(super) since: Option<i64>,
     /// The run records as its grant left them, as far as they are known.
-    pub(super) runs: Option<Runs>,
+    pub(super) runs: Option<RunRecordNode>,
     /// The node that is waited for, and the watch for its removal.
-    pub(super) blocker: Option<(String, Watch)>,
+    pub(super) blocker: Option<(String, NodeWatch)>,
     /// The state of its wait: the proofs of life, and the last answer.
     pub(super) waits: Waits,
     /// The watch for the loss of a granted hold's node.
-    pub(super) trouble: Option<Watch>,
+    pub(super) trouble: Option<NodeWatch>,
 }
 
-impl Hold {
+impl ZkHold {
     pub(super) fn new(ensemble: &Ensemble, key: &Key, token: &Token, root: bool) -> Self {
         Self {
             ensemble: ensemble.clone(),
@@ -89,7 +89,7 @@ impl Hold {
             outer: Duration::MAX,
             waiting: false,
             stale: Vec::new(),
-            heirloom: None,
+            inherited_session: None,
             grant: None,
             since: None,
             runs: None,
@@ -113,7 +113,7 @@ impl Hold {
         self.names.hold(&self.token)
     }
 
-    pub(super) async fn ask(&mut self, requests: &[Ask<'_>]) -> Asked<Vec<Answer>> {
+    pub(super) async fn ask(&mut self, requests: &[Ask<'_>]) -> ZkResult<Vec<WireReply>> {
         match &mut self.session {
             Some(session) => session.ask(requests).await,
             None => Err(Fault::Expired),
@@ -121,23 +121,23 @@ impl Hold {
     }
 
     /// Reads the contenders, and the nodes next to the lock. With `sync`, the server is brought up to date before.
-    pub(super) async fn read_line(&mut self, sync: bool) -> Asked<Seen> {
-        let Names { lock, meta, .. } = self.names.clone();
+    pub(super) async fn read_line(&mut self, sync: bool) -> ZkResult<LockListing> {
+        let ZkNames { lock, meta, .. } = self.names.clone();
         let mut requests = vec![Ask::Children(&lock), Ask::Children(&meta)];
         if sync {
             requests.insert(0, Ask::Sync(&lock));
         }
-        Seen::read(self.ask(&requests).await?).map_err(Fault::Error)
+        LockListing::read(self.ask(&requests).await?).map_err(Fault::Error)
     }
 
     /// Writes the hold's renewal node, if its contender's node still exists: a majority confirms that for a living session. Returns false
     /// if it doesn't exist.
-    pub(super) async fn confirm(&mut self) -> Asked<bool> {
+    pub(super) async fn confirm(&mut self) -> ZkResult<bool> {
         Ok(self.confirm_and_read().await?.is_some())
     }
 
     /// Does likewise, and returns the grant's mark as of then, if it exists; `None` if the contender's node doesn't.
-    pub(super) async fn confirm_and_read(&mut self) -> Asked<Option<Marked>> {
+    pub(super) async fn confirm_and_read(&mut self) -> ZkResult<Option<MarkNode>> {
         let (Some(place), Some(session)) = (self.place.clone(), &self.session) else { return Ok(None) };
         let (beat, ttl, mark) = (self.beat(), session.timeout.as_millis().to_string(), self.names.mark(&guid(&self.token)));
         // Without this permit's node, other contenders count one permit too few.
@@ -164,13 +164,13 @@ impl Hold {
 
     /// Keeps the content of the grant's mark.
     fn note_mark(&mut self, data: &[u8], stat: &Stat) {
-        if let Some(granted) = Granted::read(data) {
+        if let Some(granted) = GrantMark::read(data) {
             (self.grant, self.since) = (Some(granted), Some(stat.ctime));
         }
     }
 
     /// Returns the state of the node at `path`, if it exists.
-    pub(super) async fn stat(&mut self, path: &str) -> Asked<Option<Stat>> {
+    pub(super) async fn stat(&mut self, path: &str) -> ZkResult<Option<Stat>> {
         match self.ask(&[Ask::Exists(path)]).await?.pop() {
             Some(Ok(Reply::Stat(stat))) => Ok(Some(stat)),
             Some(Err(Code::NoNode)) => Ok(None),
@@ -181,9 +181,9 @@ impl Hold {
     /// Looks for this hold in a session that another process handed over. Returns false if it isn't there.
     ///
     /// The server uses the timeout of the last client that resumed a session. So a visiting session reads this session's timeout first.
-    async fn adopt(&mut self, handed: lock::Session) -> Asked<bool> {
+    async fn adopt(&mut self, handed: lock::StoreSession) -> ZkResult<bool> {
         let beat = self.beat();
-        self.session = Some(Session::open(&self.ensemble, VISIT, Purpose::Visit).await?);
+        self.session = Some(ZkSession::open(&self.ensemble, VISIT, Purpose::Visit).await?);
         let seen = self.read_line(true).await?;
         let mark = self.names.mark(&guid(&self.token));
         let mut answers = self.ask(&[Ask::Read(&beat), Ask::Read(&mark)]).await?;
@@ -211,50 +211,53 @@ impl Hold {
         let (Some(ttl), Some(own)) = (ttl, own) else { return Ok(false) };
         self.root = own == handed.id;
         self.granted = true;
-        self.session = Some(Session::handed_over(&self.ensemble, handed, Duration::from_millis(ttl)));
+        self.session = Some(ZkSession::handed_over(&self.ensemble, handed, Duration::from_millis(ttl)));
         Ok(true)
     }
 
     /// Returns the place of this hold's owner, if its grant is marked.
-    pub(super) async fn owners_place(&mut self, seen: &Seen) -> Asked<Option<Place>> {
+    pub(super) async fn owners_place(&mut self, seen: &LockListing) -> ZkResult<Option<Place>> {
         let guid = guid(&self.token);
         if !seen.is_marked(&guid) {
             return Ok(None);
         }
-        let Some(contender) = seen.line.iter().find(|c| c.guid() == Some(&*guid) && !c.is_twin()) else { return Ok(None) };
+        let Some(contender) = seen.contenders.iter().find(|c| c.guid() == Some(&*guid) && !c.is_twin()) else { return Ok(None) };
         let path = self.names.contender(&contender.name);
         let stat = self.stat(&path).await?;
         Ok(stat.and_then(|stat| fence(&stat)).map(|fence| Place { contender: contender.clone(), path, fence }))
     }
 
     /// Returns the parent nodes of this lock and of the nodes next to it: containers for the contenders, persistent ones for the rest.
-    pub(super) fn ways(&self) -> Vec<Way> {
+    pub(super) fn parents(&self) -> Vec<ParentNode> {
         // Without a namespace, the directory's parent is not dlock's.
         let own = if self.ensemble.options.namespace.as_str().is_empty() { 1 } else { 2 };
-        let (line, beside) = (way_to(&self.names.lock), way_to(&self.names.meta));
-        let (to_line, to_beside) = (line.len() - own, beside.len() - 1);
-        let line = line
+        let (contenders, side_nodes) = (parents_of(&self.names.lock), parents_of(&self.names.meta));
+        let (to_contenders, to_side_nodes) = (contenders.len() - own, side_nodes.len() - 1);
+        let contenders = contenders
             .into_iter()
             .enumerate()
-            .map(|(at, path)| (path, if at < to_line { Node::Persistent } else { Node::Container }, Vec::new()));
-        let beside = beside.into_iter().map(|path| (path, Node::Persistent, Vec::new()));
-        let memory = way_to(&self.names.memory(Memory::Fine)).into_iter().skip(to_beside).map(|path| (path, Node::Persistent, Vec::new()));
-        line.chain(beside).chain(memory).collect()
+            .map(|(at, path)| (path, if at < to_contenders { NodeKind::Persistent } else { NodeKind::Container }, Vec::new()));
+        let side_nodes = side_nodes.into_iter().map(|path| (path, NodeKind::Persistent, Vec::new()));
+        let memory = parents_of(&self.names.memory(HistoryKind::Fine))
+            .into_iter()
+            .skip(to_side_nodes)
+            .map(|path| (path, NodeKind::Persistent, Vec::new()));
+        contenders.chain(side_nodes).chain(memory).collect()
     }
 }
 
 /// A leftover node: the mark of a hold that was never released, which goes to the history, or that of a nested hold.
-pub(super) struct Stale {
+pub(super) struct StaleNode {
     pub(super) path: String,
     /// The hold with its fence and the time of its grant; `None` if nothing goes to the history.
-    pub(super) says: Option<HoldRecord>,
+    pub(super) hold_record: Option<HoldRecord>,
 }
 
 /// The mark of a grant: its content, and its node's state. `None` if it was removed.
-pub(super) type Marked = Option<(Vec<u8>, Stat)>;
+pub(super) type MarkNode = Option<(Vec<u8>, Stat)>;
 
 /// Reads a mark from an answer.
-pub(super) fn marked(answer: Option<Answer>) -> Result<Marked> {
+pub(super) fn marked(answer: Option<WireReply>) -> Result<MarkNode> {
     match answer {
         Some(Ok(Reply::Data { data, stat })) => Ok(Some((data, stat))),
         Some(Err(Code::NoNode)) => Ok(None),
@@ -263,15 +266,15 @@ pub(super) fn marked(answer: Option<Answer>) -> Result<Marked> {
 }
 
 /// A parent node: its path, its kind and its data.
-pub(super) type Way = (String, Node, Vec<u8>);
+pub(super) type ParentNode = (String, NodeKind, Vec<u8>);
 
 /// A lock at one moment.
-pub(super) struct Seen {
-    pub(super) line: Vec<ContenderNode>,
+pub(super) struct LockListing {
+    pub(super) contenders: Vec<ContenderNode>,
     /// The same contenders, as input to the queue rules.
     pub(super) queue: Contenders,
     /// The names of the nodes next to the lock.
-    pub(super) beside: Vec<String>,
+    pub(super) side_nodes: Vec<String>,
     /// Whether the directory of either is missing.
     pub(super) missing: bool,
     /// Whether the look came just after joining the queue and marking the grant.
@@ -280,56 +283,56 @@ pub(super) struct Seen {
     pub(super) basis: Option<Basis>,
 }
 
-impl Seen {
+impl LockListing {
     /// Reads the last two answers, which are those of both directories: the contenders' first.
-    pub(super) fn read(mut answers: Vec<Answer>) -> Result<Self> {
-        let (beside, line) = (answers.pop(), answers.pop());
-        let missing = [&beside, &line].into_iter().any(|answer| *answer == Some(Err(Code::NoNode)));
-        let beside = listed(beside)?;
-        if beside.iter().any(|name| OLD.contains(&&**name)) {
+    pub(super) fn read(mut answers: Vec<WireReply>) -> Result<Self> {
+        let (side_nodes, contenders) = (answers.pop(), answers.pop());
+        let missing = [&side_nodes, &contenders].into_iter().any(|answer| *answer == Some(Err(Code::NoNode)));
+        let side_nodes = listed(side_nodes)?;
+        if side_nodes.iter().any(|name| OLD.contains(&&**name)) {
             return Err(older_layout());
         }
-        Ok(Self { missing, ..Self::of(line_of(line)?, beside) })
+        Ok(Self { missing, ..Self::of(contenders_of(contenders)?, side_nodes) })
     }
 
-    pub(super) fn of(line: Vec<ContenderNode>, beside: Vec<String>) -> Self {
-        let marked: HashSet<&str> = beside.iter().filter_map(|name| name.strip_prefix(MARK)).collect();
+    pub(super) fn of(contenders: Vec<ContenderNode>, side_nodes: Vec<String>) -> Self {
+        let marked: HashSet<&str> = side_nodes.iter().filter_map(|name| name.strip_prefix(MARK)).collect();
         let state = |one: &ContenderNode| match one.guid() {
-            Some(guid) if marked.contains(guid) => State::Granted,
+            Some(guid) if marked.contains(guid) => GrantEvidence::Granted,
             // Curator's own nodes have public ids too, but no second node.
-            Some(_) if one.twin.is_some() => State::Waits,
-            _ => State::Unknown,
+            Some(_) if one.twin.is_some() => GrantEvidence::Waits,
+            _ => GrantEvidence::Unknown,
         };
-        let all = line.iter().map(|one| Contender { mode: one.mode, state: state(one) }).collect();
-        let permits = beside.iter().filter_map(|name| name.strip_prefix(PERMIT)?.parse().ok()).collect();
-        Self { queue: Contenders::new(all, permits), line, beside, missing: false, joined: false, basis: None }
+        let all = contenders.iter().map(|one| Contender { mode: one.mode, state: state(one) }).collect();
+        let permits = side_nodes.iter().filter_map(|name| name.strip_prefix(PERMIT)?.parse().ok()).collect();
+        Self { queue: Contenders::new(all, permits), contenders, side_nodes, missing: false, joined: false, basis: None }
     }
 
     /// Returns the lock without the contender at this position.
     pub(super) fn without(mut self, at: usize) -> Self {
-        self.line.remove(at);
-        Self { missing: self.missing, joined: self.joined, basis: self.basis, ..Self::of(self.line, self.beside) }
+        self.contenders.remove(at);
+        Self { missing: self.missing, joined: self.joined, basis: self.basis, ..Self::of(self.contenders, self.side_nodes) }
     }
 
     /// Returns the position of a contender.
     pub(super) fn find(&self, name: &str) -> Option<usize> {
-        self.line.iter().position(|one| one.name == name)
+        self.contenders.iter().position(|one| one.name == name)
     }
 
     /// Returns whether a grant to the owner of this public id is marked.
     pub(super) fn is_marked(&self, guid: &str) -> bool {
-        self.beside.iter().any(|name| name.strip_prefix(MARK) == Some(guid))
+        self.side_nodes.iter().any(|name| name.strip_prefix(MARK) == Some(guid))
     }
 
     /// Returns the marks of owners that are no contenders: of vanished holders.
     pub(super) fn stale(&self) -> Vec<String> {
-        let present: HashSet<&str> = self.line.iter().filter_map(ContenderNode::guid).collect();
-        self.beside.iter().filter(|name| name.strip_prefix(MARK).is_some_and(|guid| !present.contains(guid))).cloned().collect()
+        let present: HashSet<&str> = self.contenders.iter().filter_map(ContenderNode::guid).collect();
+        self.side_nodes.iter().filter(|name| name.strip_prefix(MARK).is_some_and(|guid| !present.contains(guid))).cloned().collect()
     }
 }
 
 /// Returns the error for an answer that has no meaning for its request.
-pub(super) fn unexpected(answer: Option<Answer>) -> crate::lock::Error {
+pub(super) fn unexpected(answer: Option<WireReply>) -> crate::lock::Error {
     match answer {
         Some(Err(code) | Ok(Reply::RolledBack { code, .. })) => failure::refused(&code),
         _ => failure::unreadable(),
@@ -337,7 +340,7 @@ pub(super) fn unexpected(answer: Option<Answer>) -> crate::lock::Error {
 }
 
 /// Returns the names in a directory; none if the directory doesn't exist.
-pub(super) fn listed(answer: Option<Answer>) -> Result<Vec<String>> {
+pub(super) fn listed(answer: Option<WireReply>) -> Result<Vec<String>> {
     match answer {
         Some(Err(Code::NoNode)) => Ok(Vec::new()),
         Some(Err(_)) | None => Err(unexpected(answer)),
@@ -346,8 +349,8 @@ pub(super) fn listed(answer: Option<Answer>) -> Result<Vec<String>> {
 }
 
 /// Returns the queue in a lock's directory.
-pub(super) fn line_of(answer: Option<Answer>) -> Result<Vec<ContenderNode>> {
-    contender::line(&listed(answer)?).map_err(|child| failure::no_lock(&child))
+pub(super) fn contenders_of(answer: Option<WireReply>) -> Result<Vec<ContenderNode>> {
+    contender::contenders(&listed(answer)?).map_err(|child| failure::no_lock(&child))
 }
 
 impl ZooKeeper {
@@ -360,7 +363,7 @@ impl ZooKeeper {
         if let Some(at) = self.hold_of(&request.key, &request.token).await? {
             return Ok(at);
         }
-        self.holds.push(Hold::new(&self.ensemble, &request.key, &request.token, root));
+        self.holds.push(ZkHold::new(&self.ensemble, &request.key, &request.token, root));
         Ok(self.holds.len() - 1)
     }
 
@@ -370,7 +373,7 @@ impl ZooKeeper {
             return Ok(Some(at));
         }
         let Some(session) = token.session else { return Ok(None) };
-        let mut hold = Hold::new(&self.ensemble, key, token, true);
+        let mut hold = ZkHold::new(&self.ensemble, key, token, true);
         match hold.adopt(session).await {
             Ok(true) => {
                 self.holds.push(hold);
@@ -389,7 +392,7 @@ mod tests {
 
     #[test]
     fn run_records_of_an_older_layout_are_refused() {
-        let seen = |beside: &str| Seen::read(vec![Err(Code::NoNode), Ok(Reply::Children(vec![beside.into()]))]);
+        let seen = |side_nodes: &str| LockListing::read(vec![Err(Code::NoNode), Ok(Reply::Children(vec![side_nodes.into()]))]);
         assert!(OLD.iter().all(|old| seen(old).is_err_and(|error| error.kind == Kind::Layout)));
         assert!(seen("runs").is_ok_and(|seen| seen.missing));
     }

@@ -2,33 +2,33 @@
 
 use super::{
     contender::{self, ContenderNode},
-    failure::{self, Asked},
-    hold::{Hold, Place, Seen, Way, unexpected},
-    look::fence,
-    names::{Names, guid},
-    record::{Granted, write_last},
-    runs::{Basis, Runs},
-    wire::{Answer, Ask, Code, Node, Reply, Stat},
+    failure::{self, ZkResult},
+    hold::{LockListing, ParentNode, Place, ZkHold, unexpected},
+    inspect::fence,
+    names::{ZkNames, guid},
+    record::{GrantMark, write_last},
+    runs::{Basis, RunRecordNode},
+    wire::{Ask, Code, NodeKind, Reply, Stat, WireReply},
 };
 use crate::{
-    backends::queue::record::Said,
+    backends::queue::record::ContenderInfo,
     lock::{Mode, Request},
 };
 
 /// The outcome of joining the queue.
 pub(super) enum Joined {
     /// The queue after that.
-    Seen(Box<Seen>),
+    Listing(Box<LockListing>),
     /// A directory was missing.
-    NoWay,
+    NoParent,
     /// Something has changed since the last look.
     Changed,
 }
 
 /// The outcome of the joining transaction.
-enum Done {
+enum JoinAnswer {
     /// It made these nodes; some servers return only the path of the first one.
-    Made {
+    Created {
         path: String,
         stat: Option<Stat>,
         twin: Option<String>,
@@ -37,7 +37,7 @@ enum Done {
 }
 
 /// The data that joining and a grant write.
-struct Written {
+struct JoinData {
     path: String,
     twin: String,
     mark: String,
@@ -45,65 +45,65 @@ struct Written {
     numbered: String,
     own: String,
     data: Vec<u8>,
-    says: Vec<u8>,
+    mark_data: Vec<u8>,
     last: Vec<u8>,
     ttl: String,
 }
 
-impl Written {
+impl JoinData {
     /// Returns the steps that join. With `version`, that of the lock's own node at the last look, adds the steps of a grant at once.
-    fn steps<'a>(&'a self, names: &'a Names, mode: Mode, version: Option<i32>) -> Vec<Ask<'a>> {
+    fn steps<'a>(&'a self, names: &'a ZkNames, mode: Mode, version: Option<i32>) -> Vec<Ask<'a>> {
         let create = |path: &'a str, data: &'a [u8], node| Ask::Create(path, data, node);
-        let mut steps = vec![create(&self.path, &self.data, Node::Contender)];
+        let mut steps = vec![create(&self.path, &self.data, NodeKind::Contender)];
         if let Some(version) = version {
-            steps.push(create(&self.mark, &self.says, Node::Persistent));
-            steps.push(create(&self.beat, self.ttl.as_bytes(), Node::Ephemeral));
+            steps.push(create(&self.mark, &self.mark_data, NodeKind::Persistent));
+            steps.push(create(&self.beat, self.ttl.as_bytes(), NodeKind::Ephemeral));
             steps.push(match mode {
                 // Readers may join at the same time.
                 Mode::Shared => Ask::Write(&names.meta, &self.last),
                 _ => Ask::WriteSince(&names.meta, &self.last, version),
             });
             if let Mode::Permits(_) = mode {
-                steps.push(create(&self.numbered, self.own.as_bytes(), Node::Ephemeral));
+                steps.push(create(&self.numbered, self.own.as_bytes(), NodeKind::Ephemeral));
             }
         }
-        steps.push(create(&self.twin, &self.data, Node::Contender));
+        steps.push(create(&self.twin, &self.data, NodeKind::Contender));
         steps
     }
 }
 
-impl Hold {
+impl ZkHold {
     /// Puts a node at the end of the queue.
     ///
     /// If the queue seemed empty at the last look, the same transaction marks the grant. It is confirmed if the queue really is empty, and
     /// taken back otherwise. The data that the first contender is judged by is read after that. `at_once` is the version that the lock's
     /// own node had before that look, and the number for a permit.
-    pub(super) async fn join(&mut self, request: &Request, at_once: Option<(i32, u32)>, ways: &[Way]) -> Asked<Joined> {
+    pub(super) async fn join(&mut self, request: &Request, at_once: Option<(i32, u32)>, parents: &[ParentNode]) -> ZkResult<Joined> {
         let (names, own) = (self.names.clone(), guid(&self.token));
         let number = at_once.map(|(_, number)| number).unwrap_or_default();
-        let grant = Granted::of(request, None, matches!(request.mode, Mode::Permits(_)).then_some(number));
-        let written = Written {
+        let grant = GrantMark::of(request, None, matches!(request.mode, Mode::Permits(_)).then_some(number));
+        let written = JoinData {
             path: names.contender(&contender::name(&own, request.mode)),
             twin: names.contender(&contender::twin(&own, request.mode)),
             mark: names.mark(&own),
             beat: self.beat(),
             numbered: names.permit(number),
-            data: Said::of(request).write(),
-            says: grant.write(),
+            data: ContenderInfo::of(request).write(),
+            mark_data: grant.write(),
             last: write_last(None),
             ttl: self.ttl(),
             own,
         };
-        let mut requests: Vec<_> = ways.iter().map(|(path, node, data)| Ask::Create(path, data, *node)).collect();
+        let mut requests: Vec<_> = parents.iter().map(|(path, node, data)| Ask::Create(path, data, *node)).collect();
         requests.push(Ask::All(written.steps(&names, request.mode, at_once.map(|(version, _)| version))));
         let runs = names.runs();
         requests.extend([Ask::Children(&names.lock), Ask::Children(&names.meta), Ask::Read(&runs)]);
         self.maybe_placed = true;
         let mut answers = self.ask(&requests).await?;
-        let seen = answers.split_off(ways.len() + 1);
+        let seen = answers.split_off(parents.len() + 1);
         match self.joined(answers).await? {
-            Done::Not(joined) => Ok(joined),
-            Done::Made { path, stat, twin } => {
+            JoinAnswer::Not(joined) => Ok(joined),
+            JoinAnswer::Created { path, stat, twin } => {
                 let stat = match stat {
                     Some(stat) => Some(stat),
                     None => self.stat(&path).await?,
@@ -121,15 +121,15 @@ impl Hold {
     }
 
     /// Interprets the answers to creating the parents and to joining.
-    async fn joined(&mut self, mut answers: Vec<Answer>) -> Asked<Done> {
+    async fn joined(&mut self, mut answers: Vec<WireReply>) -> ZkResult<JoinAnswer> {
         let joined = match answers.pop() {
-            Some(Ok(Reply::AllDone { made: Some((path, stat)), last })) => return Ok(Done::Made { path, stat, twin: last }),
+            Some(Ok(Reply::AllDone { made: Some((path, stat)), last })) => return Ok(JoinAnswer::Created { path, stat, twin: last }),
             Some(Ok(Reply::RolledBack { code: Code::NoNode, .. })) => {
                 if answers.contains(&Err(Code::NoAuth)) {
                     self.maybe_placed = false;
                     return Err(failure::refused(&Code::NoAuth).into());
                 }
-                Joined::NoWay
+                Joined::NoParent
             }
             // An earlier session of ours left its mark.
             Some(Ok(Reply::RolledBack { at: 0..=2, code: Code::NodeExists })) => {
@@ -142,15 +142,15 @@ impl Hold {
             answer => return Err(unexpected(answer).into()),
         };
         self.maybe_placed = false;
-        Ok(Done::Not(joined))
+        Ok(JoinAnswer::Not(joined))
     }
 
     /// Returns the queue as it was read just after joining, with the node that was made.
-    async fn seen_joined(&mut self, mode: Mode, granted: bool, (mut seen, own): (Vec<Answer>, &Stat)) -> Asked<Joined> {
+    async fn seen_joined(&mut self, mode: Mode, granted: bool, (mut seen, own): (Vec<WireReply>, &Stat)) -> ZkResult<Joined> {
         self.since = granted.then_some(own.ctime);
-        self.runs = granted.then(Runs::default);
-        let mut basis = Basis { runs: Runs::read(seen.pop())?, version: 0, now: u64::try_from(own.ctime).ok() };
-        let mut seen = Seen { joined: granted, ..Seen::read(seen)? };
+        self.runs = granted.then(RunRecordNode::default);
+        let mut basis = Basis { runs: RunRecordNode::read(seen.pop())?, version: 0, now: u64::try_from(own.ctime).ok() };
+        let mut seen = LockListing { joined: granted, ..LockListing::read(seen)? };
         // Another process may have taken and freed the lock since the run records were read.
         if granted && mode == Mode::Shared && self.judge(None, &mut basis).await?.is_some() {
             self.unmark().await?;
@@ -158,6 +158,6 @@ impl Hold {
         }
         // A permit depends on data that was read before the permits were counted: read it now.
         seen.basis = Some(basis).filter(|_| granted || !matches!(mode, Mode::Permits(_)));
-        Ok(Joined::Seen(Box::new(seen)))
+        Ok(Joined::Listing(Box::new(seen)))
     }
 }

@@ -2,9 +2,9 @@
 
 use super::{
     CAPABILITIES, ZooKeeper,
-    failure::{self, Asked, Fault},
-    hold::Hold,
-    record::Granted,
+    failure::{self, Fault, ZkResult},
+    hold::ZkHold,
+    record::GrantMark,
 };
 use crate::lock::{Intent, Key, Renewal, Result, Token, Ttl};
 
@@ -54,30 +54,30 @@ impl ZooKeeper {
     }
 }
 
-impl Hold {
-    async fn renew(&mut self, intent: Intent) -> Asked<Renewal> {
+impl ZkHold {
+    async fn renew(&mut self, intent: Intent) -> ZkResult<Renewal> {
         let Some(mark) = self.confirm_and_read().await? else { return Ok(Renewal::NotHeld) };
-        let granted = mark.as_ref().and_then(|(says, stat)| Some((Granted::read(says)?, *stat)));
+        let granted = mark.as_ref().and_then(|(mark_data, stat)| Some((GrantMark::read(mark_data)?, *stat)));
         let broken = granted.as_ref().and_then(|(granted, _)| granted.hold.mark.clone());
         if let (Some(broken), Intent::Extend(_)) = (broken, intent) {
             if let Some(session) = &mut self.session {
-                session.let_go();
+                session.stop_keeping_alive();
             }
             return Ok(Renewal::Broken(broken));
         }
         let mut lasts = self.session.as_ref().map(|session| session.timeout).unwrap_or_default();
         if !self.root {
-            match self.keep_heirloom(mark, intent).await? {
+            match self.keep_inherited_session(mark, intent).await? {
                 Some(keeps) => lasts = lasts.min(keeps).min(self.outer),
                 None => return Ok(Renewal::NotHeld),
             }
         }
         // A hold that keeps the session that was handed down has already written the note.
-        if let (Some((granted @ Granted { heirloom: None, .. }, stat)), Intent::Drain) = (&granted, intent) {
+        if let (Some((granted @ GrantMark { inherited_session: None, .. }, stat)), Intent::Drain) = (&granted, intent) {
             self.note_seen(granted, stat).await;
         }
         let (Some(place), Some(session)) = (&self.place, &mut self.session) else { return Err(failure::unsettled().into()) };
-        session.let_go();
+        session.stop_keeping_alive();
         Ok(Renewal::Renewed { ttl: Ttl::new(lasts)?, fence: place.fence })
     }
 }

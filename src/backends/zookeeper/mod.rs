@@ -30,9 +30,9 @@ pub mod examine;
 mod failure;
 mod history;
 mod hold;
+mod inspect;
 mod join;
 mod keep;
-mod look;
 mod names;
 mod options;
 mod permits;
@@ -50,11 +50,11 @@ use std::time::Duration;
 
 use async_trait::async_trait;
 
-pub use self::options::Options;
+pub use self::options::ZooKeeperOptions;
 use self::{
-    hold::Hold,
-    names::Names,
-    session::{Ensemble, LONGEST, Purpose, Session, VISIT},
+    hold::ZkHold,
+    names::ZkNames,
+    session::{Ensemble, LONGEST, Purpose, VISIT, ZkSession},
 };
 use crate::lock::{
     Amendment, Attempt, Backend, Capabilities, History, Identity, Intent, Key, LockState, Pace, Release, ReleaseInfo, Renewal, Request,
@@ -81,29 +81,29 @@ pub(super) const CAPABILITIES: Capabilities = Capabilities {
 pub struct ZooKeeper {
     ensemble: Ensemble,
     /// The requested holds that were not given back yet, each with its session. They are noted before anything is sent.
-    holds: Vec<Hold>,
+    holds: Vec<ZkHold>,
     /// The session for repeated reads of the time.
-    visiting: Option<Session>,
+    visiting: Option<ZkSession>,
 }
 
 impl ZooKeeper {
     /// Creates a backend for `options`, without I/O.
-    pub fn new(options: Options) -> Self {
+    pub fn new(options: ZooKeeperOptions) -> Self {
         Self { ensemble: Ensemble::new(options), holds: Vec::new(), visiting: None }
     }
 
-    fn options(&self) -> &Options {
+    fn options(&self) -> &ZooKeeperOptions {
         &self.ensemble.options
     }
 
     /// Opens a session for reading only.
-    async fn visit(&self) -> Result<Session> {
+    async fn visit(&self) -> Result<ZkSession> {
         self.options().check()?;
-        Session::open(&self.ensemble, VISIT, Purpose::Visit).await
+        ZkSession::open(&self.ensemble, VISIT, Purpose::Visit).await
     }
 
     /// Opens a session for reading one lock.
-    async fn visit_lock(&self, key: &Key) -> Result<(Session, Names)> {
+    async fn visit_lock(&self, key: &Key) -> Result<(ZkSession, ZkNames)> {
         Ok((self.visit().await?, self.ensemble.names(key)))
     }
 }
@@ -127,11 +127,11 @@ impl Backend for ZooKeeper {
     }
 
     async fn wait(&mut self, request: &Request, at_most: Duration) -> Result<Wake> {
-        self.await_turn(request, at_most).await
+        self.await_change(request, at_most).await
     }
 
     async fn leave_queue(&mut self, request: &Request) -> Result<()> {
-        self.ensemble.clone().tidied(self.leave_line(request)).await
+        self.ensemble.clone().tidied(self.remove_from_queue(request)).await
     }
 
     async fn renew(&mut self, key: &Key, token: &Token, intent: Intent) -> Result<Renewal> {

@@ -24,7 +24,7 @@ use crate::lock::{Fence, Key, Namespace, Token};
 
 /// The names of all nodes of one lock.
 #[derive(Clone, Debug)]
-pub(super) struct Names {
+pub(super) struct ZkNames {
     /// The directory of its contenders.
     pub(super) lock: String,
     /// Its own node in the side folder, with the last fence.
@@ -34,26 +34,26 @@ pub(super) struct Names {
     name: String,
 }
 
-impl Names {
+impl ZkNames {
     pub(super) fn new(chroot: &str, namespace: &Namespace, key: &Key) -> Self {
         let name = encode(key.as_str());
-        let beside = meta_folder(chroot, namespace);
-        Self { lock: format!("{}/{name}", folder(chroot, namespace)), meta: format!("{beside}/{name}"), folder: beside, name }
+        let side_nodes = meta_folder(chroot, namespace);
+        Self { lock: format!("{}/{name}", folder(chroot, namespace)), meta: format!("{side_nodes}/{name}"), folder: side_nodes, name }
     }
 
     /// Returns the folder of one kind of the lock's history.
-    pub(super) fn memory(&self, what: Memory) -> String {
-        format!("{}/{}", memory_folder(&self.folder, what), self.name)
+    pub(super) fn memory(&self, what: HistoryKind) -> String {
+        format!("{}/{}", history_folder(&self.folder, what), self.name)
     }
 
     /// Returns the node of a host that skipped. The host's name may be anything.
     pub(super) fn skips_of(&self, host: &str) -> String {
-        format!("{}/{}", self.memory(Memory::SkipCount), hash(Uuid::nil(), host.as_bytes()).simple())
+        format!("{}/{}", self.memory(HistoryKind::SkipCount), hash(Uuid::nil(), host.as_bytes()).simple())
     }
 
     /// Returns the node of a history entry.
     pub(super) fn run(&self, bad: bool, fence: Fence) -> String {
-        let folder = self.memory(if bad { Memory::Bad } else { Memory::Fine });
+        let folder = self.memory(if bad { HistoryKind::Bad } else { HistoryKind::Fine });
         // The order by name is the order of the grants.
         format!("{folder}/{:016x}", fence.0)
     }
@@ -95,7 +95,7 @@ impl Names {
 
 /// The kinds of a lock's history.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Memory {
+pub(super) enum HistoryKind {
     /// History entries.
     Fine,
     /// Bad history entries.
@@ -105,11 +105,11 @@ pub(super) enum Memory {
 }
 
 /// Returns the folder of one kind of history, in the folder of the nodes that are no contenders. No key is encoded to such a name.
-pub(super) fn memory_folder(meta: &str, what: Memory) -> String {
+pub(super) fn history_folder(meta: &str, what: HistoryKind) -> String {
     let name = match what {
-        Memory::Fine => "%fine",
-        Memory::Bad => "%bad",
-        Memory::SkipCount => "%skips",
+        HistoryKind::Fine => "%fine",
+        HistoryKind::Bad => "%bad",
+        HistoryKind::SkipCount => "%skips",
     };
     format!("{meta}/{name}")
 }
@@ -128,7 +128,7 @@ pub(super) const MARK: &str = "held-";
 pub(super) const PERMIT: &str = "permit-";
 
 /// Returns all parents of a node, and the node itself.
-pub(super) fn way_to(path: &str) -> Vec<String> {
+pub(super) fn parents_of(path: &str) -> Vec<String> {
     path.match_indices('/').map(|(at, _)| at).skip(1).chain([path.len()]).map(|end| path[..end].to_owned()).collect()
 }
 
@@ -238,12 +238,16 @@ mod tests {
     #[test]
     fn names_match_other_libraries() {
         let key = Key::new("a/b.c").unwrap();
-        let names = Names::new("/x", &Namespace::default(), &key);
+        let names = ZkNames::new("/x", &Namespace::default(), &key);
         assert_eq!((names.lock.as_str(), names.meta.as_str()), ("/x/dlock/a%2Fb.c", "/x/dlock.meta/a%2Fb.c"));
-        let bare = Names::new("", &Namespace::new("").unwrap(), &Key::new("my.lock").unwrap());
+        let bare = ZkNames::new("", &Namespace::new("").unwrap(), &Key::new("my.lock").unwrap());
         assert_eq!((bare.lock.as_str(), bare.meta.as_str()), ("/my.lock", "/.meta/my.lock"));
         assert_eq!(decode("%now-1"), None);
-        assert!([Memory::Fine, Memory::Bad, Memory::SkipCount].into_iter().all(|what| decode(&memory_folder("", what)[1..]).is_none()));
+        assert!(
+            [HistoryKind::Fine, HistoryKind::Bad, HistoryKind::SkipCount]
+                .into_iter()
+                .all(|what| decode(&history_folder("", what)[1..]).is_none())
+        );
         assert_eq!(names.run(true, Fence(0x1f)), "/x/dlock.meta/%bad/a%2Fb.c/000000000000001f");
     }
 

@@ -7,7 +7,7 @@ use crate::{
 
 /// The servers of a ZooKeeper ensemble, and how to connect to them.
 #[derive(Clone, Debug)]
-pub struct Options {
+pub struct ZooKeeperOptions {
     /// Its servers: names or addresses (IPv6 without brackets) and ports. Any of them serves.
     pub hosts: Vec<(String, u16)>,
     /// The node that serves as the root: empty, or like `/apps/one`.
@@ -20,7 +20,7 @@ pub struct Options {
     pub namespace: Namespace,
 }
 
-impl Options {
+impl ZooKeeperOptions {
     /// The port of servers without one in the URL.
     pub const PORT: u16 = 2181;
 
@@ -74,10 +74,10 @@ mod tests {
 
     #[test]
     fn invalid_addresses_are_refused() {
-        let at = |chroot: &str, namespace: &str| Options {
+        let at = |chroot: &str, namespace: &str| ZooKeeperOptions {
             chroot: chroot.into(),
             namespace: Namespace::new(namespace).unwrap(),
-            ..Options::new(vec![("h".into(), 2181)])
+            ..ZooKeeperOptions::new(vec![("h".into(), 2181)])
         };
         for (chroot, namespace) in [("", "dlock"), ("", ""), ("/a", "zookeeper"), ("/a/b", ""), ("/zoo", "")] {
             at(chroot, namespace).check().unwrap();
@@ -98,10 +98,10 @@ mod tests {
 
     #[test]
     fn the_url_is_shown_without_its_secret() {
-        let options = Options {
+        let options = ZooKeeperOptions {
             chroot: "/a".into(),
             login: Some(("ana".into(), Secret::new("hunter2"))),
-            ..Options::new(vec![("h1".into(), 2181), ("::1".into(), 2182)])
+            ..ZooKeeperOptions::new(vec![("h1".into(), 2181), ("::1".into(), 2182)])
         };
         assert_eq!(options.redacted_url(), "zookeeper://h1,[::1]:2182/a");
         assert!(!format!("{options:?}").contains("hunter2"));

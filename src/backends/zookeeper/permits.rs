@@ -28,22 +28,22 @@
 use std::collections::HashSet;
 
 use super::{
-    acquire::{Standing, Turn},
-    failure::{Asked, Fault},
-    hold::{Hold, Place, Seen},
+    acquire::{ContenderState, RequestProgress},
+    failure::{Fault, ZkResult},
+    hold::{LockListing, Place, ZkHold},
     names::{PERMIT, guid},
 };
 use crate::lock::{Mode, Request};
 
-impl Hold {
+impl ZkHold {
     /// Takes a permit for the contender at this position, or waits for one. Returns `None` if the queue must be read again.
     pub(super) async fn ask_for_permit(
         &mut self,
         request: &Request,
         (place, at): (&Place, usize),
-        mut seen: Seen,
-        turn: &mut Turn,
-    ) -> Asked<Option<Standing>> {
+        mut seen: LockListing,
+        progress: &mut RequestProgress,
+    ) -> ZkResult<Option<ContenderState>> {
         let may_hold = seen.queue.may_hold(request.mode, at);
         if seen.is_marked(&guid(&self.token)) {
             let ours = if seen.joined { may_hold } else { self.was_granted().await? };
@@ -51,30 +51,30 @@ impl Hold {
                 self.unmark().await?;
                 return Ok(None);
             }
-            return Ok(self.take(request, place, &seen, true).await?.then_some(Standing::First));
+            return Ok(self.take(request, place, &seen, true).await?.then_some(ContenderState::First));
         }
-        if may_hold && (turn.conflicts == 0 || seen.queue.place(at) == 1) {
+        if may_hold && (progress.conflicts == 0 || seen.queue.position(at) == 1) {
             let Some(basis) = &mut seen.basis else { return Ok(None) };
             if let Some(denial) = self.judge(request.run_policy.as_ref(), basis).await? {
                 if !request.waiting {
                     self.leave(place).await?;
                 }
-                return Ok(Some(Standing::Kept(denial)));
+                return Ok(Some(ContenderState::Denied(denial)));
             }
             let taken = self.take(request, place, &seen, false).await?;
-            turn.conflicts += 1;
-            return Ok(taken.then_some(Standing::First));
+            progress.conflicts += 1;
+            return Ok(taken.then_some(ContenderState::First));
         }
         if !request.waiting {
             self.leave(place).await?;
-            return Ok(Some(Standing::Behind(Box::new(seen.without(at)))));
+            return Ok(Some(ContenderState::Behind(Box::new(seen.without(at)))));
         }
         let watched = self.watch_for_permit((request.mode, at), &seen).await?;
-        Ok(watched.then(|| Standing::Behind(Box::new(seen))))
+        Ok(watched.then(|| ContenderState::Behind(Box::new(seen))))
     }
 
     /// Returns whether the marked grant is one of this session, whose answer was lost. Otherwise an earlier session left it.
-    async fn was_granted(&mut self) -> Asked<bool> {
+    async fn was_granted(&mut self) -> ZkResult<bool> {
         self.grant = None;
         if !self.confirm().await? {
             return Ok(false);
@@ -90,9 +90,9 @@ impl Hold {
     }
 
     /// Watches the nodes whose change may make this contender first. Returns false if the queue must be read again.
-    async fn watch_for_permit(&mut self, (mode, at): (Mode, usize), seen: &Seen) -> Asked<bool> {
+    async fn watch_for_permit(&mut self, (mode, at): (Mode, usize), seen: &LockListing) -> ZkResult<bool> {
         let awaited = seen.queue.awaited(mode, at);
-        let ahead = awaited.contender.map(|ahead| &seen.line[ahead]);
+        let ahead = awaited.contender.map(|ahead| &seen.contenders[ahead]);
         let meta = self.names.meta.clone();
         let path = match ahead {
             Some(ahead) if !awaited.permits => self.names.contender(&ahead.name),
@@ -103,10 +103,10 @@ impl Hold {
         }
         let Some(session) = &mut self.session else { return Err(Fault::Expired) };
         if path == meta {
-            let (beside, watch) = session.watch_children(&meta).await?;
+            let (side_nodes, watch) = session.watch_children(&meta).await?;
             let numbers = |names: &[String]| names.iter().filter(|name| name.starts_with(PERMIT)).cloned().collect::<HashSet<_>>();
             self.blocker = Some((path, watch));
-            return Ok(numbers(&beside) == numbers(&seen.beside));
+            return Ok(numbers(&side_nodes) == numbers(&seen.side_nodes));
         }
         let Some(watch) = session.watch(&path).await? else { return Ok(false) };
         self.blocker = Some((path, watch));

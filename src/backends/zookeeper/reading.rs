@@ -4,13 +4,13 @@ use std::{collections::HashSet, time::Duration};
 
 use super::{
     ZooKeeper,
-    failure::Asked,
-    hold::{Hold, Seen, listed, unexpected},
-    look::{Look, look},
-    names::{Memory, Names, decode, folder, memory_folder, meta_folder, runs_of},
-    runs::Runs,
-    session::Session,
-    wire::{Ask, Code, Node, Reply},
+    failure::ZkResult,
+    hold::{LockListing, ZkHold, listed, unexpected},
+    inspect::{LockSummary, look},
+    names::{HistoryKind, ZkNames, decode, folder, history_folder, meta_folder, runs_of},
+    runs::RunRecordNode,
+    session::ZkSession,
+    wire::{Ask, Code, NodeKind, Reply},
 };
 use crate::lock::{Key, Kind, LockState, Renewal, Result, Token, Which};
 
@@ -23,20 +23,20 @@ impl ZooKeeper {
     pub(super) async fn read_lock(&mut self, key: &Key) -> Result<LockState> {
         let (mut session, names) = self.visit_lock(key).await?;
         let asked = [Ask::Sync(&names.lock), Ask::Children(&names.lock), Ask::Children(&names.meta)];
-        let seen = Seen::read(session.ask(&asked).await?)?;
+        let seen = LockListing::read(session.ask(&asked).await?)?;
         Ok(state(&mut session, key, &names, &seen).await?)
     }
 
     /// Returns whether the token's hold is there, and how long its session lasts if no renewal comes.
     pub(super) async fn look_for(&mut self, key: &Key, token: &Token) -> Result<Renewal> {
-        let mut hold = Hold::new(&self.ensemble, key, token, true);
+        let mut hold = ZkHold::new(&self.ensemble, key, token, true);
         hold.session = Some(self.visit().await?);
         let seen = hold.read_line(true).await?;
         if hold.owners_place(&seen).await?.is_none() {
             return Ok(Renewal::NotHeld);
         }
         let (beat, now) = (hold.beat(), format!("{}/%now-", hold.names.folder()));
-        let asked = [Ask::Read(&beat), Ask::Create(&now, &[], Node::Contender)];
+        let asked = [Ask::Read(&beat), Ask::Create(&now, &[], NodeKind::Contender)];
         let mut answers = hold.ask(&asked).await?.into_iter();
         let (data, renewed) = match answers.next() {
             Some(Ok(Reply::Data { data, stat })) => (data, stat.mtime),
@@ -45,7 +45,7 @@ impl ZooKeeper {
         };
         // Where dlock may not make that node, durations are counted to the last known event.
         let now = match answers.next() {
-            Some(Ok(Reply::Made { stat, .. })) => stat.ctime,
+            Some(Ok(Reply::Created { stat, .. })) => stat.ctime,
             _ => renewed,
         };
         let timeout = std::str::from_utf8(&data).ok().and_then(|text| text.parse().ok()).map(Duration::from_millis);
@@ -60,17 +60,17 @@ impl ZooKeeper {
         let names = listed(session.ask(&asked).await?.pop())?;
         let mut keys: Vec<Key> = names.iter().filter_map(|name| decode(name)).filter(|key| key.as_str().starts_with(start)).collect();
         keys.sort();
-        let names: Vec<Names> = keys.iter().map(|key| self.ensemble.names(key)).collect();
+        let names: Vec<ZkNames> = keys.iter().map(|key| self.ensemble.names(key)).collect();
         let asked = names.iter().flat_map(|names| [Ask::Children(&names.lock), Ask::Children(&names.meta)]);
         let answers = session.ask(&asked.collect::<Vec<_>>()).await?;
         let mut states = Vec::new();
         for ((key, names), both) in keys.iter().zip(&names).zip(answers.chunks(2)) {
             // A directory with other nodes is no lock.
-            let seen = match Seen::read(both.to_vec()) {
+            let seen = match LockListing::read(both.to_vec()) {
                 Err(error) if error.kind == Kind::Data => continue,
                 seen => seen?,
             };
-            if !seen.line.is_empty() {
+            if !seen.contenders.is_empty() {
                 let state = state(&mut session, key, names, &seen).await?;
                 states.extend(Some(state).filter(|state| !state.holders.is_empty()));
             }
@@ -92,7 +92,7 @@ impl ZooKeeper {
             let paths: Vec<String> = batch.iter().map(|key| self.ensemble.names(key).runs()).collect();
             let answers = session.ask(&paths.iter().map(|path| Ask::Read(path)).collect::<Vec<_>>()).await?;
             for (key, answer) in batch.iter().zip(answers) {
-                if Runs::read(Some(answer))?.record.cooldown.is_some() {
+                if RunRecordNode::read(Some(answer))?.record.cooldown.is_some() {
                     kept.push(key.clone());
                 }
             }
@@ -111,13 +111,13 @@ impl ZooKeeper {
 }
 
 /// Removes the records. Returns the names of their locks.
-async fn remove(session: &mut Session, folder: &str, unused_for: Duration) -> Asked<HashSet<String>> {
+async fn remove(session: &mut ZkSession, folder: &str, unused_for: Duration) -> ZkResult<HashSet<String>> {
     let name_of = |path: &str| path[folder.len() + 1..].to_owned();
     let now = format!("{folder}/%now-");
-    let asked = [Ask::Sync(folder), Ask::Children(folder), Ask::Create(&now, &[], Node::Contender)];
+    let asked = [Ask::Sync(folder), Ask::Children(folder), Ask::Create(&now, &[], NodeKind::Contender)];
     let mut answers = session.ask(&asked).await?;
     let now = match answers.pop() {
-        Some(Ok(Reply::Made { stat, .. })) => stat.ctime,
+        Some(Ok(Reply::Created { stat, .. })) => stat.ctime,
         Some(Err(Code::NoNode)) => return Ok(HashSet::new()),
         answer => return Err(unexpected(answer).into()),
     };
@@ -153,12 +153,12 @@ async fn remove(session: &mut Session, folder: &str, unused_for: Duration) -> As
 }
 
 /// Removes a lock's node with the run records below it, if those don't count any more. Returns whether it did.
-async fn remove_whole(session: &mut Session, path: &str, now: i64) -> Asked<bool> {
+async fn remove_whole(session: &mut ZkSession, path: &str, now: i64) -> ZkResult<bool> {
     let runs = runs_of(path);
     let mut answers = session.ask(&[Ask::Children(path), Ask::Read(&runs)]).await?.into_iter();
-    let beside = listed(answers.next())?;
-    let removal = Runs::read(answers.next())?.removal(&runs, u64::try_from(now).unwrap_or_default());
-    let Some(removal) = removal.filter(|_| beside.len() == 1) else { return Ok(false) };
+    let side_nodes = listed(answers.next())?;
+    let removal = RunRecordNode::read(answers.next())?.removal(&runs, u64::try_from(now).unwrap_or_default());
+    let Some(removal) = removal.filter(|_| side_nodes.len() == 1) else { return Ok(false) };
     // A lock that was taken meanwhile has another child, or a changed one.
     let steps = vec![removal.step(), Ask::Delete(path)];
     match session.ask(&[Ask::All(steps)]).await?.pop() {
@@ -169,10 +169,10 @@ async fn remove_whole(session: &mut Session, path: &str, now: i64) -> Asked<bool
 }
 
 /// Removes the history of locks that have no record any more. Returns their names.
-async fn forget(session: &mut Session, folder: &str) -> Asked<HashSet<String>> {
+async fn forget(session: &mut ZkSession, folder: &str) -> ZkResult<HashSet<String>> {
     let mut forgotten = HashSet::new();
-    for what in [Memory::Fine, Memory::Bad, Memory::SkipCount] {
-        let memories = memory_folder(folder, what);
+    for what in [HistoryKind::Fine, HistoryKind::Bad, HistoryKind::SkipCount] {
+        let memories = history_folder(folder, what);
         let names = listed(session.ask(&[Ask::Children(&memories)]).await?.pop())?;
         let records: Vec<_> = names.iter().map(|name| format!("{folder}/{name}")).collect();
         let answers = session.ask(&records.iter().map(|path| Ask::Exists(path)).collect::<Vec<_>>()).await?;
@@ -195,7 +195,7 @@ async fn forget(session: &mut Session, folder: &str) -> Asked<HashSet<String>> {
     Ok(forgotten)
 }
 
-async fn state(session: &mut Session, key: &Key, names: &Names, seen: &Seen) -> Asked<LockState> {
-    let Look { holders, waiters, last_fence } = look(session, names, seen, true, true).await?;
+async fn state(session: &mut ZkSession, key: &Key, names: &ZkNames, seen: &LockListing) -> ZkResult<LockState> {
+    let LockSummary { holders, waiters, last_fence } = look(session, names, seen, true, true).await?;
     Ok(LockState { key: key.clone(), stored_as: names.lock.clone(), holders, waiters, last_fence, nodes: Vec::new() })
 }

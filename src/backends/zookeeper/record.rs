@@ -1,6 +1,6 @@
 //! The data that dlock writes into the nodes next to a lock: JSON, whose short names are part of the layout. A contender's own node
-//! contains [`Said`](crate::backends::queue::record::Said). Curator and go-zookeeper don't read that data in others' locks; kazoo shows it
-//! as text in `contenders()`.
+//! contains [`ContenderInfo`](crate::backends::queue::record::ContenderInfo). Curator and go-zookeeper don't read that data in others'
+//! locks; kazoo shows it as text in `contenders()`.
 
 use serde::{Deserialize, Serialize};
 
@@ -34,19 +34,19 @@ pub(super) fn numbered(change: i64) -> Option<Fence> {
 
 /// The content of a grant's mark.
 #[derive(Clone, Debug, Deserialize, Serialize)]
-pub(super) struct Granted {
+pub(super) struct GrantMark {
     #[serde(flatten)]
     pub(super) hold: HoldRecord,
     /// For nested holds that outlive the outer one.
     #[serde(flatten)]
-    pub(super) heirloom: Option<Heirloom>,
+    pub(super) inherited_session: Option<InheritedSession>,
 }
 
-impl Granted {
+impl GrantMark {
     /// Returns the content for the hold that `request` asks for; `number` is that of its permit.
     pub(super) fn of(request: &Request, fence: Option<Fence>, number: Option<u32>) -> Self {
         // The node itself tells when the hold began.
-        Self { hold: HoldRecord { number, since_ms: None, ..HoldRecord::of(request, fence) }, heirloom: None }
+        Self { hold: HoldRecord { number, since_ms: None, ..HoldRecord::of(request, fence) }, inherited_session: None }
     }
 
     pub(super) fn write(&self) -> Vec<u8> {
@@ -66,7 +66,7 @@ impl Granted {
 /// The part of a mark for nested holds that keep the lock after the outer hold was released: the session of the contender's node, for them
 /// to keep alive.
 #[derive(Clone, Debug, Deserialize, Serialize)]
-pub(super) struct Heirloom {
+pub(super) struct InheritedSession {
     pub(super) session: i64,
     /// The session's password, sealed with a secret that only holds of this owner know.
     pub(super) sealed: [u8; 16],
@@ -93,12 +93,12 @@ mod tests {
     #[test]
     fn a_granted_record_has_the_hold_and_the_sealed_session() {
         let data = br#"{"o":"p3","h":true,"n":1,"session":7,"sealed":[0,0,0,0,0,0,0,0,0,0,0,0,0,0,0,0],"timeout_ms":4000}"#;
-        let granted = Granted::read(data).unwrap();
-        assert_eq!(granted.heirloom.as_ref().map(|heirloom| heirloom.timeout_ms), Some(4000));
+        let granted = GrantMark::read(data).unwrap();
+        assert_eq!(granted.inherited_session.as_ref().map(|inherited_session| inherited_session.timeout_ms), Some(4000));
         assert_eq!((granted.hold.mode, granted.hold.number), (Mode::Permits(3), Some(1)));
-        let again = Granted::read(&granted.write()).unwrap();
-        assert!(again.heirloom.is_some() && again.hold == granted.hold);
-        assert!(Granted::read(&HoldRecord::waiting(Mode::Exclusive).write()).unwrap().heirloom.is_none());
-        assert!(Granted::read(b"").is_none());
+        let again = GrantMark::read(&granted.write()).unwrap();
+        assert!(again.inherited_session.is_some() && again.hold == granted.hold);
+        assert!(GrantMark::read(&HoldRecord::waiting(Mode::Exclusive).write()).unwrap().inherited_session.is_none());
+        assert!(GrantMark::read(b"").is_none());
     }
 }

@@ -29,27 +29,27 @@ use tokio::{
     task::{JoinHandle, JoinSet},
 };
 
-use super::options::Options;
+use super::options::ZooKeeperOptions;
 use crate::{
     backends::net::{dial, tls},
-    lock::{Error, Kind, Result, Session, random},
+    lock::{Error, Kind, Result, StoreSession, random},
 };
 
 /// A relay, which ends when this value is dropped.
-pub(super) struct Relay {
+pub(super) struct ZkRelay {
     port: u16,
-    shared: Arc<Shared>,
+    shared: Arc<RelayShared>,
     task: JoinHandle<()>,
 }
 
-struct Shared {
-    options: Arc<Options>,
+struct RelayShared {
+    options: Arc<ZooKeeperOptions>,
     /// The proof that a client must give.
     secret: [u8; 16],
     /// The session for a greeting that asks for a new one.
-    take_up: Option<Session>,
+    take_up: Option<StoreSession>,
     /// The session that the servers granted.
-    granted: Mutex<Option<Session>>,
+    granted: Mutex<Option<StoreSession>>,
     /// The last reason why no server could be reached.
     failed: Mutex<Option<Error>>,
     /// Signals that the current connection must be left.
@@ -64,15 +64,15 @@ fn lock<T>(what: &Mutex<T>) -> MutexGuard<'_, T> {
     what.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-impl Relay {
-    pub(super) async fn start(options: &Arc<Options>, take_up: Option<Session>) -> Result<Self> {
+impl ZkRelay {
+    pub(super) async fn start(options: &Arc<ZooKeeperOptions>, take_up: Option<StoreSession>) -> Result<Self> {
         let fail = |error| Error::new(Kind::Unavailable, "no relay to the server can be set up on this host").source(error);
         let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).await.map_err(fail)?;
         let port = listener.local_addr().map_err(fail)?.port();
         let mut secret = [0; 16];
         secret[..8].copy_from_slice(&random().to_ne_bytes());
         secret[8..].copy_from_slice(&random().to_ne_bytes());
-        let shared = Shared {
+        let shared = RelayShared {
             options: Arc::clone(options),
             secret,
             take_up,
@@ -99,7 +99,7 @@ impl Relay {
     }
 
     /// Returns the session that was granted last.
-    pub(super) fn session(&self) -> Option<Session> {
+    pub(super) fn session(&self) -> Option<StoreSession> {
         *lock(&self.shared.granted)
     }
 
@@ -124,13 +124,13 @@ impl Relay {
     }
 }
 
-impl Drop for Relay {
+impl Drop for ZkRelay {
     fn drop(&mut self) {
         self.task.abort();
     }
 }
 
-impl Shared {
+impl RelayShared {
     async fn run(self: Arc<Self>, listener: TcpListener) {
         let mut next = usize::try_from(random() % 1024).unwrap_or_default();
         // The connections end with this task.
@@ -182,7 +182,7 @@ impl Shared {
 
     /// Returns the first server that answers the greeting, from this number on, and its answer. A silent server does not keep the next one
     /// from being asked. Returns `None` if all servers ended the connection.
-    async fn greet(self: &Arc<Self>, hello: Vec<u8>, nth: usize) -> Result<Option<(Vec<u8>, Server)>> {
+    async fn greet(self: &Arc<Self>, hello: Vec<u8>, nth: usize) -> Result<Option<(Vec<u8>, ServerStream)>> {
         let hosts = self.options.hosts.len();
         let mut failed = (hosts == 0).then(|| Error::new(Kind::Config, "the URL names no server"));
         let (mut greeting, mut asked, mut refused) = (JoinSet::new(), 0, false);
@@ -213,11 +213,11 @@ impl Shared {
     }
 
     /// Connects to one server and sends the greeting.
-    async fn greet_one(&self, host: usize, hello: &[u8]) -> std::result::Result<(Vec<u8>, Server), Ungreeted> {
+    async fn greet_one(&self, host: usize, hello: &[u8]) -> std::result::Result<(Vec<u8>, ServerStream), Ungreeted> {
         let (host, port) = &self.options.hosts[host];
         let tcp = dial(host, *port).await.map_err(Ungreeted::Error)?;
         let _ = tcp.set_nodelay(true);
-        let mut server: Server = match &self.options.tls {
+        let mut server: ServerStream = match &self.options.tls {
             None => Box::new(tcp),
             Some(tls) => Box::new(tls::wrap(tls, host, tcp, "zookeeper://").await.map_err(Ungreeted::Error)?),
         };
@@ -264,10 +264,10 @@ impl Shared {
 }
 
 /// The connection to a server.
-type Server = Box<dyn Stream>;
+type ServerStream = Box<dyn ByteStream>;
 
-trait Stream: AsyncRead + AsyncWrite + Send + Unpin {}
-impl<S: AsyncRead + AsyncWrite + Send + Unpin> Stream for S {}
+trait ByteStream: AsyncRead + AsyncWrite + Send + Unpin {}
+impl<S: AsyncRead + AsyncWrite + Send + Unpin> ByteStream for S {}
 
 /// Why a server did not answer the greeting.
 enum Ungreeted {
@@ -286,7 +286,7 @@ async fn silence() {
 }
 
 /// Ends the sessions that slower servers grant after another server was chosen. They have no nodes.
-async fn end_unused(mut greeting: JoinSet<std::result::Result<(Vec<u8>, Server), Ungreeted>>) {
+async fn end_unused(mut greeting: JoinSet<std::result::Result<(Vec<u8>, ServerStream), Ungreeted>>) {
     while let Some(greeted) = greeting.join_next().await {
         if let Ok(Ok((_, mut server))) = greeted {
             let ended = async {
@@ -310,11 +310,11 @@ const SCHEME: &str = "dlock-relay";
 const HELLO: usize = 4 + 4 + 8 + 4;
 const ANSWER: usize = 4 + 4 + 4;
 
-fn session_in(frame: &[u8], at: usize) -> Option<Session> {
+fn session_in(frame: &[u8], at: usize) -> Option<StoreSession> {
     let id = i64::from_be_bytes(frame.get(at..at + 8)?.try_into().ok()?);
     let length = i32::from_be_bytes(frame.get(at + 8..at + 12)?.try_into().ok()?);
     let password = frame.get(at + 12..at + 28)?.try_into().ok()?;
-    (length == 16).then_some(Session { id, password })
+    (length == 16).then_some(StoreSession { id, password })
 }
 
 /// Reads a whole frame, with its length before it. Greetings are short.
@@ -335,9 +335,9 @@ mod tests {
     use super::*;
     use crate::damage;
 
-    fn shared(take_up: Option<Session>) -> Shared {
-        Shared {
-            options: Arc::new(Options::new(Vec::new())),
+    fn shared(take_up: Option<StoreSession>) -> RelayShared {
+        RelayShared {
+            options: Arc::new(ZooKeeperOptions::new(Vec::new())),
             secret: *b"a random number!",
             take_up,
             granted: Mutex::default(),
@@ -364,25 +364,25 @@ mod tests {
     /// Any first data is a greeting that goes on, a frame that is refused, or a greeting without a session.
     #[tokio::test]
     async fn damaged_greetings_are_refused_or_passed_on() {
-        let session = Session { id: 0, password: [0; 16] };
+        let session = StoreSession { id: 0, password: [0; 16] };
         let hello = [&45_u32.to_be_bytes()[..], &[0; 4 + 8], &6000_u32.to_be_bytes(), &[0; 8], &16_u32.to_be_bytes(), &[0; 17]].concat();
-        let relay = shared(Some(Session { id: 7, password: *b"sixteen bytes ok" }));
+        let relay = shared(Some(StoreSession { id: 7, password: *b"sixteen bytes ok" }));
         let (mut found, first) = (0, damage::first_seed());
         for seed in (0..damage::TRIES).map(|nth| first.wrapping_add(nth)) {
             let damaged = damage::bytes(&hello, &mut damage::Dice(seed));
-            let Ok(mut said) = frame(&mut &damaged[..]).await else { continue };
-            found += u64::from(session_in(&said, HELLO) == Some(session));
-            let length = said.len();
-            relay.put_session(&mut said);
-            let _ = (session_in(&said, ANSWER), relay.proven_by(&said));
-            assert_eq!(said.len(), length, "DLOCK_TEST_SEED={seed}");
+            let Ok(mut answer) = frame(&mut &damaged[..]).await else { continue };
+            found += u64::from(session_in(&answer, HELLO) == Some(session));
+            let length = answer.len();
+            relay.put_session(&mut answer);
+            let _ = (session_in(&answer, ANSWER), relay.proven_by(&answer));
+            assert_eq!(answer.len(), length, "DLOCK_TEST_SEED={seed}");
         }
         assert!(found > damage::TRIES / 50, "only {found} had their session");
     }
 
     #[test]
     fn a_session_is_found_and_inserted_in_the_handshake() {
-        let session = Session { id: 7, password: *b"sixteen bytes ok" };
+        let session = StoreSession { id: 7, password: *b"sixteen bytes ok" };
         let relay = shared(Some(session));
         // Length 45, version, last change, timeout, no session, its password, not read only.
         let mut hello =
@@ -390,7 +390,7 @@ mod tests {
         relay.put_session(&mut hello);
         assert_eq!(session_in(&hello, HELLO), Some(session));
         let before = hello.clone();
-        shared(Some(Session { id: 8, ..session })).put_session(&mut hello);
+        shared(Some(StoreSession { id: 8, ..session })).put_session(&mut hello);
         assert_eq!(hello, before, "one that goes on with a session of its own is left alone");
     }
 }

@@ -3,20 +3,20 @@
 use super::{
     ZooKeeper,
     acquire::LOOKS,
-    enter::Kept,
-    failure::{self, Asked, Fault},
+    enter::HoldNodes,
+    failure::{self, Fault, ZkResult},
     history::make,
-    hold::{Hold, Place, Stale, unexpected},
-    look::children,
-    names::{Memory, guid, holds_of, way_to},
-    runs::Change,
-    session::{Purpose, Session, VISIT},
-    wire::{Ask, Code, Node, Reply},
+    hold::{Place, StaleNode, ZkHold, unexpected},
+    inspect::children,
+    names::{HistoryKind, guid, holds_of, parents_of},
+    runs::RunRecordChange,
+    session::{Purpose, VISIT, ZkSession},
+    wire::{Ask, Code, NodeKind, Reply},
 };
 use crate::lock::{Key, Release, ReleaseInfo, Request, Result, RunState, Scope, Token};
 
 /// The history folders that a release may have to trim.
-const MEMORIES: [Memory; 2] = [Memory::Fine, Memory::Bad];
+const MEMORIES: [HistoryKind; 2] = [HistoryKind::Fine, HistoryKind::Bad];
 
 impl ZooKeeper {
     pub(super) async fn ask_release(&mut self, key: &Key, token: &Token, info: &ReleaseInfo) -> Result<Release> {
@@ -37,7 +37,7 @@ impl ZooKeeper {
             // Nothing was done under the hold, perhaps because the vanished holders' drain delay was not over.
             hold.stale.clear();
         }
-        let outcome = if hold.granted { hold.give_back(info).await } else { hold.undo(info.run_state).await };
+        let outcome = if hold.granted { hold.release_hold(info).await } else { hold.undo(info.run_state).await };
         let answer = match outcome {
             Ok(answer) => answer,
             Err(Fault::Expired) => Release::NotHeld,
@@ -55,13 +55,13 @@ impl ZooKeeper {
             // The mark has all that is known of a hold that was found to be gone.
             let gone = hold.granted && answer == Release::NotHeld;
             let mark = hold.own_mark();
-            hold.stale.push(Stale { says: mark.says.filter(|_| gone), ..mark });
+            hold.stale.push(StaleNode { hold_record: mark.hold_record.filter(|_| gone), ..mark });
         }
-        hold.bury();
+        hold.archive();
         let Some(session) = hold.session else { return Ok(answer) };
         session.close();
-        if let Some(heirloom) = hold.heirloom {
-            heirloom.session(&self.ensemble, &hold.token).close();
+        if let Some(inherited_session) = hold.inherited_session {
+            inherited_session.session(&self.ensemble, &hold.token).close();
         }
         Ok(answer)
     }
@@ -75,15 +75,15 @@ impl ZooKeeper {
         session.close();
         self.ensemble.tidy().await;
         let gone = async {
-            let mut visit = Session::open(&self.ensemble, VISIT, Purpose::Visit).await?;
+            let mut visit = ZkSession::open(&self.ensemble, VISIT, Purpose::Visit).await?;
             let asked = [Ask::Sync(&place.path), Ask::Exists(&place.path)];
             Ok(visit.ask(&asked).await?.pop() == Some(Err(Code::NoNode)))
         };
-        let gone: Asked<bool> = gone.await;
+        let gone: ZkResult<bool> = gone.await;
         gone.unwrap_or(false)
     }
 
-    pub(super) async fn leave_line(&mut self, request: &Request) -> Result<()> {
+    pub(super) async fn remove_from_queue(&mut self, request: &Request) -> Result<()> {
         let Some(at) = self.position(&request.key, &request.token).filter(|at| !self.holds[*at].granted) else { return Ok(()) };
         match self.holds[at].undo(None).await {
             Ok(_) | Err(Fault::Expired) => {}
@@ -106,16 +106,16 @@ struct Extras {
     nodes: bool,
 }
 
-impl Hold {
+impl ZkHold {
     /// Releases a granted hold.
-    async fn give_back(&mut self, info: &ReleaseInfo) -> Asked<Release> {
+    async fn release_hold(&mut self, info: &ReleaseInfo) -> ZkResult<Release> {
         let Some(place) = self.place.clone() else { return Ok(Release::NotHeld) };
         // The order in which holds entered is not recorded: only the first hold is known to enclose all others.
         let whole = self.root && info.scope == Scope::Tree;
         let mut extras = Extras { run: true, folders: false, nodes: true };
         for nth in 0..LOOKS {
             let kept = if whole && nth == 0 { None } else { Some(self.kept(true).await?) };
-            if let Some(release) = self.try_to_give_back(info, &place, (whole, kept), &mut extras).await? {
+            if let Some(release) = self.try_to_release_hold(info, &place, (whole, kept), &mut extras).await? {
                 return Ok(release);
             }
         }
@@ -123,27 +123,27 @@ impl Hold {
     }
 
     /// Tries once to give back the hold, by the mark and holds if `kept` has them. Returns `None` after a change or a refusal.
-    async fn try_to_give_back(
+    async fn try_to_release_hold(
         &mut self,
         info: &ReleaseInfo,
         place: &Place,
-        (whole, kept): (bool, Option<Kept>),
+        (whole, kept): (bool, Option<HoldNodes>),
         extras: &mut Extras,
-    ) -> Asked<Option<Release>> {
+    ) -> ZkResult<Option<Release>> {
         let (beat, mark, meta) = (self.beat(), self.names.mark(&guid(&self.token)), self.names.meta.clone());
         if kept.as_ref().is_some_and(|kept| !kept.holds.contains(&beat)) {
             return Ok(Some(Release::NotHeld));
         }
-        let says = kept.as_ref().filter(|_| self.root).and_then(|kept| self.legacy(kept));
+        let mark_data = kept.as_ref().filter(|_| self.root).and_then(|kept| self.legacy(kept));
         let others = kept.as_ref().filter(|_| !whole).map_or(0, |kept| kept.holds.len() - 1);
         let own = if others == 0 { Ask::Delete(&place.path) } else { Ask::Check(&place.path) };
         let mut steps = vec![own, Ask::Delete(&beat)];
         steps.extend(match &kept {
             None => Some(Ask::Delete(&mark)),
             Some(kept) if others == 0 => kept.unmark(&mark),
-            Some(kept) => kept.remark(&mark, says.as_deref()),
+            Some(kept) => kept.remark(&mark, mark_data.as_deref()),
         });
-        let granted = kept.as_ref().and_then(Kept::granted);
+        let granted = kept.as_ref().and_then(HoldNodes::granted);
         let number = granted.as_ref().map(|(granted, _)| granted).or(self.grant.as_ref()).and_then(|granted| granted.hold.number);
         let number = number.map(|number| self.names.permit(number));
         let nodes: Vec<_> = number.into_iter().chain(place.twin(&self.names)).filter(|_| others == 0 && extras.nodes).collect();
@@ -152,9 +152,9 @@ impl Hold {
         let run = if others == 0 && extras.run { self.run(info, granted) } else { None };
         let run = run.and_then(|run| run.node(&self.names));
         let outcome = self.ending(info.run_state).await?;
-        steps.extend(outcome.iter().map(Change::step));
+        steps.extend(outcome.iter().map(RunRecordChange::step));
         let last = steps.len();
-        steps.extend(run.iter().map(|(path, data)| Ask::Create(path, data, Node::Persistent)));
+        steps.extend(run.iter().map(|(path, data)| Ask::Create(path, data, NodeKind::Persistent)));
         let folders = MEMORIES.map(|what| self.names.memory(what));
         let mut asks = vec![Ask::All(steps), Ask::Children(&meta)];
         asks.extend(folders.iter().map(|path| Ask::Exists(path)));
@@ -168,9 +168,9 @@ impl Hold {
                 // The nested holds that remain end with their sessions. No reader needs to see them until then.
                 let start = holds_of(&guid(&self.token));
                 let nested = left.into_iter().filter(|name| name.starts_with(&start));
-                self.stale.extend(nested.map(|name| Stale { path: format!("{meta}/{name}"), says: None }));
+                self.stale.extend(nested.map(|name| StaleNode { path: format!("{meta}/{name}"), hold_record: None }));
                 // Once the lock is free, the session that was handed down with it has no node any more.
-                self.heirloom = kept.and_then(|kept| kept.heirloom());
+                self.inherited_session = kept.and_then(|kept| kept.inherited_session());
                 for (what, answer) in MEMORIES.into_iter().zip(answers) {
                     self.trim(what, &answer).await;
                 }
@@ -182,7 +182,7 @@ impl Hold {
             Some(Ok(Reply::RolledBack { at, code })) if run.is_some() && at == last => {
                 extras.run = code == Code::NoNode && !extras.folders;
                 if extras.run {
-                    let folders: Vec<_> = folders.iter().flat_map(|folder| way_to(folder)).collect();
+                    let folders: Vec<_> = folders.iter().flat_map(|folder| parents_of(folder)).collect();
                     self.ask(&make(&folders)).await?;
                     extras.folders = true;
                 }
@@ -196,7 +196,7 @@ impl Hold {
     }
 
     /// Undoes an attempt that may have been granted without this process seeing the answer.
-    async fn undo(&mut self, run_state: Option<RunState>) -> Asked<Release> {
+    async fn undo(&mut self, run_state: Option<RunState>) -> ZkResult<Release> {
         if self.session.is_none() {
             return Ok(Release::NotHeld);
         }
@@ -204,18 +204,18 @@ impl Hold {
             // The outer hold is its owner's. Only this nested hold is given back, if it exists.
             let seen = self.read_line(true).await?;
             self.place = self.owners_place(&seen).await?;
-            return self.give_back(&ReleaseInfo::UNDO).await;
+            return self.release_hold(&ReleaseInfo::UNDO).await;
         }
         if self.place.is_none() && self.maybe_placed {
             let seen = self.read_line(true).await?;
-            self.find_place(&seen.line).await?;
+            self.find_place(&seen.contenders).await?;
         }
         let beat = self.beat();
         let mark = self.place.as_ref().map(|_| self.names.mark(&guid(&self.token)));
         let place = self.place.clone();
         // While this contender is first, no other one changes the run records.
         let changes = self.ending(run_state).await?;
-        let mut requests: Vec<_> = changes.iter().map(Change::step).collect();
+        let mut requests: Vec<_> = changes.iter().map(RunRecordChange::step).collect();
         let ended = requests.len();
         requests.push(Ask::Delete(&beat));
         let twin = place.as_ref().and_then(|place| place.twin(&self.names));

@@ -18,10 +18,10 @@
 //! - **A release is late:** it writes the outcome only into the record of its own fence, in the version that it read.
 
 use super::{
-    failure::Asked,
-    hold::{Hold, Seen, unexpected},
-    names::Names,
-    wire::{Answer, Ask, Code, Node, Reply},
+    failure::ZkResult,
+    hold::{LockListing, ZkHold, unexpected},
+    names::ZkNames,
+    wire::{Ask, Code, NodeKind, Reply, WireReply},
 };
 use crate::{
     backends::queue::record::{read_runs, write_runs},
@@ -30,7 +30,7 @@ use crate::{
 
 /// The run records of a lock, as they were read.
 #[derive(Clone, Debug, Default)]
-pub(super) struct Runs {
+pub(super) struct RunRecordNode {
     pub(super) record: RunRecord,
     /// The node's version; `None` if the node doesn't exist.
     version: Option<i32>,
@@ -39,7 +39,7 @@ pub(super) struct Runs {
 /// The data that a contender is judged by.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Basis {
-    pub(super) runs: Runs,
+    pub(super) runs: RunRecordNode,
     /// The version of the lock's own node, which each grant writes, from before the run records were read.
     pub(super) version: i32,
     /// The server's time in ms, if it was asked for.
@@ -48,27 +48,27 @@ pub(super) struct Basis {
 
 /// A change of the run records, as a step of a transaction.
 #[derive(Clone, Debug)]
-pub(super) struct Change {
+pub(super) struct RunRecordChange {
     path: String,
     /// The new data; `None` removes the node.
     data: Option<Vec<u8>>,
     before: Option<i32>,
     /// The records after the change.
-    then: Runs,
+    then: RunRecordNode,
 }
 
-impl Change {
+impl RunRecordChange {
     pub(super) fn step(&self) -> Ask<'_> {
         let path = &*self.path;
         match (&self.data, self.before) {
-            (Some(data), None) => Ask::Create(path, data, Node::Persistent),
+            (Some(data), None) => Ask::Create(path, data, NodeKind::Persistent),
             (Some(data), Some(version)) => Ask::WriteSince(path, data, version),
             (None, version) => Ask::DeleteSince(path, version.unwrap_or_default()),
         }
     }
 
     /// Returns the records after the change; `None` if its time is not known.
-    pub(super) fn done(self, at: Option<i64>) -> Option<Runs> {
+    pub(super) fn done(self, at: Option<i64>) -> Option<RunRecordNode> {
         let mut runs = self.then;
         fill(&mut runs.record, at?);
         Some(runs)
@@ -88,9 +88,9 @@ pub(super) fn records(request: &Request) -> bool {
     request.run_policy.as_ref().is_some_and(RunPolicy::record_anything)
 }
 
-impl Runs {
-    /// Reads the records from the answer to reading [`Names::runs`].
-    pub(super) fn read(answer: Option<Answer>) -> Result<Self> {
+impl RunRecordNode {
+    /// Reads the records from the answer to reading [`ZkNames::runs`].
+    pub(super) fn read(answer: Option<WireReply>) -> Result<Self> {
         match answer {
             Some(Ok(Reply::Data { data, stat })) => {
                 let mut record = read_runs(&data)?;
@@ -109,27 +109,27 @@ impl Runs {
             || self.record.start.is_some() && run_policy.is_some_and(|run_policy| run_policy.once.is_some())
     }
 
-    fn change(&self, path: &str, record: RunRecord) -> Change {
+    fn change(&self, path: &str, record: RunRecord) -> RunRecordChange {
         let data = (record != RunRecord::default()).then(|| write_runs(&record));
         let version = data.is_some().then(|| self.version.map_or(0, |version| version.wrapping_add(1)));
-        Change { path: path.to_owned(), data, before: self.version, then: Self { record, version } }
+        RunRecordChange { path: path.to_owned(), data, before: self.version, then: Self { record, version } }
     }
 
     /// Returns the change that records the outcome of the run of the hold with this fence.
-    pub(super) fn end(&self, names: &Names, fence: Fence, stage: RunState) -> Option<Change> {
+    pub(super) fn end(&self, names: &ZkNames, fence: Fence, state: RunState) -> Option<RunRecordChange> {
         let mut record = self.record.clone();
-        record.end(fence, stage).then(|| self.change(&names.runs(), record))
+        record.end(fence, state).then(|| self.change(&names.runs(), record))
     }
 
     /// Returns the change that removes the node at this path; `None` if it doesn't exist, or its records still count.
-    pub(super) fn removal(&self, path: &str, now_ms: u64) -> Option<Change> {
+    pub(super) fn removal(&self, path: &str, now_ms: u64) -> Option<RunRecordChange> {
         (self.version.is_some() && self.record.relevant(now_ms).is_zero()).then(|| self.change(path, RunRecord::default()))
     }
 }
 
 impl Basis {
     /// Returns the change that records the next run.
-    pub(super) fn begin(&self, names: &Names, request: &Request, fence: Fence) -> Option<Change> {
+    pub(super) fn begin(&self, names: &ZkNames, request: &Request, fence: Fence) -> Option<RunRecordChange> {
         let mut record = self.runs.record.clone();
         // If the time was not asked for, it makes no difference.
         record.begin(request, fence, self.now.unwrap_or_default());
@@ -150,21 +150,21 @@ pub(super) fn moment(folder: &str) -> String {
 
 /// Returns the requests that make and remove it.
 pub(super) fn ask_time(path: &str) -> [Ask<'_>; 2] {
-    [Ask::Create(path, &[], Node::Ephemeral), Ask::Delete(path)]
+    [Ask::Create(path, &[], NodeKind::Ephemeral), Ask::Delete(path)]
 }
 
 /// Returns the time in ms, from the answer to the first of these requests.
-pub(super) fn time(answer: Option<&Answer>) -> Option<u64> {
+pub(super) fn time(answer: Option<&WireReply>) -> Option<u64> {
     match answer {
-        Some(Ok(Reply::Made { stat, .. })) => u64::try_from(stat.ctime).ok(),
+        Some(Ok(Reply::Created { stat, .. })) => u64::try_from(stat.ctime).ok(),
         _ => None,
     }
 }
 
-impl Hold {
+impl ZkHold {
     /// Reads the queue, the nodes next to the lock, and the data that a contender is judged by. Reads the time if it is likely to matter.
-    pub(super) async fn read_all(&mut self, request: &Request) -> Asked<Seen> {
-        let Names { lock, meta, .. } = self.names.clone();
+    pub(super) async fn read_all(&mut self, request: &Request) -> ZkResult<LockListing> {
+        let ZkNames { lock, meta, .. } = self.names.clone();
         let (runs, moment) = (self.names.runs(), moment(self.names.folder()));
         let mut asks = Vec::new();
         if self.place.is_none() {
@@ -182,14 +182,14 @@ impl Hold {
             Some(Err(Code::NoNode)) => 0,
             answer => return Err(unexpected(answer).into()),
         };
-        let seen = Seen::read(answers.by_ref().take(2).collect())?;
-        let runs = Runs::read(answers.next())?;
+        let seen = LockListing::read(answers.by_ref().take(2).collect())?;
+        let runs = RunRecordNode::read(answers.next())?;
         let now = time(answers.next().as_ref().filter(|_| timed));
-        Ok(Seen { basis: Some(Basis { runs, version, now }), ..seen })
+        Ok(LockListing { basis: Some(Basis { runs, version, now }), ..seen })
     }
 
     /// Returns why the run policy denies the lock to a contender that no other contender blocks.
-    pub(super) async fn judge(&mut self, run_policy: Option<&RunPolicy>, basis: &mut Basis) -> Asked<Option<Box<Denial>>> {
+    pub(super) async fn judge(&mut self, run_policy: Option<&RunPolicy>, basis: &mut Basis) -> ZkResult<Option<Box<Denial>>> {
         if !basis.runs.matter_to(run_policy) {
             return Ok(None);
         }
@@ -205,9 +205,9 @@ impl Hold {
     }
 
     /// Returns the change that records the outcome of this hold's run, if it has one.
-    pub(super) async fn ending(&mut self, stage: Option<RunState>) -> Asked<Option<Change>> {
+    pub(super) async fn ending(&mut self, state: Option<RunState>) -> ZkResult<Option<RunRecordChange>> {
         // The outcome of a nested hold does not concern the outer run.
-        let (Some(stage), Some(fence), true) = (stage, self.place.as_ref().map(|place| place.fence), self.root) else {
+        let (Some(state), Some(fence), true) = (state, self.place.as_ref().map(|place| place.fence), self.root) else {
             return Ok(None);
         };
         // Only the first attempt uses the known records.
@@ -215,8 +215,8 @@ impl Hold {
             runs
         } else {
             let path = self.names.runs();
-            Runs::read(self.ask(&[Ask::Read(&path)]).await?.pop())?
+            RunRecordNode::read(self.ask(&[Ask::Read(&path)]).await?.pop())?
         };
-        Ok(runs.end(&self.names, fence, stage))
+        Ok(runs.end(&self.names, fence, state))
     }
 }

@@ -5,12 +5,12 @@ use std::{future::Future, pin::Pin};
 use zookeeper_client::{Acls, Client, CreateMode, MultiWriteError, MultiWriteResult};
 
 use super::{
-    failure::{self, Asked, Fault},
-    wire::{Answer, Ask, Code, Node, Reply, Stat},
+    failure::{self, Fault, ZkResult},
+    wire::{Ask, Code, NodeKind, Reply, Stat, WireReply},
 };
 use crate::lock::{Error, Kind};
 
-type Sent<'a> = Pin<Box<dyn Future<Output = Asked<Answer>> + 'a>>;
+type Sent<'a> = Pin<Box<dyn Future<Output = ZkResult<WireReply>> + 'a>>;
 
 /// Sends a request at once. The returned future is the answer.
 pub(super) fn send<'a>(client: &'a Client, request: &Ask<'a>, acls: Acls<'static>) -> Sent<'a> {
@@ -19,8 +19,8 @@ pub(super) fn send<'a>(client: &'a Client, request: &Ask<'a>, acls: Acls<'static
             let made = client.create(path, data, &mode(node).with_acls(acls));
             Box::pin(async move {
                 answer(made.await.map(|(stat, sequence)| {
-                    let path = if node == Node::Contender { format!("{path}{sequence}") } else { path.to_owned() };
-                    Reply::Made { path, stat }
+                    let path = if node == NodeKind::Contender { format!("{path}{sequence}") } else { path.to_owned() };
+                    Reply::Created { path, stat }
                 }))
             })
         }
@@ -103,24 +103,24 @@ fn made(step: MultiWriteResult) -> Option<(String, Option<Stat>)> {
     }
 }
 
-fn mode(node: Node) -> CreateMode {
+fn mode(node: NodeKind) -> CreateMode {
     match node {
-        Node::Persistent => CreateMode::Persistent,
-        Node::Ephemeral => CreateMode::Ephemeral,
-        Node::Contender => CreateMode::EphemeralSequential,
-        Node::Container => CreateMode::Container,
+        NodeKind::Persistent => CreateMode::Persistent,
+        NodeKind::Ephemeral => CreateMode::Ephemeral,
+        NodeKind::Contender => CreateMode::EphemeralSequential,
+        NodeKind::Container => CreateMode::Container,
     }
 }
 
 /// Converts a denial to an answer. All other errors concern the session or the way to the server.
-fn answer(outcome: Result<Reply, zookeeper_client::Error>) -> Asked<Answer> {
+fn answer(outcome: Result<Reply, zookeeper_client::Error>) -> ZkResult<WireReply> {
     match outcome {
         Ok(reply) => Ok(Ok(reply)),
         Err(error) => denial(error).map(Err),
     }
 }
 
-pub(super) fn denial(error: zookeeper_client::Error) -> Asked<Code> {
+pub(super) fn denial(error: zookeeper_client::Error) -> ZkResult<Code> {
     use zookeeper_client::Error as Failure;
     Ok(match error {
         Failure::NoNode => Code::NoNode,

@@ -4,9 +4,9 @@
 //! process runs its runtime; the core relies only on its own renewals. A hold that outlives its process gives its session away: only the
 //! requests over that session keep it alive.
 //!
-//! A session ends by [`Session::close`], or by itself a timeout after its client is gone: a dropped session stays as after a crash. Only a
-//! visiting session, or one that is no longer waited for when it is opened, is always ended. Ending takes place in the background, and each
-//! request waits for that at the end.
+//! A session ends by [`ZkSession::close`], or by itself a timeout after its client is gone: a dropped session stays as after a crash. Only
+//! a visiting session, or one that is no longer waited for when it is opened, is always ended. Ending takes place in the background, and
+//! each request waits for that at the end.
 
 use std::{
     future::Future,
@@ -20,19 +20,19 @@ use tokio::{runtime::Handle, sync::oneshot, task::JoinHandle};
 use zookeeper_client::{Acls, Client, Connector, EventType, OneshotWatcher, SessionState};
 
 use super::{
-    failure::{self, Asked, Fault},
-    names::Names,
-    options::Options,
-    relay::Relay,
+    failure::{self, Fault, ZkResult},
+    names::ZkNames,
+    options::ZooKeeperOptions,
+    relay::ZkRelay,
     send::{denial, send},
-    wire::{Answer, Ask},
+    wire::{Ask, WireReply},
 };
 use crate::lock::{self, Error, Key, Kind, Result};
 
 /// The ensemble, and the means to connect to it.
 #[derive(Clone)]
 pub(super) struct Ensemble {
-    pub(super) options: Arc<Options>,
+    pub(super) options: Arc<ZooKeeperOptions>,
     /// Sessions that are being opened or ended.
     background: Arc<Mutex<Vec<JoinHandle<()>>>>,
 }
@@ -59,15 +59,15 @@ const GOODBYE: Duration = Duration::from_millis(250);
 pub(super) const LONGEST: Duration = Duration::from_millis(i32::MAX as u64);
 
 /// Completes when something happened to a node, or to the session.
-pub(super) type Watch = Pin<Box<dyn Future<Output = ()>>>;
+pub(super) type NodeWatch = Pin<Box<dyn Future<Output = ()>>>;
 
 impl Ensemble {
-    pub(super) fn new(options: Options) -> Self {
+    pub(super) fn new(options: ZooKeeperOptions) -> Self {
         Self { options: Arc::new(options), background: Arc::default() }
     }
 
-    pub(super) fn names(&self, key: &Key) -> Names {
-        Names::new(&self.options.chroot, &self.options.namespace, key)
+    pub(super) fn names(&self, key: &Key) -> ZkNames {
+        ZkNames::new(&self.options.chroot, &self.options.namespace, key)
     }
 
     fn in_background(&self, work: impl Future<Output = ()> + Send + 'static) {
@@ -100,7 +100,7 @@ impl Ensemble {
 
     /// Returns a connector that leaves a silent server in time for several renewals, without creating or leaving a node. The library ends
     /// no session by itself.
-    fn connector(&self, timeout: Duration, relay: &Relay) -> Connector {
+    fn connector(&self, timeout: Duration, relay: &ZkRelay) -> Connector {
         let (scheme, proof) = relay.login();
         let silence = (timeout / 6).clamp(Duration::from_millis(300), Duration::from_secs(5));
         let connector = Client::connector()
@@ -121,17 +121,17 @@ impl Ensemble {
 }
 
 /// One session.
-pub(super) struct Session {
+pub(super) struct ZkSession {
     pub(super) id: i64,
     /// The negotiated timeout: how long the session lasts without a request.
     pub(super) timeout: Duration,
     client: Option<Client>,
     /// The relay between the client and the servers.
-    relay: Option<Relay>,
+    relay: Option<ZkRelay>,
     /// The session is given away to the next owner, so this process must not keep it alive.
     given_away: bool,
     /// The session's id and password.
-    known: Option<lock::Session>,
+    known: Option<lock::StoreSession>,
     /// Whether a request was given up before its answer. A watch that is given up says nothing about the server.
     unanswered: bool,
     /// Whether the session ends when it is dropped.
@@ -139,7 +139,7 @@ pub(super) struct Session {
     ensemble: Ensemble,
 }
 
-impl Session {
+impl ZkSession {
     /// Opens a new session, with the nearest timeout that the server gives.
     pub(super) async fn open(ensemble: &Ensemble, timeout: Duration, purpose: Purpose) -> Result<Self> {
         let (give, take) = oneshot::channel();
@@ -155,7 +155,7 @@ impl Session {
     }
 
     async fn opened(ensemble: &Ensemble, timeout: Duration, purpose: Purpose) -> Result<Self> {
-        let relay = Relay::start(&ensemble.options, None).await?;
+        let relay = ZkRelay::start(&ensemble.options, None).await?;
         let client = connect(ensemble.connector(timeout, &relay), &relay).await?;
         Ok(Self {
             id: client.session_id().0,
@@ -171,7 +171,7 @@ impl Session {
     }
 
     /// Returns a session that another process handed over, with its timeout.
-    pub(super) fn handed_over(ensemble: &Ensemble, session: lock::Session, timeout: Duration) -> Self {
+    pub(super) fn handed_over(ensemble: &Ensemble, session: lock::StoreSession, timeout: Duration) -> Self {
         Self {
             id: session.id,
             timeout,
@@ -186,7 +186,7 @@ impl Session {
     }
 
     /// Returns the data that another process needs to resume the session.
-    pub(super) fn password(&self) -> Option<lock::Session> {
+    pub(super) fn password(&self) -> Option<lock::StoreSession> {
         self.known
     }
 
@@ -195,13 +195,13 @@ impl Session {
     }
 
     /// Returns the data that another process needs to resume a session that is given away.
-    pub(super) fn hand_over(&self) -> Option<lock::Session> {
+    pub(super) fn hand_over(&self) -> Option<lock::StoreSession> {
         self.known.filter(|_| self.given_away)
     }
 
-    async fn take_up(&mut self) -> Asked<()> {
+    async fn take_up(&mut self) -> ZkResult<()> {
         let Some(known) = self.known else { return Err(Fault::Expired) };
-        let relay = Relay::start(&self.ensemble.options, Some(known)).await?;
+        let relay = ZkRelay::start(&self.ensemble.options, Some(known)).await?;
         let client = connect(self.ensemble.connector(self.timeout, &relay), &relay).await?;
         (self.client, self.relay, self.unanswered) = (Some(client), Some(relay), false);
         Ok(())
@@ -209,12 +209,12 @@ impl Session {
 
     /// Returns the client and its relay. They are taken out of a session that is given away, so that a dropped request doesn't keep that
     /// session alive.
-    async fn reach(&mut self) -> Asked<Reached<'_>> {
+    async fn reach(&mut self) -> ZkResult<ActiveClient<'_>> {
         if self.client.is_none() {
             self.take_up().await?;
         }
         let (Some(client), Some(relay)) = (self.client.take(), self.relay.take()) else { return Err(Fault::Expired) };
-        let mut reached = Reached { client: Some((client, relay)), session: self };
+        let mut reached = ActiveClient { client: Some((client, relay)), session: self };
         if !reached.session.given_away {
             reached.keep();
         }
@@ -225,7 +225,7 @@ impl Session {
     }
 
     /// Sends several requests in one batch. They are done even if their answers are not awaited.
-    pub(super) async fn ask(&mut self, requests: &[Ask<'_>]) -> Asked<Vec<Answer>> {
+    pub(super) async fn ask(&mut self, requests: &[Ask<'_>]) -> ZkResult<Vec<WireReply>> {
         let reached = self.reach().await?;
         reached.session.unanswered = true;
         let mut answers = Vec::with_capacity(requests.len());
@@ -242,11 +242,11 @@ impl Session {
     }
 
     /// Watches a node; returns `None` if it doesn't exist.
-    pub(super) async fn watch(&mut self, path: &str) -> Asked<Option<Watch>> {
+    pub(super) async fn watch(&mut self, path: &str) -> ZkResult<Option<NodeWatch>> {
         let reached = self.reach().await?;
         let answer = reached.client()?.check_and_watch_stat(path).await;
         let watch = match answer {
-            Ok((Some(_), watcher)) => Ok(Some(Box::pin(something(watcher)) as Watch)),
+            Ok((Some(_), watcher)) => Ok(Some(Box::pin(fired(watcher)) as NodeWatch)),
             Ok((None, _)) => Ok(None),
             Err(error) => Err(not_watched(error)),
         };
@@ -255,11 +255,11 @@ impl Session {
     }
 
     /// Watches the children of a directory, which must exist. Returns their names, and a watch for their change.
-    pub(super) async fn watch_children(&mut self, path: &str) -> Asked<(Vec<String>, Watch)> {
+    pub(super) async fn watch_children(&mut self, path: &str) -> ZkResult<(Vec<String>, NodeWatch)> {
         let reached = self.reach().await?;
         let answer = reached.client()?.list_and_watch_children(path).await;
         let watch = match answer {
-            Ok((names, watcher)) => Ok((names, Box::pin(something(watcher)) as Watch)),
+            Ok((names, watcher)) => Ok((names, Box::pin(fired(watcher)) as NodeWatch)),
             Err(error) => Err(not_watched(error)),
         };
         reached.answered();
@@ -278,7 +278,7 @@ impl Session {
             return;
         }
         let (Some(client), Some(relay)) = (self.client.take(), self.relay.take()) else { return };
-        goodbye(client, relay, self.timeout).await;
+        end_session(client, relay, self.timeout).await;
     }
 
     /// Sends requests without waiting for the answers.
@@ -291,23 +291,23 @@ impl Session {
     }
 
     /// Stops keeping alive a session that is given away: it lasts its timeout from now.
-    pub(super) fn let_go(&mut self) {
+    pub(super) fn stop_keeping_alive(&mut self) {
         if self.given_away {
             (self.client, self.relay) = (None, None);
         }
     }
 }
 
-impl Drop for Session {
+impl Drop for ZkSession {
     fn drop(&mut self) {
         if let (true, Some(client), Some(relay)) = (self.ends, self.client.take(), self.relay.take()) {
-            self.ensemble.in_background(goodbye(client, relay, self.timeout));
+            self.ensemble.in_background(end_session(client, relay, self.timeout));
         }
     }
 }
 
 /// Ends a session, which would end by itself after `timeout` at the latest.
-async fn goodbye(client: Client, relay: Relay, timeout: Duration) {
+async fn end_session(client: Client, relay: ZkRelay, timeout: Duration) {
     let mut states = client.state_watcher();
     if client.state().is_terminated() {
         return;
@@ -330,19 +330,19 @@ async fn goodbye(client: Client, relay: Relay, timeout: Duration) {
 }
 
 /// A session's client during a request.
-struct Reached<'a> {
-    session: &'a mut Session,
-    client: Option<(Client, Relay)>,
+struct ActiveClient<'a> {
+    session: &'a mut ZkSession,
+    client: Option<(Client, ZkRelay)>,
 }
 
-impl Reached<'_> {
+impl ActiveClient<'_> {
     fn keep(&mut self) {
         if let Some((client, relay)) = self.client.take() {
             (self.session.client, self.session.relay) = (Some(client), Some(relay));
         }
     }
 
-    fn client(&self) -> Asked<&Client> {
+    fn client(&self) -> ZkResult<&Client> {
         self.client.as_ref().map(|(client, _)| client).or(self.session.client.as_ref()).ok_or(Fault::Expired)
     }
 
@@ -352,7 +352,7 @@ impl Reached<'_> {
     }
 
     /// Continues the session by way of another server. Earlier requests stay unanswered.
-    async fn by_another_server(&mut self) -> Asked<()> {
+    async fn by_another_server(&mut self) -> ZkResult<()> {
         let client = self.client()?;
         let mut states = client.state_watcher();
         if client.state() == SessionState::SyncConnected {
@@ -378,7 +378,7 @@ async fn within<T>(limit: Duration, work: impl Future<Output = T>) {
     let _ = tokio::time::timeout(limit, work).await;
 }
 
-async fn connect(connector: Connector, relay: &Relay) -> Asked<Client> {
+async fn connect(connector: Connector, relay: &ZkRelay) -> ZkResult<Client> {
     use zookeeper_client::Error as Failure;
     connector.connect(&relay.addresses()).await.map_err(|error| match error {
         Failure::SessionExpired => Fault::Expired,
@@ -391,7 +391,7 @@ fn not_watched(error: zookeeper_client::Error) -> Fault {
     denial(error).map_or_else(|fault| fault, |code| failure::refused(&code).into())
 }
 
-async fn something(watcher: OneshotWatcher) {
+async fn fired(watcher: OneshotWatcher) {
     let event = watcher.changed().await;
     // A one-shot watcher gets no session events but the session's end.
     debug_assert!(event.event_type != EventType::Session || event.session_state.is_terminated());

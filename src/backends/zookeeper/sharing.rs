@@ -1,6 +1,6 @@
 //! The lock libraries that share a lock on ZooKeeper.
 
-use super::{Options, names::Names};
+use super::{ZooKeeperOptions, names::ZkNames};
 use crate::lock::{Key, Library, Sharing};
 
 pub(in crate::backends) const LIBRARIES: [Library; 6] = [
@@ -28,6 +28,6 @@ pub(in crate::backends) const LIBRARIES: [Library; 6] = [
 ];
 
 /// Returns each library's argument for a lock.
-pub fn sharing(options: &Options, key: &Key) -> Sharing {
-    Sharing::new(Names::new(&options.chroot, &options.namespace, key).lock, &LIBRARIES, &[])
+pub fn sharing(options: &ZooKeeperOptions, key: &Key) -> Sharing {
+    Sharing::new(ZkNames::new(&options.chroot, &options.namespace, key).lock, &LIBRARIES, &[])
 }

@@ -23,7 +23,7 @@ pub(super) enum Code {
 
 /// The kind of a new node.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Node {
+pub(super) enum NodeKind {
     Persistent,
     /// The node ends with its session.
     Ephemeral,
@@ -36,7 +36,7 @@ pub(super) enum Node {
 /// One request. A transaction may contain only requests that change or check something.
 #[derive(Clone, Debug)]
 pub(super) enum Ask<'a> {
-    Create(&'a str, &'a [u8], Node),
+    Create(&'a str, &'a [u8], NodeKind),
     Delete(&'a str),
     /// Deletes the node only in this version.
     DeleteSince(&'a str, i32),
@@ -63,7 +63,7 @@ pub(super) enum Reply {
         made: Option<(String, Option<Stat>)>,
         last: Option<String>,
     },
-    Made {
+    Created {
         path: String,
         stat: Stat,
     },
@@ -81,4 +81,4 @@ pub(super) enum Reply {
 }
 
 /// The answer to one request, or its denial.
-pub(super) type Answer = Result<Reply, Code>;
+pub(super) type WireReply = Result<Reply, Code>;

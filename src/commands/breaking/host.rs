@@ -7,7 +7,7 @@ use futures_util::stream::{self, StreamExt as _};
 use super::super::{Context, consent, interrupted, open, open_as_it_is};
 use crate::{
     exit,
-    lease::{self, BootClock, BreakRequest, Breaking, ask},
+    lease::{self, BootClock, BreakOutcome, BreakRequest, ask},
     lock::{Backend, Break, Error, Fence, Holder, Key, Kind, Result},
     output::{described, fence, json},
     supervise::{Signals, reraise},
@@ -127,8 +127,8 @@ async fn break_one((key, seen, fence): &(Key, Holder, Fence), mark: &Break, at_o
     let request = BreakRequest { key, seen, fence: *fence, mark, at_once };
     let broken = lease::break_hold(&mut *backend, &BootClock, request, context.limits(), pending::<()>(), |_| {}).await?;
     Ok(match broken {
-        Breaking::Over => "given_back",
-        Breaking::Evicted => "evicted",
-        Breaking::Changed | Breaking::Stopped(()) => "changed",
+        BreakOutcome::Over => "given_back",
+        BreakOutcome::Evicted => "evicted",
+        BreakOutcome::Changed | BreakOutcome::Stopped(()) => "changed",
     })
 }

@@ -40,7 +40,7 @@ impl FoundSecret {
 }
 
 /// Returns the worst finding, or an all-clear.
-pub(super) fn look(secrets: &[FoundSecret]) -> Finding {
+pub(super) fn examine(secrets: &[FoundSecret]) -> Finding {
     const ID: &str = "secrets";
     let findings: Vec<Finding> = secrets.iter().map(|secret| one(ID, secret)).collect();
     let worst = findings.iter().map(|finding| finding.severity).max();
@@ -64,10 +64,10 @@ fn one(id: &'static str, secret: &FoundSecret) -> Finding {
         SecretPlace::Variable(name) => Finding::ok(id, format!("{what} in {name}")),
         SecretPlace::UrlInVariable => {
             Finding::warn(id, format!("{what} in the URL in DLOCK_BACKEND"), "the command that run starts sees it")
-                .mend("DLOCK_PASSWORD, or a password_file")
+                .fix("DLOCK_PASSWORD, or a password_file")
         }
         SecretPlace::CommandLine => Finding::warn(id, format!("{what} on the command line"), "every user of this host can read it")
-            .mend("DLOCK_PASSWORD, or a password_file"),
+            .fix("DLOCK_PASSWORD, or a password_file"),
     }
 }
 
@@ -89,14 +89,14 @@ fn file(id: &'static str, what: &str, path: &Path, is_secret: bool) -> Finding {
         } else {
             "every user can send the jobs to another store, where they run next to ours"
         };
-        return Finding::not_safe(id, text, risk).mend(format!("chmod o-w {shown}"));
+        return Finding::not_safe(id, text, risk).fix(format!("chmod o-w {shown}"));
     }
     if found.uid() != ours && found.uid() != 0 {
-        return Finding::warn(id, format!("{text}, of uid {}", found.uid()), "its owner can change it").mend(format!("chown root {shown}"));
+        return Finding::warn(id, format!("{text}, of uid {}", found.uid()), "its owner can change it").fix(format!("chown root {shown}"));
     }
     // World-readable passwords were refused before this. Keys have not been checked yet.
     if is_secret && mode & 0o004 != 0 && !in_memory(path) {
-        return Finding::warn(id, text, "every user of this host can read it").mend(format!("chmod o-rwx {shown}"));
+        return Finding::warn(id, text, "every user of this host can read it").fix(format!("chmod o-rwx {shown}"));
     }
     Finding::ok(id, text)
 }

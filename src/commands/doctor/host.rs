@@ -18,18 +18,18 @@ const ID: &str = "host";
 const SHORT: Duration = Duration::from_secs(5);
 
 /// Returns all problems, or an all-clear.
-pub(super) fn look(ttl: Option<Ttl>) -> Vec<Finding> {
+pub(super) fn examine(ttl: Option<Ttl>) -> Vec<Finding> {
     let mut found = Vec::new();
     if geteuid().is_root() && !may_kill_all() {
         let risk = "a command that becomes another user can't be killed when its lock is lost";
-        found.push(Finding::warn(ID, "this is root without CAP_KILL", risk).mend("give the container the capability KILL"));
+        found.push(Finding::warn(ID, "this is root without CAP_KILL", risk).fix("give the container the capability KILL"));
     }
     let own = fs::read_to_string("/proc/self/cgroup").unwrap_or_default();
     found.extend(places(&own, Path::new("/sys/fs/cgroup")).iter().find_map(|place| throttled(place)));
     if let Some(ttl) = ttl.filter(|ttl| ttl.get() < SHORT) {
         let text = format!("a TTL of {}", humantime::format_duration(ttl.get()));
         let risk = "on a host that is short of CPU time for a second, the command may outlive its lease";
-        found.push(Finding::warn(ID, text, risk).mend("--ttl 10s or more"));
+        found.push(Finding::warn(ID, text, risk).fix("--ttl 10s or more"));
     }
     if found.is_empty() {
         found.push(Finding::ok(ID, "CPU time is not limited, and what a command starts can be killed"));
@@ -80,7 +80,7 @@ fn throttled(place: &Path) -> Option<Finding> {
     let throttled = if often { format!(", and was throttled in {stopped} of {periods} periods") } else { String::new() };
     let text = format!("{} allows {:.0} % of one CPU{throttled}", place.display(), share * 100.0);
     let risk = "what a command started may take longer to die than its lease lasts";
-    Some(Finding::warn(ID, text, risk).mend("half a CPU or more, or a TTL of a minute or more"))
+    Some(Finding::warn(ID, text, risk).fix("half a CPU or more, or a TTL of a minute or more"))
 }
 
 #[cfg(test)]

@@ -14,7 +14,7 @@ use crate::{
     exit,
     lease::{BootClock, ask},
     lock::{Backend, Check, Error, Finding, Result, Role, Severity, Ttl, check},
-    output::doctor::{DoctorReport, Granted, Measured, Source, view},
+    output::doctor::{DoctorReport, GrantsReport, Measured, Source, view},
 };
 
 /// The arguments of `dlock doctor`.
@@ -77,8 +77,8 @@ pub async fn run(settings: DoctorSettings, context: &Context) -> Result<u8> {
         sources: settings.sources.clone(),
         error: None,
     };
-    report.findings.push(files::look(&settings.secrets));
-    report.findings.extend(host::look(settings.ttl));
+    report.findings.push(files::examine(&settings.secrets));
+    report.findings.extend(host::examine(settings.ttl));
     let examined = ask(&mut *backend, &BootClock, context.limits(), ("doctor", None), async |b| b.examine().await).await;
     match examined {
         Ok(findings) => {
@@ -98,35 +98,36 @@ pub async fn run(settings: DoctorSettings, context: &Context) -> Result<u8> {
     report.findings.sort_by_key(|finding| finding.severity);
     let status = report.status();
     let out = &context.out;
-    let written = if out.is_json() { out.json(&report.json(status)) } else { out.data(&view(&report, out.quiet, out.look())) };
+    let written = if out.is_json() { out.json(&report.json(status)) } else { out.data(&view(&report, out.quiet, out.table_style())) };
     Ok(out.finish(written, status))
 }
 
 /// Returns the finding for a failed request.
 fn failed(check: &'static str, error: &Error, risk: &str) -> Finding {
     let finding = Finding::not_safe(check, error.message.clone(), risk);
-    error.hint.iter().fold(finding, |finding, hint| finding.mend(hint.clone()))
+    error.hint.iter().fold(finding, |finding, hint| finding.fix(hint.clone()))
 }
 
 fn sources(settings: &DoctorSettings, context: &Context) -> Finding {
     const ID: &str = "settings";
     if !context.target.is_asked_for() {
         let risk = "locks hold for this user on this host only: each node runs the job";
-        return Finding::warn(ID, "no store is configured", risk).mend("name one in /etc/dlock/config.toml, DLOCK_BACKEND or --backend");
+        return Finding::warn(ID, "no store is configured", risk).fix("name one in /etc/dlock/config.toml, DLOCK_BACKEND or --backend");
     }
     let of = |source: &Source| match &source.value {
         Some(value) => format!("{} {value} ({})", source.name, source.from),
         None => format!("{} ({})", source.name, source.from),
     };
-    let said: Vec<String> = settings.sources.iter().filter(|source| !["backend", "url"].contains(&source.name.as_str())).map(of).collect();
-    Finding::ok(ID, if said.is_empty() { "all settings are at their defaults".into() } else { said.join(", ") })
+    let changed: Vec<String> =
+        settings.sources.iter().filter(|source| !["backend", "url"].contains(&source.name.as_str())).map(of).collect();
+    Finding::ok(ID, if changed.is_empty() { "all settings are at their defaults".into() } else { changed.join(", ") })
 }
 
 fn print_grants(backend: &dyn Backend, role: Role, context: &Context) -> u8 {
     let grants = backend.grants(role);
     let out = &context.out;
     if out.is_json() {
-        return out.finish(out.json(&Granted::new(&grants, role, &backend.identity().url)), exit::OK);
+        return out.finish(out.json(&GrantsReport::new(&grants, role, &backend.identity().url)), exit::OK);
     }
     for note in &grants.notes {
         out.notice(note);

@@ -8,7 +8,7 @@ use std::{cell::Cell, time::Duration};
 use super::{Context, DoctorSettings, failed};
 use crate::{
     commands::{collect_metadata, interrupted, open_as_it_is},
-    lease::{BootClock, Budget, Clock as _, Lease, Outcome, Released, WaitPolicy, acquire, ask, give_back},
+    lease::{BootClock, Budget, Clock as _, Lease, Outcome, Released, WaitPolicy, acquire, ask, release},
     lock::{Backend, Error, Finding, Key, Kind, ReleaseInfo, Renewal, Request, Result, Scope, ServerTime, Severity, Ttl},
     output::doctor::DoctorReport,
     supervise::{Signal, Signals, reraise},
@@ -73,9 +73,9 @@ pub(super) async fn try_out(
         }
         Err(error) => {
             // One cause is one finding.
-            let told =
-                report.findings.iter().filter(|finding| finding.severity == Severity::Unsafe).filter_map(|found| found.mend.as_ref());
-            if told.into_iter().any(|mend| error.hint.as_ref().is_some_and(|hint| hint.starts_with(mend))) {
+            let fixes =
+                report.findings.iter().filter(|finding| finding.severity == Severity::Unsafe).filter_map(|found| found.fix.as_ref());
+            if fixes.into_iter().any(|fix| error.hint.as_ref().is_some_and(|hint| hint.starts_with(fix))) {
                 report.findings.extend(untried("no lock can be taken", TRIALS));
             } else {
                 report.findings.push(failed(TAKEN, &error, "no job runs"));
@@ -95,7 +95,7 @@ pub(super) async fn try_out(
         }
     };
     if let Some(signal) = signal {
-        let _ = give_back(backend, &BootClock, &lease.key, &lease.token, &UNTOLD, context.limits()).await;
+        let _ = release(backend, &BootClock, &lease.key, &lease.token, &UNTOLD, context.limits()).await;
         return stopped(signal);
     }
     if let Some(signal) = hand_over(backend, &lease, context, &mut signals, report).await {
@@ -115,8 +115,8 @@ async fn take(
     signals: &mut Signals,
 ) -> Result<Outcome<Signal>> {
     let request = request(ttl, settings.ttl.is_some(), context);
-    let patience = WaitPolicy::For(context.answer);
-    acquire(backend, &BootClock, request, patience, context.limits(), interrupted(signals), |_| {}).await
+    let wait_policy = WaitPolicy::For(context.answer);
+    acquire(backend, &BootClock, request, wait_policy, context.limits(), interrupted(signals), |_| {}).await
 }
 
 fn request(ttl: Ttl, ttl_asked: bool, context: &Context) -> Request {
@@ -141,7 +141,7 @@ async fn measure(backend: &mut dyn Backend, lease: &Lease, context: &Context, re
             Ok(Renewal::Renewed { .. } | Renewal::Kept { .. }) => took.push(BootClock.now().since(sent)),
             Ok(Renewal::NotHeld | Renewal::Broken(_)) => {
                 let text = "the test lock was lost before its renewal";
-                trouble = Some(Finding::not_safe(TAKEN, text, "two may run").mend("find out what removes locks in this store"));
+                trouble = Some(Finding::not_safe(TAKEN, text, "two may run").fix("find out what removes locks in this store"));
                 break;
             }
             Err(error) => {
@@ -169,10 +169,10 @@ fn round_trip(usual: Duration, ttl: Ttl, backend: &dyn Backend) -> Finding {
     let every = budget.renew_every();
     let text = format!("a renewal takes {}, and there is one every {} of a TTL of {}", shown(usual), shown(every), shown(ttl.get()));
     if usual >= every {
-        return Finding::not_safe(ID, text, "none is confirmed before the next, and the job is stopped").mend(longer(usual));
+        return Finding::not_safe(ID, text, "none is confirmed before the next, and the job is stopped").fix(longer(usual));
     }
     if usual > every / 10 {
-        return Finding::warn(ID, text, "a few slow or lost renewals stop the job").mend(longer(usual));
+        return Finding::warn(ID, text, "a few slow or lost renewals stop the job").fix(longer(usual));
     }
     Finding::ok(ID, text)
 }
@@ -214,7 +214,7 @@ async fn hand_over(
         }
         BootClock.sleep_until(BootClock.now().plus(Duration::from_millis(20))).await;
         given.set(Some(BootClock.now()));
-        give_back(backend, &BootClock, &lease.key, &lease.token, &UNTOLD, limits).await
+        release(backend, &BootClock, &lease.key, &lease.token, &UNTOLD, limits).await
     };
     let getting = async {
         let got = waiting.await;
@@ -244,11 +244,11 @@ async fn hand_over(
     let text = format!("a waiter gets the lock {} after its release", shown(took));
     report.findings.push(if took > WOKEN && wakes && !others.get() {
         Finding::warn("hand-over", text, "he was not woken, and looked by himself")
-            .mend("is there a proxy or a pooler in between, or a right missing?")
+            .fix("is there a proxy or a pooler in between, or a right missing?")
     } else {
         Finding::ok("hand-over", text)
     });
-    let given = give_back(&mut *other, &BootClock, &lease.key, &lease.token, &UNTOLD, limits).await;
+    let given = release(&mut *other, &BootClock, &lease.key, &lease.token, &UNTOLD, limits).await;
     if let Released::Untold(error) | Released::Unknown(error) = given {
         report.findings.push(failed("hand-over", &error, "a lock that can't be released is held until its lease or its session ends"));
     }
@@ -262,7 +262,7 @@ fn taken(gave: Released, report: &DoctorReport) -> Option<Finding> {
         Released::Free => Some(Finding::ok(TAKEN, "a lock was taken, renewed and given back")),
         Released::StillHeld(_) | Released::NotHeld => {
             let text = "the test lock was lost before its release";
-            Some(Finding::not_safe(TAKEN, text, "two may run").mend("find out what removes locks in this store"))
+            Some(Finding::not_safe(TAKEN, text, "two may run").fix("find out what removes locks in this store"))
         }
         Released::Untold(error) | Released::Unknown(error) => {
             Some(failed(TAKEN, &error, "a lock that can't be released is held until its lease or its session ends"))
@@ -298,22 +298,22 @@ async fn clock(backend: &mut dyn Backend, context: &Context) -> Finding {
     let unsure = signed(took / 2);
     let limit = signed(APART) + unsure;
     let mut text = match clocks.as_slice() {
-        [(server, ahead)] => format!("the clock of {server} is {}", told(*ahead, unsure)),
-        several => format!("of {} clocks the furthest is {}", several.len(), told(furthest, unsure)),
+        [(server, ahead)] => format!("the clock of {server} is {}", describe_offset(*ahead, unsure)),
+        several => format!("of {} clocks the furthest is {}", several.len(), describe_offset(furthest, unsure)),
     };
     if clocks.len() > 1 && most - least > limit {
         let worst: Vec<&str> =
             clocks.iter().filter(|(_, ahead)| (*ahead - furthest).abs() < limit).map(|(server, _)| server.as_str()).collect();
         text = format!("the servers' clocks are {} apart ({})", shown(unsigned(most - least)), worst.join(", "));
-        return Finding::warn(ID, text, "a lease ends earlier or later after a failover, or when a clock is set").mend(MEND);
+        return Finding::warn(ID, text, "a lease ends earlier or later after a failover, or when a clock is set").fix(MEND);
     }
     if furthest.abs() > limit {
-        return Finding::warn(ID, text, "crontabs fire one after the other if clocks differ: both may find the lock free").mend(MEND);
+        return Finding::warn(ID, text, "crontabs fire one after the other if clocks differ: both may find the lock free").fix(MEND);
     }
     Finding::ok(ID, text)
 }
 
-fn told(ahead: i128, unsure: i128) -> String {
+fn describe_offset(ahead: i128, unsure: i128) -> String {
     if ahead.abs() <= unsure {
         return format!("this host's, as far as can be told (within {})", shown(unsigned(unsure.max(100))));
     }
@@ -360,7 +360,7 @@ mod tests {
     fn durations_are_short() {
         let of = |micros| shown(Duration::from_micros(micros));
         assert_eq!([of(80), of(1140), of(98_700), of(9_900_000), of(61_000_000)], ["0.1 ms", "1.1 ms", "99 ms", "9.9 s", "1m 1s"]);
-        assert_eq!(told(-12_000, 500), "12 ms behind this host's");
-        assert!(told(300, 500).starts_with("this host's"));
+        assert_eq!(describe_offset(-12_000, 500), "12 ms behind this host's");
+        assert!(describe_offset(300, 500).starts_with("this host's"));
     }
 }

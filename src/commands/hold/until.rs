@@ -28,7 +28,7 @@ const BACKGROUND: Duration = Duration::from_secs(1);
 
 /// Why the hold is over.
 #[derive(Clone, Copy, Debug)]
-pub enum Over {
+pub enum HoldEnd {
     /// Stdin or the process has ended.
     Ended,
     /// A signal came.
@@ -91,11 +91,11 @@ impl Until {
     }
 
     /// Waits for the end condition, or for an earlier signal. Cancel safe.
-    pub async fn ended_or(&self, signal: impl Future<Output = Signal>) -> Over {
+    pub async fn ended_or(&self, signal: impl Future<Output = Signal>) -> HoldEnd {
         tokio::select! {
             biased;
-            signal = signal => Over::Signal(signal),
-            () = self.ended() => Over::Ended,
+            signal = signal => HoldEnd::Signal(signal),
+            () = self.ended() => HoldEnd::Ended,
         }
     }
 

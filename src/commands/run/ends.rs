@@ -1,6 +1,6 @@
 //! The end of the wait for a lock, and the verdict at the end of a run.
 
-use super::{RunSettings, watch::Watch};
+use super::{RunSettings, watch::RunWatch};
 use crate::{
     exit,
     lease::may_warn,
@@ -10,7 +10,7 @@ use crate::{
 };
 
 /// Updates the verdict with a timeout, a break or a loss that the watch recorded.
-pub(super) fn conclude(verdict: &mut Verdict, watch: Watch<'_>, settings: &RunSettings) {
+pub(super) fn conclude(verdict: &mut Verdict, watch: RunWatch<'_>, settings: &RunSettings) {
     if watch.timed_out {
         verdict.outcome = RunResult::TimedOut;
         verdict.status = exit::TIMED_OUT;
@@ -51,7 +51,7 @@ pub(super) async fn wait_ended(signals: &mut Signals, supervisor: &mut Superviso
 }
 
 /// Warns of a lock that has been held for too long, unless another process warned already.
-pub(super) async fn tell_of_a_hang(backend: &mut dyn Backend, settings: &RunSettings, key: &Key, out: &Output, busy: &Busy) {
+pub(super) async fn warn_of_long_hold(backend: &mut dyn Backend, settings: &RunSettings, key: &Key, out: &Output, busy: &Busy) {
     let Some(holder) = busy.holders.first() else { return };
     let (Some(after), Some(held), Some(fence)) = (settings.policy.warn_held, holder.held_for, holder.fence) else { return };
     if may_warn(backend, key, fence, held, after).await {

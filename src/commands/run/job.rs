@@ -8,9 +8,9 @@ use tokio::sync::mpsc;
 
 use super::{
     RunSettings,
-    ends::{conclude, tell_of_a_hang, wait_ended},
+    ends::{conclude, wait_ended, warn_of_long_hold},
     events::Events,
-    watch::{End, Watch},
+    watch::{RunWatch, SupervisionEnd},
 };
 use crate::{
     commands::Context,
@@ -42,15 +42,15 @@ pub(super) struct Job<'a> {
 }
 
 /// A lock that the command runs under, with its backend and lease.
-pub(super) struct Hold {
+pub(super) struct JobLock {
     pub backend: Box<dyn Backend>,
     pub lease: Lease,
-    pub standing: Standing,
+    pub standing: Ownership,
 }
 
 /// Whether dlock still holds a lock that the command runs under.
 #[derive(Clone, Copy, PartialEq, Eq)]
-pub(super) enum Standing {
+pub(super) enum Ownership {
     /// dlock holds the lock: every renewal was confirmed in time.
     Ours,
     /// No renewal was confirmed for too long.
@@ -58,11 +58,11 @@ pub(super) enum Standing {
     /// The store said that dlock does not hold the lock.
     Gone,
     /// dlock released the lock.
-    GivenBack,
+    Released,
 }
 
 /// A verdict, and the signal that dlock re-raises on itself so that a calling shell sees the terminal's signal.
-pub(super) struct Done {
+pub(super) struct FinishedRun {
     pub verdict: Verdict,
     pub reraise: Option<i32>,
     /// The command's output, if it was captured.
@@ -71,13 +71,13 @@ pub(super) struct Done {
 
 impl Job<'_> {
     /// Acquires all claims, then runs the command under the locks.
-    pub(super) async fn run(mut self, mut claims: Vec<Claim>) -> Result<Done> {
-        output::write_aside();
+    pub(super) async fn run(mut self, mut claims: Vec<Claim>) -> Result<FinishedRun> {
+        output::print_in_background();
         let (settings, out, clock) = (self.settings, &self.context.out, BootClock);
-        let waiting = Waiting::new(out, &self.context.silence, settings.patience, &clock);
+        let waiting = Waiting::new(out, &self.context.silence, settings.wait_policy, &clock);
         let stop = waiting.ticking(wait_ended(&mut self.signals, &mut self.supervisor));
         let limits = self.context.limits();
-        let outcome = acquire_all(&mut claims, &clock, settings.patience, limits, stop, |key, busy| waiting.update(key, busy)).await;
+        let outcome = acquire_all(&mut claims, &clock, settings.wait_policy, limits, stop, |key, busy| waiting.update(key, busy)).await;
         waiting.clear();
         // All claims use one store.
         if let Some(Claim { backend, .. }) = claims.first_mut() {
@@ -91,7 +91,7 @@ impl Job<'_> {
                 let holds = claims
                     .into_iter()
                     .zip(leases)
-                    .map(|(Claim { backend, .. }, lease)| Hold { backend, lease, standing: Standing::Ours })
+                    .map(|(Claim { backend, .. }, lease)| JobLock { backend, lease, standing: Ownership::Ours })
                     .collect();
                 return self.hold(holds, waited).await;
             }
@@ -104,7 +104,7 @@ impl Job<'_> {
                 let skip = Skip { key: &request.key, mode: request.mode, cause: Cause::Busy(&busy), waited, outcome: "not run" };
                 out.skipped(&skip);
                 note_skip(&mut **backend, &request.key, self.metadata.as_ref(), "busy").await;
-                tell_of_a_hang(&mut **backend, settings, &request.key, out, &busy).await;
+                warn_of_long_hold(&mut **backend, settings, &request.key, out, &busy).await;
                 let by = Some(request.key.clone());
                 Verdict { by, holders: busy.holders, ..verdict(RunResult::Busy, settings.conflict_status) }
             }
@@ -119,23 +119,23 @@ impl Job<'_> {
             }
             GroupOutcome::Stopped(Some(signal)) => {
                 let verdict = verdict(RunResult::Interrupted, exit::signalled(signal.number));
-                return Ok(Done { verdict, reraise: Some(signal.number).filter(|_| signal.from_terminal), printed: None });
+                return Ok(FinishedRun { verdict, reraise: Some(signal.number).filter(|_| signal.from_terminal), printed: None });
             }
             _ => {
                 return Err(Error::new(Kind::Unavailable, "the guardian was killed while the lock was waited for")
                     .hint("the command was not started"));
             }
         };
-        Ok(Done { verdict, reraise: None, printed: None })
+        Ok(FinishedRun { verdict, reraise: None, printed: None })
     }
 
     /// Runs the command under `holds`, and releases the locks when no process of the command is left.
-    async fn hold(mut self, mut holds: Vec<Hold>, waited: Duration) -> Result<Done> {
+    async fn hold(mut self, mut holds: Vec<JobLock>, waited: Duration) -> Result<FinishedRun> {
         let (settings, clock) = (self.settings, BootClock);
         let started = Timestamp::now();
         let began = clock.now();
-        let mut watch = Watch::new(self.settings, self.context, self.events, self.budget);
-        let budgets: Vec<_> = holds.iter().map(|Hold { lease, .. }| (lease, self.budget.for_ttl(lease.ttl))).collect();
+        let mut watch = RunWatch::new(self.settings, self.context, self.events, self.budget);
+        let budgets: Vec<_> = holds.iter().map(|JobLock { lease, .. }| (lease, self.budget.for_ttl(lease.ttl))).collect();
         let start_by = budgets.iter().map(|(lease, budget)| budget.start_by(lease.t0)).min().unwrap_or(began);
         let deadlines: Vec<_> = budgets.iter().map(|(lease, budget)| deadlines(lease, budget)).collect();
         let (first, ends_at) = earliest(&deadlines);
@@ -145,15 +145,15 @@ impl Job<'_> {
             Ok(()) => self.watch(&mut holds, deadlines, &mut watch).await,
             Err(error) => {
                 let why = format!("the command can't be started: {}", plain(&error));
-                End::NotStarted(exit::CANNOT_EXECUTE, why, "fewer keys make a shorter environment".into())
+                SupervisionEnd::NotStarted(exit::CANNOT_EXECUTE, why, "fewer keys make a shorter environment".into())
             }
         };
         let ran = clock.now().since(began);
         let ended = clock.now();
-        watch.ended = !matches!(end, End::Unkillable(_));
+        watch.ended = !matches!(end, SupervisionEnd::Unkillable(_));
         let printed = watch.take_printed(&mut self.supervisor);
         let command = match &end {
-            End::Ended(ended) => ended.outcome,
+            SupervisionEnd::Ended(ended) => ended.outcome,
             _ => None,
         };
         let mut verdict = Verdict {
@@ -161,8 +161,8 @@ impl Job<'_> {
             fence: holds.iter().find(|hold| hold.lease.key == settings.key).map(|hold| hold.lease.fence),
             keys: holds.iter().map(|hold| (hold.lease.key.clone(), hold.lease.fence)).collect(),
             permit: holds.first().and_then(|hold| hold.lease.permit),
-            started: Some(started).filter(|_| !matches!(end, End::NotStarted(..))),
-            ran: Some(ran).filter(|_| !matches!(end, End::NotStarted(..))),
+            started: Some(started).filter(|_| !matches!(end, SupervisionEnd::NotStarted(..))),
+            ran: Some(ran).filter(|_| !matches!(end, SupervisionEnd::NotStarted(..))),
             command: command.map(CommandEnd::from),
             ..Verdict::new(
                 RunResult::Ok,
@@ -172,24 +172,24 @@ impl Job<'_> {
             )
         };
         // A tree that is still alive keeps the locks.
-        if !matches!(end, End::Unkillable(_)) {
-            let left = matches!(&end, End::Ended(ended) if ended.leftover_left);
+        if !matches!(end, SupervisionEnd::Unkillable(_)) {
+            let left = matches!(&end, SupervisionEnd::Ended(ended) if ended.leftover_left);
             let scope = if left { Scope::Hold } else { Scope::Tree };
             let info = watch.info(scope, &end, verdict.command, ran);
-            verdict.given_back = self.release_all(&mut holds, &info, &mut watch).await;
+            verdict.release_result = self.release_all(&mut holds, &info, &mut watch).await;
         }
         if let Some(how) = watch.reason(watch.lost.clone()).filter(|_| watch.lost.is_some()) {
             self.note_losses(&mut holds, &how, ran, ended).await;
         }
         match end {
-            End::Unkillable(pid) => watch.give_up_on(pid),
-            End::NotStarted(status, why, hint) => {
+            SupervisionEnd::Unkillable(pid) => watch.give_up_on(pid),
+            SupervisionEnd::NotStarted(status, why, hint) => {
                 self.supervisor.finish();
                 let error = Error::new(Kind::Usage, why).key(&settings.key).hint(hint);
                 let verdict = Verdict { outcome: RunResult::Error, status, error: Some(error), ..verdict };
-                return Ok(Done { verdict, reraise: None, printed: None });
+                return Ok(FinishedRun { verdict, reraise: None, printed: None });
             }
-            End::Ended(ended) => {
+            SupervisionEnd::Ended(ended) => {
                 if ended.leftover_left {
                     watch.warn("processes that the command left behind run on without the lock");
                 }
@@ -207,11 +207,11 @@ impl Job<'_> {
                 && verdict.command == watch.reraise.map(CommandEnd::Signalled)
         });
         conclude(&mut verdict, watch, settings);
-        Ok(Done { verdict, reraise, printed })
+        Ok(FinishedRun { verdict, reraise, printed })
     }
 
     /// Orders the guardian to start the command.
-    fn launch(&mut self, holds: &mut [Hold], start_by: BootTime, first: Deadlines) -> io::Result<()> {
+    fn launch(&mut self, holds: &mut [JobLock], start_by: BootTime, first: Deadlines) -> io::Result<()> {
         let environment = self.environment(holds);
         let tethers = holds.iter_mut().filter_map(|hold| hold.backend.tether());
         let lifelines = tethers.map(|tether| tether.lifelines()).collect::<io::Result<Vec<_>>>()?;
@@ -220,11 +220,11 @@ impl Job<'_> {
     }
 
     /// Renews the leases, forwards signals and reads the guardian's events until the tree is empty or unkillable.
-    async fn watch(&mut self, holds: &mut [Hold], known: Vec<(Deadlines, BootTime)>, watch: &mut Watch<'_>) -> End {
+    async fn watch(&mut self, holds: &mut [JobLock], known: Vec<(Deadlines, BootTime)>, watch: &mut RunWatch<'_>) -> SupervisionEnd {
         let clock = BootClock;
         let (extended, mut extensions) = mpsc::unbounded_channel();
         let known = RefCell::new(known);
-        let told = |at: usize, lease: &Lease, budget: &Budget| {
+        let on_renewal = |at: usize, lease: &Lease, budget: &Budget| {
             let mut known = known.borrow_mut();
             known[at] = deadlines(lease, budget);
             // The receiver lives as long as this future.
@@ -233,13 +233,13 @@ impl Job<'_> {
         let mut intent = Intent::Extend(None);
         loop {
             let (event, (at, loss)) = {
-                let ours = holds.iter_mut().enumerate().filter(|(_, hold)| hold.standing == Standing::Ours);
-                let ours = ours.map(|(at, Hold { backend, lease, .. })| (at, (backend, lease)));
-                let renewals = keep_all(ours, &clock, self.budget, self.context.limits(), intent, &told);
+                let ours = holds.iter_mut().enumerate().filter(|(_, hold)| hold.standing == Ownership::Ours);
+                let ours = ours.map(|(at, JobLock { backend, lease, .. })| (at, (backend, lease)));
+                let renewals = keep_all(ours, &clock, self.budget, self.context.limits(), intent, &on_renewal);
                 tokio::pin!(renewals);
                 loop {
                     if let Some(pid) = watch.outlived_by(clock.now()) {
-                        return End::Unkillable(pid);
+                        return SupervisionEnd::Unkillable(pid);
                     }
                     let notice = watch.leftover.as_ref().map(|(at, _)| at.plus(LEFTOVER_NOTICE));
                     tokio::select! {
@@ -267,11 +267,11 @@ impl Job<'_> {
                     }
                 }
             };
-            let Hold { lease, standing, .. } = &mut holds[at];
+            let JobLock { lease, standing, .. } = &mut holds[at];
             let how = output::loss(&loss);
             match loss {
                 Loss::NotOwner => {
-                    *standing = Standing::Gone;
+                    *standing = Ownership::Gone;
                     self.supervisor.lost();
                     watch.ends_at = clock.now();
                     watch.lose(&lease.key, &how);
@@ -285,7 +285,7 @@ impl Job<'_> {
                     {
                         return end;
                     }
-                    *standing = Standing::Unsure;
+                    *standing = Ownership::Unsure;
                     watch.lose(&lease.key, &how);
                 }
                 Loss::Broken(mark) => {
@@ -302,7 +302,7 @@ impl Job<'_> {
     }
 
     /// Handles the given event and all further events that have arrived. Returns how the run ended, if it did.
-    fn learn(&mut self, first: Option<supervise::Event>, watch: &mut Watch<'_>) -> Option<End> {
+    fn learn(&mut self, first: Option<supervise::Event>, watch: &mut RunWatch<'_>) -> Option<SupervisionEnd> {
         let mut next = first.or_else(|| self.supervisor.next().now_or_never());
         while let Some(event) = next {
             if let Some(end) = watch.event(event) {
@@ -315,18 +315,18 @@ impl Job<'_> {
     }
 
     /// Returns the variables that the command gets in addition to dlock's environment.
-    fn environment(&self, holds: &[Hold]) -> Vec<(String, String)> {
-        let and = |held: Held, Hold { backend, lease, .. }: &Hold| held.and(backend.identity().fingerprint, &lease.key, lease.token);
+    fn environment(&self, holds: &[JobLock]) -> Vec<(String, String)> {
+        let and = |held: Held, JobLock { backend, lease, .. }: &JobLock| held.and(backend.identity().fingerprint, &lease.key, lease.token);
         let held = holds.iter().fold(self.held.clone(), and);
         let mut environment = vec![(Held::VARIABLE, held.reveal())];
-        if let [Hold { lease, .. }] = holds {
+        if let [JobLock { lease, .. }] = holds {
             environment.push(("DLOCK_KEY", lease.key.to_string()));
             environment.push(("DLOCK_TOKEN", lease.token.reveal()));
             environment.push(("DLOCK_FENCE", lease.fence.to_string()));
             environment.extend(lease.permit.map(|permit| ("DLOCK_PERMIT", permit.to_string())));
         } else {
             // No key has a line break, and no fence an equals sign.
-            let pairs: Vec<_> = holds.iter().map(|Hold { lease, .. }| format!("{}={}", lease.key, lease.fence)).collect();
+            let pairs: Vec<_> = holds.iter().map(|JobLock { lease, .. }| format!("{}={}", lease.key, lease.fence)).collect();
             environment.push(("DLOCK_FENCES", pairs.join("\n")));
         }
         environment.into_iter().map(|(name, value)| (name.to_owned(), value)).collect()

@@ -6,7 +6,7 @@ use crate::lock::{Once, Rule, RunPolicy, length};
 
 /// How often a key's command may run, and how close together runs may be.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Policy {
+pub struct PolicySettings {
     /// How long after the start of a run tries from other hosts are denied; for a lock that was taken without waiting.
     /// `None` if there is no skew guard, or this run waits or shares.
     pub skew_guard: Option<Duration>,
@@ -50,7 +50,7 @@ pub struct Again {
     pub crashed: bool,
 }
 
-impl Policy {
+impl PolicySettings {
     /// The default skew guard, against clocks and crontabs that differ slightly.
     pub const SKEW_GUARD: Duration = Duration::from_secs(5);
     /// The default age from which skipped runs warn of a hold.

@@ -6,13 +6,13 @@ use futures_util::future::join_all;
 
 use super::{
     Often,
-    job::{Hold, Job, Standing},
-    watch::Watch,
+    job::{Job, JobLock, Ownership},
+    watch::RunWatch,
 };
 use crate::{
-    lease::{BootClock, Clock as _, Limits, Released, give_back, note, wall_ms},
+    lease::{BootClock, Clock as _, Limits, Released, note, release, wall_ms},
     lock::{self, BootTime, HistoryEntry, Note, ReleaseInfo},
-    output::GivenBack,
+    output::ReleaseResult,
 };
 
 /// How long dlock tries to release, or to record the loss, in a store that stopped confirming a lease: it may recover.
@@ -22,25 +22,25 @@ const LAST_TRY: Duration = Duration::from_secs(1);
 
 impl Job<'_> {
     /// Releases the locks. Returns the worst outcome.
-    pub(super) async fn release_all(&self, holds: &mut [Hold], info: &ReleaseInfo, watch: &mut Watch<'_>) -> Option<GivenBack> {
+    pub(super) async fn release_all(&self, holds: &mut [JobLock], info: &ReleaseInfo, watch: &mut RunWatch<'_>) -> Option<ReleaseResult> {
         let lost = watch.lost.is_some();
         let back = join_all(holds.iter_mut().map(|hold| self.release(hold, info.clone(), lost))).await;
         let mut worst = None;
-        for (Hold { lease, standing, .. }, released) in holds.iter_mut().zip(back) {
+        for (JobLock { lease, standing, .. }, released) in holds.iter_mut().zip(back) {
             let Some(released) = released else { continue };
-            let given_back = watch.released(&lease.key, released);
-            if given_back == GivenBack::Yes {
-                *standing = Standing::GivenBack;
+            let release_result = watch.released(&lease.key, released);
+            if release_result == ReleaseResult::Yes {
+                *standing = Ownership::Released;
             }
-            worst = worst.max(Some(given_back));
+            worst = worst.max(Some(release_result));
         }
         worst
     }
 
     /// Releases one of the locks, unless the store has said that dlock does not hold it.
-    async fn release(&self, hold: &mut Hold, mut info: ReleaseInfo, lost: bool) -> Option<Released> {
-        let Hold { backend, lease, standing } = hold;
-        if *standing == Standing::Gone {
+    async fn release(&self, hold: &mut JobLock, mut info: ReleaseInfo, lost: bool) -> Option<Released> {
+        let JobLock { backend, lease, standing } = hold;
+        if *standing == Ownership::Gone {
             return None;
         }
         // Starts are recorded with the job's own lock; a nested run is part of the run around it, whose start was recorded.
@@ -55,18 +55,18 @@ impl Job<'_> {
         } else {
             self.context.limits()
         };
-        Some(give_back(&mut **backend, &BootClock, &lease.key, &lease.token, &info, limits).await)
+        Some(release(&mut **backend, &BootClock, &lease.key, &lease.token, &info, limits).await)
     }
 
     /// Records how unreleased holds were lost. For released holds, the release carried that information.
-    pub(super) async fn note_losses(&self, holds: &mut [Hold], how: &str, ran: Duration, ended: BootTime) {
-        let untold = holds.iter_mut().filter(|hold| hold.standing != Standing::GivenBack);
+    pub(super) async fn note_losses(&self, holds: &mut [JobLock], how: &str, ran: Duration, ended: BootTime) {
+        let untold = holds.iter_mut().filter(|hold| hold.standing != Ownership::Released);
         let answer = ended.plus(AFTERWARDS).since(BootClock.now()).max(LAST_TRY);
         join_all(untold.map(|hold| self.note_loss(hold, how, ran, Limits::of(answer)))).await;
     }
 
     /// Records in the store how the hold was lost. The store may not answer, which may have been the reason of the loss.
-    async fn note_loss(&self, Hold { backend, lease, .. }: &mut Hold, how: &str, ran: Duration, limits: Limits<'_>) {
+    async fn note_loss(&self, JobLock { backend, lease, .. }: &mut JobLock, how: &str, ran: Duration, limits: Limits<'_>) {
         let ended_ms = wall_ms();
         let past = HistoryEntry {
             fence: Some(lease.fence),

@@ -12,29 +12,29 @@ const BUILTINS: [&str; 18] = [
 
 /// Returns the reason and the hint. `slow` if the store granted the lock in time; `nonblock` if `-n` was given.
 pub(super) fn explain(why: CannotStart, program: &str, slow: bool, nonblock: bool) -> (String, String) {
-    let said = |what: &str| format!("{program}: {what}");
+    let text = |what: &str| format!("{program}: {what}");
     let path = Path::new(program);
     match why {
         CannotStart::NotFound if program.contains('/') => not_there(program, path),
         CannotStart::NotFound if nonblock && program.bytes().all(|byte| byte.is_ascii_digit()) => {
-            (said("no such command"), format!("-n takes no number; --permits {program} lets up to {program} hold the lock"))
+            (text("no such command"), format!("-n takes no number; --permits {program} lets up to {program} hold the lock"))
         }
         CannotStart::NotFound if BUILTINS.contains(&program) => {
-            (said("it is a shell builtin, no program"), format!("-c takes a shell line, as in -c '{program} … && ./job'"))
+            (text("it is a shell builtin, no program"), format!("-c takes a shell line, as in -c '{program} … && ./job'"))
         }
         CannotStart::NotFound if program.contains([' ', ';', '|', '&', '<', '>', '$', '`', '*']) => {
-            (said("no such command"), "-c takes a shell line, in quotes".into())
+            (text("no such command"), "-c takes a shell line, in quotes".into())
         }
-        CannotStart::NotFound => (said("no such command"), format!("PATH is {}", std::env::var("PATH").unwrap_or_default())),
+        CannotStart::NotFound => (text("no such command"), format!("PATH is {}", std::env::var("PATH").unwrap_or_default())),
         CannotStart::NotExecutable(_) if program.contains('/') && path.is_dir() => {
-            (said("it is a directory"), "after -- stands the program and its arguments".into())
+            (text("it is a directory"), "after -- stands the program and its arguments".into())
         }
-        CannotStart::NotExecutable(_) => (said(&why.to_string()), "chmod +x makes a file executable; -c takes a shell line".into()),
+        CannotStart::NotExecutable(_) => (text(&why.to_string()), "chmod +x makes a file executable; -c takes a shell line".into()),
         CannotStart::TooLate if slow => {
-            (said(&format!("{why}: this host was too slow")), "give this host more CPU time, or the lease a longer --ttl".into())
+            (text(&format!("{why}: this host was too slow")), "give this host more CPU time, or the lease a longer --ttl".into())
         }
-        CannotStart::TooLate => (said(&why.to_string()), "try again, or give the lease a longer --ttl".into()),
-        CannotStart::System(_) => (said(&why.to_string()), "processes, descriptors or memory may have run out on this host".into()),
+        CannotStart::TooLate => (text(&why.to_string()), "try again, or give the lease a longer --ttl".into()),
+        CannotStart::System(_) => (text(&why.to_string()), "processes, descriptors or memory may have run out on this host".into()),
     }
 }
 

@@ -11,8 +11,8 @@ use crate::{
     exit,
     lease::{BootClock, Budget, Released, wall_ms},
     lock::{self, BootTime, Break, Error, Key, ReleaseInfo, RunState, Scope},
-    output::{CommandEnd, GivenBack, age, drain},
-    supervise::{CannotStart, Ended, Event, OnLost, Printed, Signal, Supervisor, Why, has_keyboard, process_name, stop_self},
+    output::{CommandEnd, ReleaseResult, age, drain},
+    supervise::{CannotStart, Ended, Event, OnLost, Printed, Signal, StopReason, Supervisor, has_keyboard, process_name, stop_self},
 };
 
 /// How long after Ctrl-Z a command may take to stop itself.
@@ -21,7 +21,7 @@ const STOPS_WITHIN: Duration = Duration::from_secs(2);
 const LAST_WORD: Duration = Duration::from_millis(50);
 
 /// How the supervision of the command ended.
-pub(super) enum End {
+pub(super) enum SupervisionEnd {
     /// The tree is empty, or was left on purpose.
     Ended(Ended),
     /// The command was never executed: the exit status, the reason, and the hint.
@@ -32,7 +32,7 @@ pub(super) enum End {
 
 /// The state of a run while its command runs.
 #[allow(clippy::struct_excessive_bools)] // independent facts
-pub(super) struct Watch<'a> {
+pub(super) struct RunWatch<'a> {
     settings: &'a RunSettings,
     context: &'a Context,
     events: &'a Events<'a>,
@@ -50,7 +50,7 @@ pub(super) struct Watch<'a> {
     /// Why the last renewal was not confirmed in time; `None` if it was confirmed.
     pub unconfirmed: Option<String>,
     /// The locks whose loss was reported.
-    told: Vec<Key>,
+    warned_keys: Vec<Key>,
     /// The break of the hold, if there is one.
     pub broken: Option<Break>,
     /// Whether the command reached its maximum runtime.
@@ -72,12 +72,12 @@ pub(super) struct Watch<'a> {
     /// Whether dlock has already stopped the processes that outlive the command.
     told_to_end: bool,
     /// The end of the command's output, if it was captured.
-    said: Option<String>,
+    last_lines: Option<String>,
     /// The task that writes the start's metrics.
     pub noting: Option<JoinHandle<io::Result<()>>>,
 }
 
-impl<'a> Watch<'a> {
+impl<'a> RunWatch<'a> {
     pub(super) fn new(settings: &'a RunSettings, context: &'a Context, events: &'a Events<'a>, budget: Budget) -> Self {
         let term_at = BootClock::read();
         Self {
@@ -91,7 +91,7 @@ impl<'a> Watch<'a> {
             lost: None,
             trouble: None,
             unconfirmed: None,
-            told: Vec::new(),
+            warned_keys: Vec::new(),
             broken: None,
             timed_out: false,
             ended: false,
@@ -102,12 +102,12 @@ impl<'a> Watch<'a> {
             asked_to_stop: None,
             outlived: false,
             told_to_end: false,
-            said: None,
+            last_lines: None,
             noting: None,
         }
     }
 
-    pub(super) fn event(&mut self, event: Event) -> Option<End> {
+    pub(super) fn event(&mut self, event: Event) -> Option<SupervisionEnd> {
         match event {
             Event::Started { .. } => self.note_start(),
             Event::Continued => (self.stopped, self.asked_to_stop) = (None, None),
@@ -120,7 +120,7 @@ impl<'a> Watch<'a> {
             Event::TimeUp => self.time_up(),
             Event::DeadlineTerm => {
                 if self.lost.is_none() {
-                    self.lose_by_silence("the guardian heard of no renewal in time: was dlock stopped?");
+                    self.lost_by_guardian("the guardian heard of no renewal in time: was dlock stopped?");
                 }
             }
             Event::Unkillable { pid, why } => {
@@ -136,13 +136,13 @@ impl<'a> Watch<'a> {
                 self.lose(&self.settings.key, &format!("the guardian {what}, and the command with it"));
             }
             Event::Ended(ended) => {
-                if self.lost.is_none() && matches!(ended.stopped, Some(Why::Deadline | Why::Lost | Why::Guardian)) {
-                    self.lose_by_silence("the command had to be stopped");
+                if self.lost.is_none() && matches!(ended.stopped, Some(StopReason::Deadline | StopReason::Lost | StopReason::Guardian)) {
+                    self.lost_by_guardian("the command had to be stopped");
                 }
-                if ended.stopped == Some(Why::TimeUp) {
+                if ended.stopped == Some(StopReason::TimeUp) {
                     self.time_up();
                 }
-                return Some(End::Ended(ended));
+                return Some(SupervisionEnd::Ended(ended));
             }
         }
         None
@@ -152,7 +152,7 @@ impl<'a> Watch<'a> {
     pub(super) fn is_unexplained(&self, event: &Event) -> bool {
         let late = match event {
             Event::DeadlineTerm => true,
-            Event::Ended(ended) => ended.stopped == Some(Why::Deadline),
+            Event::Ended(ended) => ended.stopped == Some(StopReason::Deadline),
             _ => false,
         };
         late && self.lost.is_none()
@@ -224,17 +224,17 @@ impl<'a> Watch<'a> {
     }
 
     /// Reports that the guardian stopped the command. The reason is the renewals' one, if known, else `otherwise`.
-    fn lose_by_silence(&mut self, otherwise: &str) {
+    fn lost_by_guardian(&mut self, otherwise: &str) {
         let how = self.unconfirmed.take();
         self.lose(&self.settings.key, how.as_deref().unwrap_or(otherwise));
     }
 
     /// Reports how a lock was lost, once for each lock. The first loss determines the verdict.
     pub(super) fn lose(&mut self, key: &Key, how: &str) {
-        if self.told.contains(key) {
+        if self.warned_keys.contains(key) {
             return;
         }
-        self.told.push(key.clone());
+        self.warned_keys.push(key.clone());
         let what = match self.settings.on_lost {
             _ if self.ended => "the command had ended by then",
             OnLost::Continue => "the command runs on without the lock, as --on-lost continue says",
@@ -261,7 +261,7 @@ impl<'a> Watch<'a> {
     }
 
     /// Returns the release info of the hold, for the history.
-    pub(super) fn info(&self, scope: Scope, end: &End, command: Option<CommandEnd>, ran: Duration) -> ReleaseInfo {
+    pub(super) fn info(&self, scope: Scope, end: &SupervisionEnd, command: Option<CommandEnd>, ran: Duration) -> ReleaseInfo {
         let run_state = match (&self.broken, command) {
             (None, Some(CommandEnd::Exited(0))) if !self.timed_out => RunState::Ok,
             _ => RunState::Failed,
@@ -271,7 +271,7 @@ impl<'a> Watch<'a> {
             (None, Some(mark), ..) => mark.into(),
             // A command that timed out has failed, even if it exits with 0 after TERM.
             (None, None, ..) if self.timed_out => (lock::End::Exited(exit::TIMED_OUT), Some(self.settings.max_runtime())),
-            (None, None, End::NotStarted(_, why, _), _) => (lock::End::NotStarted, Some(why.clone())),
+            (None, None, SupervisionEnd::NotStarted(_, why, _), _) => (lock::End::NotStarted, Some(why.clone())),
             (None, None, _, Some(CommandEnd::Exited(status))) => (lock::End::Exited(status), None),
             (None, None, _, Some(CommandEnd::Signalled(signal))) => (lock::End::Signalled(signal), None),
             (None, None, _, None) => (lock::End::Released, None),
@@ -290,13 +290,13 @@ impl<'a> Watch<'a> {
     /// Takes the command's output, if it was captured, and keeps its last part for messages.
     pub(super) fn take_printed(&mut self, supervisor: &mut Supervisor) -> Option<Printed> {
         let printed = supervisor.printed();
-        self.said = printed.as_ref().and_then(crate::output::said);
+        self.last_lines = printed.as_ref().and_then(crate::output::last_lines);
         printed
     }
 
     /// Returns why the run ended, with the last output of the command.
     pub(super) fn reason(&self, why: Option<String>) -> Option<String> {
-        crate::output::reason(why, self.said.as_deref())
+        crate::output::reason(why, self.last_lines.as_deref())
     }
 
     /// Reports that the lock is lost while this process of the tree is still alive.
@@ -331,15 +331,15 @@ impl<'a> Watch<'a> {
     }
 
     /// Reports the result of the release.
-    pub(super) fn released(&mut self, key: &Key, released: Released) -> GivenBack {
+    pub(super) fn released(&mut self, key: &Key, released: Released) -> ReleaseResult {
         match released {
-            Released::Free => GivenBack::Yes,
-            Released::StillHeld(_) => GivenBack::Nested,
+            Released::Free => ReleaseResult::Yes,
+            Released::StillHeld(_) => ReleaseResult::Nested,
             Released::NotHeld => {
                 if self.lost.is_none() {
                     self.lose(key, "the lock was lost before its release");
                 }
-                GivenBack::NotHeld
+                ReleaseResult::NotHeld
             }
             Released::Untold(error) => {
                 if self.lost.is_none() {
@@ -351,7 +351,7 @@ impl<'a> Watch<'a> {
                         .out
                         .warn_with_hint(&format!("{error}: the lock is free, but the store was not told how the run ended"), &hint);
                 }
-                GivenBack::Unknown
+                ReleaseResult::Unknown
             }
             Released::Unknown(error) => {
                 if self.lost.is_none() {
@@ -360,14 +360,14 @@ impl<'a> Watch<'a> {
                         "it ends with its lease at the latest",
                     );
                 }
-                GivenBack::Unknown
+                ReleaseResult::Unknown
             }
         }
     }
 
-    fn not_started(&self, why: CannotStart) -> End {
+    fn not_started(&self, why: CannotStart) -> SupervisionEnd {
         let program = self.settings.command.first().map(|name| name.to_string_lossy().into_owned()).unwrap_or_default();
         let (text, hint) = unstartable::explain(why, &program, self.granted_in_time, self.settings.nonblock);
-        End::NotStarted(why.status(), text, hint)
+        SupervisionEnd::NotStarted(why.status(), text, hint)
     }
 }

@@ -36,7 +36,7 @@ impl Clock for PausedClock {
 
 /// The fate of one call on its way to the store or back.
 #[derive(Clone, Copy)]
-enum Fault {
+enum CallFault {
     /// The call never reaches the store.
     Refused,
     /// The call is done, and its answer is lost.
@@ -54,14 +54,14 @@ enum Fault {
 /// A memory backend with planned faults, one for each acquire, renew and release.
 struct Faulty {
     inner: Memory,
-    faults: Rc<RefCell<VecDeque<Option<Fault>>>>,
+    faults: Rc<RefCell<VecDeque<Option<CallFault>>>>,
     /// The planned faults of attempts to leave the queue.
-    leaving: Rc<RefCell<VecDeque<Option<Fault>>>>,
+    leaving: Rc<RefCell<VecDeque<Option<CallFault>>>>,
     calls: Rc<RefCell<Vec<&'static str>>>,
     /// The drain delay of the grants.
     drain_delay: Duration,
     /// How many times a free lock reports busy for a moment.
-    passing: u32,
+    transient: u32,
     other_servers: bool,
     /// Whether cutting the tether ends a hold that can't be released.
     cuts: bool,
@@ -77,18 +77,18 @@ impl Faulty {
         let lost = || Error::new(Kind::Unavailable, "connection reset");
         match fault {
             None => call(&mut self.inner).await,
-            Some(Fault::Refused) => Err(lost()),
-            Some(Fault::Denied) => Err(Error::new(Kind::Denied, "no rights")),
-            Some(Fault::Hangs) => pending().await,
-            Some(Fault::AnswerLost) => {
+            Some(CallFault::Refused) => Err(lost()),
+            Some(CallFault::Denied) => Err(Error::new(Kind::Denied, "no rights")),
+            Some(CallFault::Hangs) => pending().await,
+            Some(CallFault::AnswerLost) => {
                 call(&mut self.inner).await?;
                 Err(lost().effect(Effect::Unknown))
             }
-            Some(Fault::AnswerHangs) => {
+            Some(CallFault::AnswerHangs) => {
                 call(&mut self.inner).await?;
                 pending().await
             }
-            Some(Fault::AnswerLate(by)) => {
+            Some(CallFault::AnswerLate(by)) => {
                 let answer = call(&mut self.inner).await;
                 tokio::time::sleep(by).await;
                 answer
@@ -122,9 +122,9 @@ impl Backend for Faulty {
         Identity { has_other_servers: self.other_servers, ..self.inner.identity() }
     }
     async fn try_acquire(&mut self, request: &Request) -> Result<Attempt> {
-        if self.passing > 0 {
-            self.passing -= 1;
-            return Ok(Attempt::Busy(Busy { passing: true, ..Busy::default() }));
+        if self.transient > 0 {
+            self.transient -= 1;
+            return Ok(Attempt::Busy(Busy { transient: true, ..Busy::default() }));
         }
         let mut attempt = self.meet("acquire", async |inner: &mut Memory| inner.try_acquire(request).await).await?;
         if let Attempt::Granted(grant) = &mut attempt {
@@ -133,7 +133,7 @@ impl Backend for Faulty {
         Ok(attempt)
     }
     async fn wait(&mut self, request: &Request, at_most: Duration) -> Result<Wake> {
-        let at_most = if self.passing > 0 { Duration::from_millis(5) } else { at_most };
+        let at_most = if self.transient > 0 { Duration::from_millis(5) } else { at_most };
         self.inner.wait(request, at_most).await
     }
     async fn leave_queue(&mut self, request: &Request) -> Result<()> {
@@ -178,7 +178,7 @@ impl Tether for Faulty {
 }
 
 /// A store and a clock, with helpers for the tests.
-struct World {
+struct LeaseWorld {
     store: MemoryStore,
     clock: PausedClock,
 }
@@ -207,19 +207,19 @@ fn budget() -> Budget {
     Budget::new(request().ttl, None, Pace::USUAL).unwrap()
 }
 
-impl World {
+impl LeaseWorld {
     fn new() -> Self {
         Self { store: MemoryStore::default(), clock: PausedClock(Instant::now()) }
     }
 
-    fn client(&self, faults: &[Option<Fault>]) -> Faulty {
+    fn client(&self, faults: &[Option<CallFault>]) -> Faulty {
         Faulty {
             inner: Memory::new(self.store.clone(), Namespace::default()),
             faults: Rc::new(RefCell::new(faults.iter().copied().collect())),
             leaving: Rc::default(),
             calls: Rc::default(),
             drain_delay: Duration::ZERO,
-            passing: 0,
+            transient: 0,
             other_servers: false,
             cuts: false,
             hint: Rc::default(),

@@ -4,8 +4,8 @@ use super::*;
 
 #[tokio::test(start_paused = true)]
 async fn an_acquire_with_a_lost_answer_is_retried_and_counts_once() {
-    for fault in [Fault::AnswerLost, Fault::AnswerHangs, Fault::Refused, Fault::Hangs] {
-        let world = World::new();
+    for fault in [CallFault::AnswerLost, CallFault::AnswerHangs, CallFault::Refused, CallFault::Hangs] {
+        let world = LeaseWorld::new();
         let mut client = world.client(&[Some(fault)]);
         let lease = world.taken(&mut client).await;
         assert_eq!(lease.holds, 1);
@@ -15,17 +15,17 @@ async fn an_acquire_with_a_lost_answer_is_retried_and_counts_once() {
 
 #[tokio::test(start_paused = true)]
 async fn the_lease_counts_from_before_the_send() {
-    let world = World::new();
+    let world = LeaseWorld::new();
     let before = world.clock.now();
-    let late = Fault::AnswerLate(Duration::from_millis(1500));
+    let late = CallFault::AnswerLate(Duration::from_millis(1500));
     let lease = world.taken(&mut world.client(&[Some(late)])).await;
     assert_eq!(lease.t0, before);
 }
 
 #[tokio::test(start_paused = true)]
 async fn a_grant_with_too_little_lease_left_is_requested_again() {
-    let world = World::new();
-    let mut client = world.client(&[Some(Fault::AnswerLate(Duration::from_millis(1500)))]);
+    let world = LeaseWorld::new();
+    let mut client = world.client(&[Some(CallFault::AnswerLate(Duration::from_millis(1500)))]);
     let short = Request { ttl: Ttl::new(secs(2)).unwrap(), ..request() };
     let before = world.clock.now();
     let outcome = acquire(&mut client, &world.clock, short, WaitPolicy::Try, LIMITS, pending::<()>(), |_| ()).await.unwrap();
@@ -36,8 +36,8 @@ async fn a_grant_with_too_little_lease_left_is_requested_again() {
 
 #[tokio::test(start_paused = true)]
 async fn a_possible_grant_is_undone_when_giving_up() {
-    let world = World::new();
-    let always: Vec<_> = (0..3).map(|_| Some(Fault::AnswerHangs)).collect();
+    let world = LeaseWorld::new();
+    let always: Vec<_> = (0..3).map(|_| Some(CallFault::AnswerHangs)).collect();
     let error = world.acquire(&mut world.client(&always), WaitPolicy::Try).await.unwrap_err();
     assert_eq!((error.kind, error.effect), (Kind::Timeout, Effect::Unknown));
     assert!(world.is_free().await);
@@ -45,8 +45,8 @@ async fn a_possible_grant_is_undone_when_giving_up() {
 
 #[tokio::test(start_paused = true)]
 async fn an_unreachable_store_is_an_error_within_the_limit() {
-    let world = World::new();
-    let refused: Vec<_> = (0..1000).map(|_| Some(Fault::Refused)).collect();
+    let world = LeaseWorld::new();
+    let refused: Vec<_> = (0..1000).map(|_| Some(CallFault::Refused)).collect();
     let before = world.clock.now();
     let error = world.acquire(&mut world.client(&refused), WaitPolicy::Try).await.unwrap_err();
     assert_eq!(error.kind, Kind::Unavailable);
@@ -56,8 +56,8 @@ async fn an_unreachable_store_is_an_error_within_the_limit() {
 /// Nine retry pauses take at least 3.2 s, so the attempt after them has too little time.
 #[tokio::test(start_paused = true)]
 async fn the_error_survives_a_last_attempt_without_an_answer() {
-    let world = World::new();
-    let faults: Vec<_> = [Some(Fault::Refused); 9].into_iter().chain([Some(Fault::Hangs); 5]).collect();
+    let world = LeaseWorld::new();
+    let faults: Vec<_> = [Some(CallFault::Refused); 9].into_iter().chain([Some(CallFault::Hangs); 5]).collect();
     let error = world.acquire(&mut world.client(&faults), WaitPolicy::Try).await.unwrap_err();
     assert_eq!((error.kind, error.effect, error.message.as_str()), (Kind::Unavailable, Effect::Unknown, "connection reset"));
     let mut client = world.client(&faults);
@@ -70,23 +70,23 @@ async fn the_error_survives_a_last_attempt_without_an_answer() {
 /// For errors of the store, and for answers that never come.
 #[tokio::test(start_paused = true)]
 async fn an_error_names_the_operation_the_store_and_the_key() {
-    let world = World::new();
+    let world = LeaseWorld::new();
     let named = |operation: &str, error: &Error| {
         let text = error.to_string();
         assert!(error.operation == Some(operation) && text.starts_with("job: memory:: no "), "{operation}: {error:?}");
     };
-    for fault in [Fault::Denied, Fault::Hangs] {
+    for fault in [CallFault::Denied, CallFault::Hangs] {
         let client = || world.client(&[Some(fault); 99]);
         named("acquire", &world.acquire(&mut client(), WaitPolicy::Try).await.unwrap_err());
         let question = async |backend: &mut dyn Backend| backend.renew(&key(), &Token::random(), None.into()).await;
         named("renew", &ask(&mut client(), &world.clock, LIMITS, ("renew", Some(&key())), question).await.unwrap_err());
-        match give_back(&mut client(), &world.clock, &key(), &Token::random(), &Scope::Tree.into(), LIMITS).await {
+        match release(&mut client(), &world.clock, &key(), &Token::random(), &Scope::Tree.into(), LIMITS).await {
             Released::Unknown(error) => named("release", &error),
             other => panic!("{other:?}"),
         }
         let mut lease = world.taken(&mut world.client(&[])).await;
         match keep(&mut client(), &world.clock, &mut lease, budget(), LIMITS, Intent::Extend(None), |_, _| ()).await {
-            Loss::Unconfirmed { last: Some(error), .. } if matches!(fault, Fault::Denied) => named("renew", &error),
+            Loss::Unconfirmed { last: Some(error), .. } if matches!(fault, CallFault::Denied) => named("renew", &error),
             Loss::Unconfirmed { .. } => {}
             other => panic!("{other:?}"),
         }
@@ -96,25 +96,25 @@ async fn an_error_names_the_operation_the_store_and_the_key() {
 
 #[tokio::test(start_paused = true)]
 async fn a_permission_error_is_not_retried() {
-    let world = World::new();
-    let mut client = world.client(&[Some(Fault::Denied)]);
+    let world = LeaseWorld::new();
+    let mut client = world.client(&[Some(CallFault::Denied)]);
     assert_eq!(world.acquire(&mut client, WaitPolicy::Forever).await.unwrap_err().kind, Kind::Denied);
     assert_eq!(*client.calls.borrow(), ["acquire", "leave"]);
 }
 
 #[tokio::test(start_paused = true)]
 async fn a_wait_survives_an_outage() {
-    let world = World::new();
+    let world = LeaseWorld::new();
     let _held = world.taken(&mut world.client(&[])).await;
-    let outage: Vec<_> = (0..60).map(|_| Some(Fault::Refused)).collect();
+    let outage: Vec<_> = (0..60).map(|_| Some(CallFault::Refused)).collect();
     let outcome = world.acquire(&mut world.client(&outage), WaitPolicy::For(secs(120))).await.unwrap();
     assert!(matches!(outcome, Outcome::Granted(_)), "{outcome:?}");
 }
 
 #[tokio::test(start_paused = true)]
 async fn a_wait_that_ends_in_an_outage_is_unavailable() {
-    let world = World::new();
-    let outage: Vec<_> = (0..10_000).map(|_| Some(Fault::Refused)).collect();
+    let world = LeaseWorld::new();
+    let outage: Vec<_> = (0..10_000).map(|_| Some(CallFault::Refused)).collect();
     let before = world.clock.now();
     let error = world.acquire(&mut world.client(&outage), WaitPolicy::For(secs(120))).await.unwrap_err();
     assert_eq!(error.kind, Kind::Unavailable);
@@ -124,7 +124,7 @@ async fn a_wait_that_ends_in_an_outage_is_unavailable() {
 
 #[tokio::test(start_paused = true)]
 async fn a_release_wakes_the_waiter_and_an_expiry_needs_no_wake_up() {
-    let world = World::new();
+    let world = LeaseWorld::new();
     let mut holder = world.client(&[]);
     let lease = world.taken(&mut holder).await;
     let before = world.clock.now();
@@ -132,11 +132,11 @@ async fn a_release_wakes_the_waiter_and_an_expiry_needs_no_wake_up() {
     let waiter = world.acquire(&mut other, WaitPolicy::Forever);
     let releaser = async {
         world.clock.sleep_until(before.plus(secs(2))).await;
-        give_back(&mut holder, &world.clock, &lease.key, &lease.token, &Scope::Tree.into(), LIMITS).await
+        release(&mut holder, &world.clock, &lease.key, &lease.token, &Scope::Tree.into(), LIMITS).await
     };
-    let (outcome, given_back) = tokio::join!(waiter, releaser);
+    let (outcome, released) = tokio::join!(waiter, releaser);
     assert!(matches!(outcome.unwrap(), Outcome::Granted(_)));
-    assert!(matches!(given_back, Released::Free));
+    assert!(matches!(released, Released::Free));
     assert_about(world.clock.now().since(before), secs(2));
 
     // This hold is never released: the waiter retries when the lease ends, neither before nor long after.
@@ -148,7 +148,7 @@ async fn a_release_wakes_the_waiter_and_an_expiry_needs_no_wake_up() {
 
 #[tokio::test(start_paused = true)]
 async fn a_timed_out_wait_is_busy_and_leaves_the_queue() {
-    let world = World::new();
+    let world = LeaseWorld::new();
     let _held = world.taken(&mut world.client(&[])).await;
     let before = world.clock.now();
     let outcome = world.acquire(&mut world.client(&[]), WaitPolicy::For(secs(7))).await.unwrap();
@@ -160,7 +160,7 @@ async fn a_timed_out_wait_is_busy_and_leaves_the_queue() {
 
 #[tokio::test(start_paused = true)]
 async fn a_stopped_waiter_leaves_nothing_and_passes_its_offer_on() {
-    let world = World::new();
+    let world = LeaseWorld::new();
     let mut holder = world.client(&[]);
     let lease = world.taken(&mut holder).await;
     let mut leaver = world.client(&[]);
@@ -176,7 +176,7 @@ async fn a_stopped_waiter_leaves_nothing_and_passes_its_offer_on() {
     };
     let releasing = async {
         world.clock.sleep_until(before.plus(secs(2))).await;
-        give_back(&mut holder, &world.clock, &lease.key, &lease.token, &Scope::Tree.into(), LIMITS).await
+        release(&mut holder, &world.clock, &lease.key, &lease.token, &Scope::Tree.into(), LIMITS).await
     };
     // The waiter is offered the lock at the moment in which the first waiter leaves.
     let (_, gone, taker) = tokio::join!(releasing, leaving, staying);
@@ -188,9 +188,9 @@ async fn a_stopped_waiter_leaves_nothing_and_passes_its_offer_on() {
 
 #[tokio::test(start_paused = true)]
 async fn a_stop_during_an_unanswered_attempt_undoes_it() {
-    let world = World::new();
+    let world = LeaseWorld::new();
     let stop = world.clock.sleep_until(world.clock.now().plus(secs(1)));
-    let mut client = world.client(&[Some(Fault::AnswerHangs)]);
+    let mut client = world.client(&[Some(CallFault::AnswerHangs)]);
     let outcome = acquire(&mut client, &world.clock, request(), WaitPolicy::Forever, LIMITS, stop, |_| ()).await.unwrap();
     assert!(matches!(outcome, Outcome::Stopped(())));
     assert!(world.is_free().await);
@@ -199,10 +199,10 @@ async fn a_stop_during_an_unanswered_attempt_undoes_it() {
 /// The first request to leave gets no answer, and the second fails. The waiter still leaves the queue soon.
 #[tokio::test(start_paused = true)]
 async fn a_leaving_waiter_retries_within_two_seconds() {
-    let world = World::new();
+    let world = LeaseWorld::new();
     let _held = world.taken(&mut world.client(&[])).await;
     let mut leaver = world.client(&[]);
-    leaver.leaving.borrow_mut().extend([Some(Fault::Hangs), Some(Fault::Refused)]);
+    leaver.leaving.borrow_mut().extend([Some(CallFault::Hangs), Some(CallFault::Refused)]);
     let stop = world.clock.sleep_until(world.clock.now().plus(secs(3)));
     let before = world.clock.now();
     let outcome = acquire(&mut leaver, &world.clock, request(), WaitPolicy::Forever, LIMITS, stop, |_: &Busy| ()).await.unwrap();
@@ -211,7 +211,7 @@ async fn a_leaving_waiter_retries_within_two_seconds() {
     assert_eq!(leaver.calls.borrow().iter().filter(|call| **call == "leave").count(), 3);
     assert!(world.clock.now().since(before) < secs(4));
     // Without any answer the leave ends too.
-    leaver.leaving.borrow_mut().extend([Some(Fault::Hangs); 9]);
+    leaver.leaving.borrow_mut().extend([Some(CallFault::Hangs); 9]);
     let stop = world.clock.sleep_until(world.clock.now().plus(secs(3)));
     let before = world.clock.now();
     acquire(&mut leaver, &world.clock, request(), WaitPolicy::Forever, LIMITS, stop, |_: &Busy| ()).await.unwrap();
@@ -220,8 +220,8 @@ async fn a_leaving_waiter_retries_within_two_seconds() {
 
 #[tokio::test(start_paused = true)]
 async fn a_retry_undoes_a_possible_grant() {
-    let world = World::new();
-    let mut client = world.client(&[Some(Fault::AnswerHangs), Some(Fault::Hangs), Some(Fault::Refused)]);
+    let world = LeaseWorld::new();
+    let mut client = world.client(&[Some(CallFault::AnswerHangs), Some(CallFault::Hangs), Some(CallFault::Refused)]);
     let stop = world.clock.sleep_until(world.clock.now().plus(secs(1)));
     let outcome = acquire(&mut client, &world.clock, request(), WaitPolicy::Forever, LIMITS, stop, |_: &Busy| ()).await.unwrap();
     assert!(matches!(outcome, Outcome::Stopped(())));
@@ -233,11 +233,11 @@ async fn a_retry_undoes_a_possible_grant() {
 #[tokio::test(start_paused = true)]
 async fn a_release_soon_retries_on_another_server() {
     for (other_servers, after) in [(true, secs(1)), (false, secs(2))] {
-        let world = World::new();
-        let mut client = Faulty { other_servers, ..world.client(&[None, Some(Fault::Hangs)]) };
+        let world = LeaseWorld::new();
+        let mut client = Faulty { other_servers, ..world.client(&[None, Some(CallFault::Hangs)]) };
         let lease = world.taken(&mut client).await;
         let before = world.clock.now();
-        let released = give_back(&mut client, &world.clock, &lease.key, &lease.token, &Scope::Tree.into(), LIMITS).await;
+        let released = release(&mut client, &world.clock, &lease.key, &lease.token, &Scope::Tree.into(), LIMITS).await;
         assert!(matches!(released, Released::Free), "{released:?}");
         let took = world.clock.now().since(before);
         assert!(after <= took && took < after + Duration::from_millis(100), "{took:?}");
@@ -248,10 +248,10 @@ async fn a_release_soon_retries_on_another_server() {
 #[tokio::test(start_paused = true)]
 async fn a_release_without_an_answer_cuts_the_hold() {
     for (scope, cuts, last) in [(Scope::Tree, true, "cut"), (Scope::Tree, false, "cut"), (Scope::Hold, true, "release")] {
-        let world = World::new();
-        let mut client = Faulty { cuts, ..world.client(&[None, Some(Fault::Denied)]) };
+        let world = LeaseWorld::new();
+        let mut client = Faulty { cuts, ..world.client(&[None, Some(CallFault::Denied)]) };
         let lease = world.taken(&mut client).await;
-        let released = give_back(&mut client, &world.clock, &lease.key, &lease.token, &scope.into(), LIMITS).await;
+        let released = release(&mut client, &world.clock, &lease.key, &lease.token, &scope.into(), LIMITS).await;
         let ended = cuts && scope == Scope::Tree;
         assert!(if ended { matches!(released, Released::Untold(_)) } else { matches!(released, Released::Unknown(_)) }, "{released:?}");
         assert_eq!(client.calls.borrow().last(), Some(&last));
@@ -260,7 +260,7 @@ async fn a_release_without_an_answer_cuts_the_hold() {
 
 #[tokio::test(start_paused = true)]
 async fn a_nested_request_enters_or_acquires_anew_without_an_outer_hold() {
-    let world = World::new();
+    let world = LeaseWorld::new();
     let mut client = world.client(&[]);
     let outer = world.taken(&mut client).await;
     let nested = || Request { token: outer.token.nested(), entry: Entry::Reenter, ..request() };
@@ -272,14 +272,14 @@ async fn a_nested_request_enters_or_acquires_anew_without_an_outer_hold() {
     };
     let inner = run(nested()).await;
     assert_eq!((inner.holds, inner.fence), (2, outer.fence));
-    give_back(&mut client, &world.clock, &outer.key, &outer.token, &Scope::Tree.into(), LIMITS).await;
+    release(&mut client, &world.clock, &outer.key, &outer.token, &Scope::Tree.into(), LIMITS).await;
     let fresh = run(nested()).await;
     assert!(fresh.token.owner != outer.token.owner && fresh.fence > outer.fence);
 }
 
 #[tokio::test(start_paused = true)]
 async fn renewals_come_every_sixth_and_count_from_their_send() {
-    let world = World::new();
+    let world = LeaseWorld::new();
     let mut client = world.client(&[]);
     let mut lease = world.taken(&mut client).await;
     let began = lease.t0;
@@ -296,11 +296,11 @@ async fn renewals_come_every_sixth_and_count_from_their_send() {
 
 #[tokio::test(start_paused = true)]
 async fn a_renewal_whose_answer_is_slow_counts_from_its_send() {
-    let world = World::new();
+    let world = LeaseWorld::new();
     let mut client = world.client(&[]);
     let mut lease = world.taken(&mut client).await;
     let began = lease.t0;
-    client.faults.borrow_mut().push_back(Some(Fault::AnswerLate(secs(2))));
+    client.faults.borrow_mut().push_back(Some(CallFault::AnswerLate(secs(2))));
     let mut seen = Vec::new();
     let keeping =
         keep(&mut client, &world.clock, &mut lease, budget(), LIMITS, Intent::Extend(None), |lease, _| seen.push(lease.t0.since(began)));
@@ -312,8 +312,15 @@ async fn a_renewal_whose_answer_is_slow_counts_from_its_send() {
 
 #[tokio::test(start_paused = true)]
 async fn an_unanswered_renewal_never_counts_as_renewed() {
-    for fault in [Fault::Refused, Fault::AnswerLost, Fault::AnswerHangs, Fault::Hangs, Fault::Denied, Fault::AnswerLate(secs(11))] {
-        let world = World::new();
+    for fault in [
+        CallFault::Refused,
+        CallFault::AnswerLost,
+        CallFault::AnswerHangs,
+        CallFault::Hangs,
+        CallFault::Denied,
+        CallFault::AnswerLate(secs(11)),
+    ] {
+        let world = LeaseWorld::new();
         let mut client = world.client(&[]);
         let mut lease = world.taken(&mut client).await;
         let began = lease.t0;
@@ -327,11 +334,11 @@ async fn an_unanswered_renewal_never_counts_as_renewed() {
 
 #[tokio::test(start_paused = true)]
 async fn a_hold_survives_a_short_outage() {
-    let world = World::new();
+    let world = LeaseWorld::new();
     let mut client = world.client(&[]);
     let mut lease = world.taken(&mut client).await;
     let began = lease.t0;
-    client.faults.borrow_mut().extend((0..6).map(|_| Some(Fault::Hangs)));
+    client.faults.borrow_mut().extend((0..6).map(|_| Some(CallFault::Hangs)));
     let mut renewed = 0;
     let keeping = keep(&mut client, &world.clock, &mut lease, budget(), LIMITS, Intent::Extend(None), |_, _| renewed += 1);
     let end = world.clock.sleep_until(began.plus(secs(60)));
@@ -341,7 +348,7 @@ async fn a_hold_survives_a_short_outage() {
 
 #[tokio::test(start_paused = true)]
 async fn a_hold_that_is_gone_is_lost_at_once() {
-    let world = World::new();
+    let world = LeaseWorld::new();
     let mut client = world.client(&[]);
     let mut lease = world.taken(&mut client).await;
     let began = lease.t0;
@@ -353,11 +360,11 @@ async fn a_hold_that_is_gone_is_lost_at_once() {
 
 #[tokio::test(start_paused = true)]
 async fn a_retried_release_is_unknown_and_a_first_one_is_not_held() {
-    let world = World::new();
+    let world = LeaseWorld::new();
     for (faults, unknown) in [
-        (vec![Some(Fault::AnswerLost)], true),
-        (vec![Some(Fault::AnswerHangs)], true),
-        (vec![Some(Fault::Refused)], false),
+        (vec![Some(CallFault::AnswerLost)], true),
+        (vec![Some(CallFault::AnswerHangs)], true),
+        (vec![Some(CallFault::Refused)], false),
         (vec![], false),
     ] {
         let mut client = world.client(&[]);
@@ -366,7 +373,7 @@ async fn a_retried_release_is_unknown_and_a_first_one_is_not_held() {
             world.store.lose_data();
         }
         client.faults.borrow_mut().extend(faults);
-        let released = give_back(&mut client, &world.clock, &lease.key, &lease.token, &Scope::Tree.into(), LIMITS).await;
+        let released = release(&mut client, &world.clock, &lease.key, &lease.token, &Scope::Tree.into(), LIMITS).await;
         assert_eq!(matches!(released, Released::Unknown(_)), unknown, "{released:?}");
         assert_eq!(matches!(released, Released::NotHeld), !unknown, "{released:?}");
         assert!(world.is_free().await);
@@ -375,7 +382,7 @@ async fn a_retried_release_is_unknown_and_a_first_one_is_not_held() {
 
 #[tokio::test(start_paused = true)]
 async fn unsupported_requests_are_refused_without_a_call() {
-    let world = World::new();
+    let world = LeaseWorld::new();
     let mut client = world.client(&[]);
     let run_policy = RunPolicy { place: "web1".into(), skew_guard: None, at_least: Some(secs(1)), once: None, anyway: false };
     for bad in [
@@ -390,7 +397,7 @@ async fn unsupported_requests_are_refused_without_a_call() {
 
 #[tokio::test(start_paused = true)]
 async fn a_hint_renews_the_lease_at_once() {
-    let world = World::new();
+    let world = LeaseWorld::new();
     let mut client = world.client(&[]);
     let mut lease = world.taken(&mut client).await;
     let (hint, began) = (Rc::clone(&client.hint), world.clock.now());
@@ -413,7 +420,7 @@ async fn a_hint_renews_the_lease_at_once() {
 
 #[tokio::test(start_paused = true)]
 async fn endless_hints_do_not_cause_endless_renewals() {
-    let world = World::new();
+    let world = LeaseWorld::new();
     let mut client = world.client(&[]);
     let mut lease = world.taken(&mut client).await;
     let (hint, calls) = (Rc::clone(&client.hint), Rc::clone(&client.calls));
@@ -425,13 +432,13 @@ async fn endless_hints_do_not_cause_endless_renewals() {
 
 #[tokio::test(start_paused = true)]
 async fn a_grant_waits_for_its_drain_delay_and_can_be_stopped_meanwhile() {
-    let world = World::new();
+    let world = LeaseWorld::new();
     let mut client = Faulty { drain_delay: Duration::from_millis(500), ..world.client(&[]) };
     let before = world.clock.now();
     let lease = world.taken(&mut client).await;
     assert_about(world.clock.now().since(before), Duration::from_millis(500));
     assert_eq!(lease.t0, before);
-    give_back(&mut client, &world.clock, &lease.key, &lease.token, &Scope::Tree.into(), LIMITS).await;
+    release(&mut client, &world.clock, &lease.key, &lease.token, &Scope::Tree.into(), LIMITS).await;
     let stop = world.clock.sleep_until(world.clock.now().plus(Duration::from_millis(100)));
     let outcome = acquire(&mut client, &world.clock, request(), WaitPolicy::Try, LIMITS, stop, |_: &Busy| ()).await;
     assert!(matches!(outcome, Ok(Outcome::Stopped(()))), "{outcome:?}");
@@ -440,13 +447,13 @@ async fn a_grant_waits_for_its_drain_delay_and_can_be_stopped_meanwhile() {
 
 #[tokio::test(start_paused = true)]
 async fn a_briefly_busy_lock_is_retried_for_a_short_time() {
-    let world = World::new();
-    let mut client = Faulty { passing: 4, ..world.client(&[]) };
+    let world = LeaseWorld::new();
+    let mut client = Faulty { transient: 4, ..world.client(&[]) };
     let lease = world.taken(&mut client).await;
-    give_back(&mut client, &world.clock, &lease.key, &lease.token, &Scope::Tree.into(), LIMITS).await;
-    let mut client = Faulty { passing: u32::MAX, ..world.client(&[]) };
+    release(&mut client, &world.clock, &lease.key, &lease.token, &Scope::Tree.into(), LIMITS).await;
+    let mut client = Faulty { transient: u32::MAX, ..world.client(&[]) };
     let before = world.clock.now();
     let outcome = world.acquire(&mut client, WaitPolicy::Try).await.unwrap();
-    assert!(matches!(outcome, Outcome::Busy(Busy { passing: true, .. })), "{outcome:?}");
+    assert!(matches!(outcome, Outcome::Busy(Busy { transient: true, .. })), "{outcome:?}");
     assert!(world.clock.now().since(before) < Duration::from_millis(120));
 }

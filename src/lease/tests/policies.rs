@@ -8,7 +8,7 @@ fn with_policy(place: &str, guard: Option<u64>, at_least: Option<u64>, once: Opt
     Request { run_policy: Some(run_policy), ..request() }
 }
 
-impl World {
+impl LeaseWorld {
     /// Requests the lock with this wait policy.
     async fn ask(&self, request: Request, patience: WaitPolicy) -> Outcome<()> {
         acquire(&mut self.client(&[]), &self.clock, request, patience, LIMITS, pending(), |_: &Busy| ()).await.unwrap()
@@ -18,13 +18,13 @@ impl World {
     async fn run(&self, request: Request, patience: WaitPolicy) {
         let Outcome::Granted(lease) = self.ask(request, patience).await else { panic!("not granted") };
         let info = ReleaseInfo { run_state: Some(RunState::Ok), ..Scope::Tree.into() };
-        give_back(&mut self.client(&[]), &self.clock, &lease.key, &lease.token, &info, LIMITS).await;
+        release(&mut self.client(&[]), &self.clock, &lease.key, &lease.token, &info, LIMITS).await;
     }
 }
 
 #[tokio::test(start_paused = true)]
 async fn a_try_is_denied_at_once() {
-    let world = World::new();
+    let world = LeaseWorld::new();
     world.run(with_policy("a", Some(5), Some(3), Some(30)), WaitPolicy::Try).await;
     let began = Instant::now();
     let rule = |outcome| match outcome {
@@ -43,7 +43,7 @@ async fn a_try_is_denied_at_once() {
 
 #[tokio::test(start_paused = true)]
 async fn a_waiter_waits_for_at_least_but_not_for_a_skew_guard() {
-    let world = World::new();
+    let world = LeaseWorld::new();
     world.run(with_policy("a", Some(60), Some(10), None), WaitPolicy::Try).await;
     let began = Instant::now();
     world.run(with_policy("b", Some(60), None, None), WaitPolicy::Forever).await;
@@ -55,7 +55,7 @@ async fn a_waiter_waits_for_at_least_but_not_for_a_skew_guard() {
 
 #[tokio::test(start_paused = true)]
 async fn a_timed_out_wait_for_at_least_is_denied() {
-    let world = World::new();
+    let world = LeaseWorld::new();
     world.run(with_policy("a", None, Some(60), None), WaitPolicy::Try).await;
     let began = Instant::now();
     let outcome = world.ask(request(), WaitPolicy::For(secs(7))).await;
@@ -66,7 +66,7 @@ async fn a_timed_out_wait_for_at_least_is_denied() {
 
 #[tokio::test(start_paused = true)]
 async fn a_run_does_not_wait_for_the_next_window() {
-    let world = World::new();
+    let world = LeaseWorld::new();
     world.run(with_policy("a", None, None, Some(3600)), WaitPolicy::Try).await;
     let began = Instant::now();
     let outcome = world.ask(with_policy("b", None, None, Some(3600)), WaitPolicy::Forever).await;
@@ -76,8 +76,8 @@ async fn a_run_does_not_wait_for_the_next_window() {
 
 #[tokio::test(start_paused = true)]
 async fn a_cancelled_attempt_leaves_no_run_record() {
-    let world = World::new();
-    let mut client = world.client(&[Some(Fault::AnswerHangs)]);
+    let world = LeaseWorld::new();
+    let mut client = world.client(&[Some(CallFault::AnswerHangs)]);
     let stop = tokio::time::sleep(Duration::from_millis(100));
     let asked = with_policy("a", Some(60), Some(60), Some(3600));
     let outcome = acquire(&mut client, &world.clock, asked, WaitPolicy::Try, LIMITS, stop, |_: &Busy| ()).await.unwrap();
@@ -87,7 +87,7 @@ async fn a_cancelled_attempt_leaves_no_run_record() {
 
 #[tokio::test(start_paused = true)]
 async fn one_client_warns_at_each_doubling_of_a_hold() {
-    let world = World::new();
+    let world = LeaseWorld::new();
     let lease = world.taken(&mut world.client(&[])).await;
     let hour = secs(3600);
     let (mut a, mut b) = (world.client(&[]).inner, world.client(&[]).inner);

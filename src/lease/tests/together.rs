@@ -7,38 +7,38 @@ fn named(name: &str) -> Request {
     Request { key: Key::new(name).unwrap(), ..request() }
 }
 
-fn claim(world: &World, name: &str, faults: &[Option<Fault>]) -> Claim {
+fn claim(world: &LeaseWorld, name: &str, faults: &[Option<CallFault>]) -> Claim {
     Claim { backend: Box::new(world.client(faults)), request: named(name) }
 }
 
-fn claims(world: &World, names: &[&str]) -> Vec<Claim> {
+fn claims(world: &LeaseWorld, names: &[&str]) -> Vec<Claim> {
     let mut claims: Vec<_> = names.iter().map(|name| claim(world, name, &[])).collect();
     in_order(&mut claims);
     claims
 }
 
-async fn take(world: &World, claims: &mut [Claim], patience: WaitPolicy) -> Result<GroupOutcome<()>> {
+async fn take(world: &LeaseWorld, claims: &mut [Claim], patience: WaitPolicy) -> Result<GroupOutcome<()>> {
     acquire_all(claims, &world.clock, patience, LIMITS, pending(), |_, _: &Busy| ()).await
 }
 
-async fn held(world: &World, name: &str) -> bool {
+async fn held(world: &LeaseWorld, name: &str) -> bool {
     !world.client(&[]).inspect(&Key::new(name).unwrap()).await.unwrap().holders.is_empty()
 }
 
-async fn hold(world: &World, name: &str) -> (Faulty, Lease) {
+async fn hold(world: &LeaseWorld, name: &str) -> (Faulty, Lease) {
     let mut client = world.client(&[]);
     let outcome = acquire(&mut client, &world.clock, named(name), WaitPolicy::Try, LIMITS, pending::<()>(), |_| ()).await;
     let Ok(Outcome::Granted(lease)) = outcome else { panic!("{outcome:?}") };
     (client, lease)
 }
 
-async fn free(world: &World, (mut client, lease): (Faulty, Lease)) {
+async fn free(world: &LeaseWorld, (mut client, lease): (Faulty, Lease)) {
     let info = ReleaseInfo::UNDO;
-    give_back(&mut client, &world.clock, &lease.key, &lease.token, &info, LIMITS).await;
+    release(&mut client, &world.clock, &lease.key, &lease.token, &info, LIMITS).await;
 }
 
 /// Requests a break of a hold, or evicts it at once. Returns the hold's fence.
-async fn broken(world: &World, name: &str, at_once: bool) -> Fence {
+async fn broken(world: &LeaseWorld, name: &str, at_once: bool) -> Fence {
     let (mut client, key) = (world.client(&[]).inner, Key::new(name).unwrap());
     let fence = client.inspect(&key).await.unwrap().holders[0].fence.unwrap();
     let mark = Break { by: "ana@ops1".into(), why: None, seen: false };
@@ -53,7 +53,7 @@ async fn broken(world: &World, name: &str, at_once: bool) -> Fence {
 
 #[tokio::test(start_paused = true)]
 async fn all_locks_are_acquired_in_key_order() {
-    let world = World::new();
+    let world = LeaseWorld::new();
     let mut claims = claims(&world, &["c", "a", "b"]);
     let Ok(GroupOutcome::Granted(leases)) = take(&world, &mut claims, WaitPolicy::Try).await else { panic!() };
     let keys: Vec<_> = leases.iter().map(|lease| lease.key.as_str()).collect();
@@ -63,7 +63,7 @@ async fn all_locks_are_acquired_in_key_order() {
 
 #[tokio::test(start_paused = true)]
 async fn a_busy_lock_releases_the_others_and_cancels_their_run_records() {
-    let world = World::new();
+    let world = LeaseWorld::new();
     let _busy = hold(&world, "b").await;
     let mut claims = claims(&world, &["a", "b", "c"]);
     let once = Once { window: secs(3600), retry_failed: 0, retry_crashed: false };
@@ -72,12 +72,12 @@ async fn a_busy_lock_releases_the_others_and_cancels_their_run_records() {
     let Ok(GroupOutcome::Busy(1, _)) = take(&world, &mut claims, WaitPolicy::Try).await else { panic!() };
     assert!(!held(&world, "a").await && !held(&world, "c").await);
     let report = world.client(&[]).inner.history(&Key::new("a").unwrap()).await.unwrap();
-    assert_eq!(report.record.start.map(|start| start.stage), Some(RunState::Cancelled));
+    assert_eq!(report.record.start.map(|start| start.state), Some(RunState::Cancelled));
 }
 
 #[tokio::test(start_paused = true)]
 async fn held_locks_are_renewed_while_the_next_is_waited_for() {
-    let world = World::new();
+    let world = LeaseWorld::new();
     let busy = hold(&world, "b").await;
     let mut claims = claims(&world, &["a", "b"]);
     let first = async {
@@ -99,7 +99,7 @@ async fn held_locks_are_renewed_while_the_next_is_waited_for() {
 
 #[tokio::test(start_paused = true)]
 async fn a_lock_lost_during_the_wait_is_reacquired_with_the_others() {
-    let world = World::new();
+    let world = LeaseWorld::new();
     let busy = hold(&world, "b").await;
     let mut claims = claims(&world, &["a", "b"]);
     let administrator = async {
@@ -120,7 +120,7 @@ async fn a_lock_lost_during_the_wait_is_reacquired_with_the_others() {
 
 #[tokio::test(start_paused = true)]
 async fn a_break_during_the_wait_ends_the_acquire() {
-    let world = World::new();
+    let world = LeaseWorld::new();
     let _busy = hold(&world, "b").await;
     let mut claims = claims(&world, &["a", "b"]);
     let administrator = async {
@@ -138,7 +138,7 @@ async fn a_break_during_the_wait_ends_the_acquire() {
 
 #[tokio::test(start_paused = true)]
 async fn the_wait_limit_covers_all_locks() {
-    let world = World::new();
+    let world = LeaseWorld::new();
     let first = hold(&world, "a").await;
     let _second = hold(&world, "b").await;
     let mut claims = claims(&world, &["a", "b"]);
@@ -155,7 +155,7 @@ async fn the_wait_limit_covers_all_locks() {
 
 #[tokio::test(start_paused = true)]
 async fn a_stop_releases_all_acquired_locks() {
-    let world = World::new();
+    let world = LeaseWorld::new();
     let _busy = hold(&world, "b").await;
     let mut claims = claims(&world, &["a", "b"]);
     let stop = tokio::time::sleep(secs(7));
@@ -167,15 +167,15 @@ async fn a_stop_releases_all_acquired_locks() {
 
 #[tokio::test(start_paused = true)]
 async fn a_possible_grant_of_the_last_lock_is_undone_with_the_others() {
-    let world = World::new();
-    let mut claims = vec![claim(&world, "a", &[]), claim(&world, "b", &[Some(Fault::AnswerHangs); 9])];
+    let world = LeaseWorld::new();
+    let mut claims = vec![claim(&world, "a", &[]), claim(&world, "b", &[Some(CallFault::AnswerHangs); 9])];
     assert!(take(&world, &mut claims, WaitPolicy::Try).await.is_err());
     assert!(!held(&world, "a").await && !held(&world, "b").await);
 }
 
 #[tokio::test(start_paused = true)]
 async fn the_first_lost_lock_is_reported() {
-    let world = World::new();
+    let world = LeaseWorld::new();
     let (a, b) = (hold(&world, "a").await, hold(&world, "b").await);
     let mut holds = [a, b].map(|(client, lease)| (Box::new(client) as Box<dyn Backend>, lease));
     let each = holds.iter_mut().map(|(backend, lease)| (backend, lease)).enumerate();

@@ -11,7 +11,7 @@ use super::{
 
 /// The answer to [`Document::ask`].
 #[derive(Debug)]
-pub enum Answer {
+pub enum AskOutcome {
     /// The owner has the lock already, and now also this hold.
     Has(Grant),
     /// The owner has the lock in this mode, which does not cover the request ([`Mode::covers`]).
@@ -28,7 +28,7 @@ pub enum Answer {
 
 /// The circumstances of a request.
 #[derive(Clone, Copy, Debug)]
-pub struct Moment {
+pub struct RequestContext {
     /// The store's time in ms.
     pub now: u64,
     /// When a hold outside of the document ends; `None` without one.
@@ -42,66 +42,66 @@ impl Document {
     ///
     /// # Errors
     /// [`Mode::not_enough`] if the owner has the lock in a mode that does not cover the request.
-    pub fn acquire(&mut self, request: &Request, moment: &Moment) -> Result<Attempt> {
+    pub fn acquire(&mut self, request: &Request, moment: &RequestContext) -> Result<Attempt> {
         let now = moment.now;
         let denial = self.run_record.judge(request.run_policy.as_ref(), &request.token, now);
         Ok(match self.ask(request, now, moment.outside, || denial) {
-            Answer::Has(grant) => {
+            AskOutcome::Has(grant) => {
                 if request.entry == Entry::Fresh {
                     self.record_missing(request, grant.fence, now);
                 }
                 Attempt::Granted(grant)
             }
-            Answer::Otherwise(mode) => return Err(mode.not_enough()),
-            Answer::Go => {
+            AskOutcome::Otherwise(mode) => return Err(mode.not_enough()),
+            AskOutcome::Go => {
                 self.run_record.begin(request, moment.fence, now);
                 Attempt::Granted(self.grant(request, moment.fence, now))
             }
-            Answer::Busy(busy) => Attempt::Busy(busy),
-            Answer::Denied(denial) => Attempt::Denied(denial),
-            Answer::NotHeld => Attempt::NotHeld,
+            AskOutcome::Busy(busy) => Attempt::Busy(busy),
+            AskOutcome::Denied(denial) => Attempt::Denied(denial),
+            AskOutcome::NotHeld => Attempt::NotHeld,
         })
     }
 
     /// Asks for the lock, while an exclusive hold outside lasts until `outside`; `refused` returns why a run record denies a fresh hold
-    /// of a lock that has room. After [`Answer::Go`] the same step must grant the lock: with [`Document::grant`], or outside.
-    pub fn ask(&mut self, request: &Request, now: u64, outside: Option<u64>, refused: impl FnOnce() -> Option<Denial>) -> Answer {
+    /// of a lock that has room. After [`AskOutcome::Go`] the same step must grant the lock: with [`Document::grant`], or outside.
+    pub fn ask(&mut self, request: &Request, now: u64, outside: Option<u64>, refused: impl FnOnce() -> Option<Denial>) -> AskOutcome {
         match self.holder(&request.token) {
-            Some(holder) if !holder.mode.covers(request.mode) => return Answer::Otherwise(holder.mode),
+            Some(holder) if !holder.mode.covers(request.mode) => return AskOutcome::Otherwise(holder.mode),
             _ => {}
         }
         if let Some(grant) = self.enter(request, now) {
-            return Answer::Has(grant);
+            return AskOutcome::Has(grant);
         }
         if request.entry == Entry::Reenter {
-            return Answer::NotHeld;
+            return AskOutcome::NotHeld;
         }
-        let mut held_up = None;
+        let mut must_wait_ms = None;
         if self.room(request.mode, outside) > 0 {
             if let Some(denial) = refused() {
-                return Answer::Denied(Box::new(denial));
+                return AskOutcome::Denied(Box::new(denial));
             }
-            held_up = self.held_up(request, now, outside);
-            if held_up.is_none() {
+            must_wait_ms = self.must_wait_ms(request, now, outside);
+            if must_wait_ms.is_none() {
                 self.queue.granted(&request.token);
                 self.dirty = true;
-                return Answer::Go;
+                return AskOutcome::Go;
             }
         }
         let position = self.queue.join(request, now);
         let ends = self.holders.iter().map(HolderEntry::ends).chain(outside);
         // The first permit to be released is enough.
         let end = if matches!(request.mode, Mode::Permits(_)) { ends.min() } else { ends.max() };
-        Answer::Busy(Busy {
-            expires_in: held_up.or(end.map(|end| end.saturating_sub(now))).map(Duration::from_millis),
-            passing: !self.has_holders() && outside.is_none(),
+        AskOutcome::Busy(Busy {
+            expires_in: must_wait_ms.or(end.map(|end| end.saturating_sub(now))).map(Duration::from_millis),
+            transient: !self.has_holders() && outside.is_none(),
             holders: self.holders(now),
             notifies: true,
             position,
         })
     }
 
-    /// Grants a hold, after [`Answer::Go`].
+    /// Grants a hold, after [`AskOutcome::Go`].
     pub fn grant(&mut self, request: &Request, fence: Fence, now: u64) -> Grant {
         let ends = now.saturating_add(request.ttl.as_millis());
         let permit = self.permit(request.mode);
@@ -139,9 +139,9 @@ impl Document {
         }
     }
 
-    fn held_up(&mut self, request: &Request, now: u64, outside: Option<u64>) -> Option<u64> {
+    fn must_wait_ms(&mut self, request: &Request, now: u64, outside: Option<u64>) -> Option<u64> {
         let Self { queue, holders, offered, .. } = self;
-        queue.held_up(request, |mode| room(holders, mode, outside), now, offered)
+        queue.must_wait_ms(request, |mode| room(holders, mode, outside), now, offered)
     }
 
     /// Returns the lowest number that no permit has.

@@ -29,7 +29,7 @@ fn whole() -> serde_json::Value {
     let run_policy =
         RunPolicy { place: "web1".into(), skew_guard: Some(once.window), at_least: Some(once.window), once: Some(once), anyway: false };
     let run_once = Request { run_policy: Some(run_policy), ..request(Mode::Exclusive) };
-    run.acquire(&run_once, &Moment { now: NOW - 9000, outside: None, fence: Fence(6) }).unwrap();
+    run.acquire(&run_once, &RequestContext { now: NOW - 9000, outside: None, fence: Fence(6) }).unwrap();
     document.set_run_record(run.run_record().clone());
     serde_json::from_str(&document.write().unwrap()).unwrap()
 }
@@ -56,7 +56,7 @@ fn use_it(mut document: Document, dice: &mut Dice) {
     }
     let fence = Fence(u64::MAX >> dice.below(20));
     for request in [request(Mode::Exclusive), fair(Mode::Shared), waiting(Mode::Permits(2))] {
-        let _ = document.acquire(&request, &Moment { now, outside, fence });
+        let _ = document.acquire(&request, &RequestContext { now, outside, fence });
         document.renew(&request.token, Intent::Extend(None), now);
         document.verify(&request.token, now);
         document.take_wake_ups(outside);

@@ -104,7 +104,7 @@ impl HolderEntry {
     }
 
     /// Returns the holder's history entry.
-    pub(super) fn past(&self, ended: u64, end: End, why: Option<String>) -> HistoryEntry {
+    pub(super) fn history_entry(&self, ended: u64, end: End, why: Option<String>) -> HistoryEntry {
         HistoryEntry {
             fence: Some(Fence(self.fence)),
             started_ms: Some(self.since),
@@ -118,7 +118,7 @@ impl HolderEntry {
     /// Returns the holder's history entry for the case that the lock is never released.
     pub(super) fn vanished(&self, ended: u64) -> HistoryEntry {
         let (end, why) = self.mark.as_ref().map_or((End::Expired, None), Into::into);
-        self.past(ended, end, why)
+        self.history_entry(ended, end, why)
     }
 }
 

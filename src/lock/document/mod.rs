@@ -26,7 +26,7 @@ use serde::{Deserialize, Serialize};
 
 use self::queue::Queue;
 pub use self::{
-    acquire::{Answer, Moment},
+    acquire::{AskOutcome, RequestContext},
     holder::{HoldEntry, HolderEntry},
     parts::Times,
     queue::QueueEntry,
@@ -106,12 +106,12 @@ impl Document {
     /// [`Kind::Layout`] if a newer dlock wrote it, [`Kind::Data`] if no dlock did.
     pub fn read(json: Option<&str>) -> Result<Self> {
         #[derive(Deserialize)]
-        struct Version {
+        struct DocumentVersion {
             v: u16,
         }
         let Some(json) = json else { return Ok(Self::default()) };
         let bad = |error| Error::new(Kind::Data, "the lock's document is not as dlock writes it").source(error);
-        let Version { v } = serde_json::from_str(json).map_err(bad)?;
+        let DocumentVersion { v } = serde_json::from_str(json).map_err(bad)?;
         if v >= LAYOUT_REFUSED {
             let text = format!("a newer dlock wrote the lock's document, in layout {}.{} which this one can't read", v / 100, v % 100);
             return Err(Error::new(Kind::Layout, text).hint("update dlock on this machine"));
@@ -210,8 +210,8 @@ impl Document {
         if holder.holds.remove(&hold).is_none() {
             return Release::NotHeld;
         }
-        if let Some(stage) = info.run_state {
-            self.run_record.end(Fence(holder.fence), stage);
+        if let Some(state) = info.run_state {
+            self.run_record.end(Fence(holder.fence), state);
         }
         // The document does not record which hold entered which: only the first one is known to enclose all others.
         if info.scope == Scope::Tree && holder.root == hold {
@@ -220,7 +220,7 @@ impl Document {
         if !holder.holds.is_empty() {
             return Release::StillHeld(holder.count());
         }
-        let past = info.end.clone().map(|end| holder.past(now, end, info.why.clone()));
+        let past = info.end.clone().map(|end| holder.history_entry(now, end, info.why.clone()));
         let fence = holder.fence;
         self.ended.extend(past);
         self.remove(fence);
@@ -247,7 +247,7 @@ impl Document {
     pub fn evict(&mut self, fence: Fence, mark: &Break, now: u64) -> bool {
         let (end, why) = mark.into();
         let Some(holder) = self.remove(fence.0) else { return false };
-        self.ended.push(holder.past(now, end, why));
+        self.ended.push(holder.history_entry(now, end, why));
         true
     }
 
@@ -286,8 +286,8 @@ impl Document {
     }
 
     /// Returns the holds that this one waits for: the one in front of it in the queue, or the first holds of some holders.
-    pub fn behind_whom(&self, hold: &str) -> Vec<&str> {
-        match self.queue.in_front_of(hold) {
+    pub fn blocking_holds(&self, hold: &str) -> Vec<&str> {
+        match self.queue.ahead_of(hold) {
             Some(other) => vec![other],
             None => self.holders.iter().take(WOKEN).map(|holder| &*holder.root).collect(),
         }

@@ -12,7 +12,7 @@
 use stateright::{Checker, HasDiscoveries, Model, Property};
 use uuid::Uuid;
 
-use super::{Answer, Document};
+use super::{AskOutcome, Document};
 use crate::lock::{Break, Fence, Intent, Key, Release, ReleaseInfo, Renewal, Request, Scope, Token, Ttl};
 
 use std::time::Duration;
@@ -26,7 +26,7 @@ const BROKEN: Fence = Fence(1);
 const SUCCESSOR: Fence = Fence(2);
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-enum RunState {
+enum JobState {
     Runs,
     /// The holder's command is being stopped, and is still alive.
     Stops,
@@ -37,7 +37,7 @@ enum RunState {
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-enum Asked {
+enum ModelRequest {
     Extend,
     Drain,
     Release,
@@ -56,15 +56,15 @@ enum Breaker {
 }
 
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
-struct State {
+struct BreakModelState {
     now: u64,
     document: Option<String>,
-    stage: RunState,
+    job: JobState,
     until: u64,
     /// The holder's request that is on its way, and when it was sent.
-    asked: Option<(Asked, u64)>,
+    asked: Option<(ModelRequest, u64)>,
     /// A request that the holder abandoned.
-    late: Option<Asked>,
+    late: Option<ModelRequest>,
     breaker: Breaker,
     /// When the successor's hold ends.
     successor: Option<u64>,
@@ -73,9 +73,9 @@ struct State {
 }
 
 #[derive(Clone, Copy, Debug, PartialEq)]
-enum Action {
+enum BreakStep {
     Tick,
-    Send(Asked),
+    Send(ModelRequest),
     /// The holder's request arrives; the flag says whether the holder gets the answer.
     Arrive(bool),
     ArriveLate,
@@ -91,7 +91,7 @@ enum Action {
 
 /// The rules by which a hold is broken.
 #[derive(Clone, Copy)]
-struct Breaking {
+struct BreakModel {
     /// A holder that does not answer keeps all of its lease.
     waits: bool,
     /// A holder that has answered may take as long as it needs.
@@ -100,7 +100,7 @@ struct Breaking {
     by_fence: bool,
 }
 
-const RULE: Breaking = Breaking { waits: true, heeds_answers: true, by_fence: true };
+const RULE: BreakModel = BreakModel { waits: true, heeds_answers: true, by_fence: true };
 
 fn request(nth: u8) -> Request {
     let token = Token { owner: Uuid::from_u128(nth.into()), hold: nth.into(), session: None };
@@ -111,7 +111,7 @@ fn mark() -> Break {
     Break { by: "ana".into(), why: None, seen: false }
 }
 
-impl State {
+impl BreakModelState {
     /// Returns the document after one step of the store.
     fn step<T>(&mut self, step: impl FnOnce(&mut Document, u64) -> T) -> T {
         let mut document = Document::read(self.document.as_deref()).unwrap();
@@ -130,15 +130,15 @@ impl State {
     }
 
     /// Delivers the holder's request, and the answer. The answer is lost if the lease would end after the last tick.
-    fn serve(&mut self, asked: Asked) -> Option<Renewal> {
-        if asked != Asked::Release && self.now + LEASE > END {
+    fn serve(&mut self, asked: ModelRequest) -> Option<Renewal> {
+        if asked != ModelRequest::Release && self.now + LEASE > END {
             return None;
         }
         let holder = request(1).token;
         let renewal = self.step(|document, now| match asked {
-            Asked::Extend => document.renew(&holder, Intent::Extend(None), now),
-            Asked::Drain => document.renew(&holder, Intent::Drain, now),
-            Asked::Release => match document.release(&holder, &ReleaseInfo::from(Scope::Tree), now) {
+            ModelRequest::Extend => document.renew(&holder, Intent::Extend(None), now),
+            ModelRequest::Drain => document.renew(&holder, Intent::Drain, now),
+            ModelRequest::Release => match document.release(&holder, &ReleaseInfo::from(Scope::Tree), now) {
                 Release::Released => Renewal::Kept { expires_in: None },
                 _ => Renewal::NotHeld,
             },
@@ -147,47 +147,47 @@ impl State {
         Some(renewal)
     }
 
-    fn hear(&mut self, asked: Asked, sent: u64, renewal: &Renewal) {
+    fn hear(&mut self, asked: ModelRequest, sent: u64, renewal: &Renewal) {
         match (asked, renewal) {
-            (Asked::Release, _) => self.stage = RunState::Over,
+            (ModelRequest::Release, _) => self.job = JobState::Over,
             // A late answer, after the end of the lease, revives nothing.
             (_, Renewal::Renewed { .. }) if self.runs() => self.until = sent + LEASE,
-            (_, Renewal::Broken(_) | Renewal::NotHeld) if self.stage == RunState::Runs => self.stage = RunState::Stops,
+            (_, Renewal::Broken(_) | Renewal::NotHeld) if self.job == JobState::Runs => self.job = JobState::Stops,
             _ => {}
         }
     }
 
     fn runs(&self) -> bool {
-        matches!(self.stage, RunState::Runs | RunState::Stops)
+        matches!(self.job, JobState::Runs | JobState::Stops)
     }
 
     fn tick(&mut self) {
         self.now += 1;
         if self.runs() && self.until <= self.now {
-            self.stage = RunState::Dead;
+            self.job = JobState::Dead;
         }
     }
 
     /// Returns the hold to mark or evict.
-    fn target(document: &Document, rule: Breaking) -> Fence {
+    fn target(document: &Document, rule: BreakModel) -> Fence {
         let there = document.fences().next().filter(|_| !rule.by_fence);
         there.unwrap_or(BROKEN)
     }
 }
 
-impl Breaking {
-    fn send(last: &State, next: &mut State, asked: Asked) -> bool {
+impl BreakModel {
+    fn send(last: &BreakModelState, next: &mut BreakModelState, asked: ModelRequest) -> bool {
         let in_time = last.now + LEASE < END;
         next.asked = Some((asked, last.now));
         last.asked.is_none()
             && match asked {
-                Asked::Extend => last.stage == RunState::Runs && in_time,
-                Asked::Drain => last.stage == RunState::Stops && in_time,
-                Asked::Release => last.stage == RunState::Dead,
+                ModelRequest::Extend => last.job == JobState::Runs && in_time,
+                ModelRequest::Drain => last.job == JobState::Stops && in_time,
+                ModelRequest::Release => last.job == JobState::Dead,
             }
     }
 
-    fn look(self, last: &State, next: &mut State) -> bool {
+    fn look(self, last: &BreakModelState, next: &mut BreakModelState) -> bool {
         let Breaker::Waits(since) = last.breaker else { return false };
         let looked = next.step(|document, now| document.holders(now).into_iter().find(|holder| holder.fence == Some(BROKEN)));
         let Some(holder) = looked else {
@@ -199,9 +199,9 @@ impl Breaking {
         (!answered || !self.heeds_answers) && (!self.waits || since + LEASE <= last.now)
     }
 
-    fn succeed(next: &mut State) -> bool {
+    fn succeed(next: &mut BreakModelState) -> bool {
         let granted = next.step(|document, now| match document.ask(&request(2), now, None, || None) {
-            Answer::Go => {
+            AskOutcome::Go => {
                 document.grant(&request(2), SUCCESSOR, now);
                 true
             }
@@ -212,17 +212,17 @@ impl Breaking {
     }
 }
 
-impl Model for Breaking {
-    type State = State;
-    type Action = Action;
+impl Model for BreakModel {
+    type State = BreakModelState;
+    type Action = BreakStep;
 
-    fn init_states(&self) -> Vec<State> {
+    fn init_states(&self) -> Vec<BreakModelState> {
         let mut document = Document::default();
         document.grant(&request(1), BROKEN, 0);
-        vec![State {
+        vec![BreakModelState {
             now: 0,
             document: document.write(),
-            stage: RunState::Runs,
+            job: JobState::Runs,
             until: LEASE,
             asked: None,
             late: None,
@@ -232,85 +232,85 @@ impl Model for Breaking {
         }]
     }
 
-    fn actions(&self, state: &State, actions: &mut Vec<Action>) {
-        use Action::{Arrive, ArriveEviction, ArriveLate, ArriveMark, Break, Die, GiveUp, Look, Send, Succeed, Tick};
+    fn actions(&self, state: &BreakModelState, actions: &mut Vec<BreakStep>) {
+        use BreakStep::{Arrive, ArriveEviction, ArriveLate, ArriveMark, Break, Die, GiveUp, Look, Send, Succeed, Tick};
         if state.now < END {
             actions.push(Tick);
         }
-        actions.extend([Asked::Extend, Asked::Drain, Asked::Release].map(Send));
+        actions.extend([ModelRequest::Extend, ModelRequest::Drain, ModelRequest::Release].map(Send));
         actions.extend([Arrive(true), Arrive(false), ArriveLate, GiveUp, Die, Break, ArriveMark, Look, ArriveEviction, Succeed]);
     }
 
-    fn next_state(&self, last: &State, action: Action) -> Option<State> {
+    fn next_state(&self, last: &BreakModelState, action: BreakStep) -> Option<BreakModelState> {
         let mut next = last.clone();
         let happens = match action {
-            Action::Tick => {
+            BreakStep::Tick => {
                 next.tick();
                 true
             }
-            Action::Send(asked) => Self::send(last, &mut next, asked),
-            Action::Arrive(is_heard) => next.asked.take().is_some_and(|(asked, sent)| {
+            BreakStep::Send(asked) => Self::send(last, &mut next, asked),
+            BreakStep::Arrive(is_heard) => next.asked.take().is_some_and(|(asked, sent)| {
                 if let Some(renewal) = next.serve(asked).filter(|_| is_heard) {
                     next.hear(asked, sent, &renewal);
                 }
                 true
             }),
-            Action::GiveUp => {
+            BreakStep::GiveUp => {
                 next.late = next.asked.take().map(|(asked, _)| asked);
                 last.asked.is_some() && last.late.is_none()
             }
-            Action::ArriveLate => next.late.take().is_some_and(|asked| {
+            BreakStep::ArriveLate => next.late.take().is_some_and(|asked| {
                 next.serve(asked);
                 true
             }),
-            Action::Die => {
-                next.stage = RunState::Dead;
+            BreakStep::Die => {
+                next.job = JobState::Dead;
                 last.runs()
             }
-            Action::Break => {
+            BreakStep::Break => {
                 next.breaker = Breaker::Marks;
                 last.breaker == Breaker::Idle
             }
-            Action::ArriveMark => {
-                let done =
-                    last.breaker == Breaker::Marks && next.step(|document, _| document.mark(State::target(document, *self), &mark()));
+            BreakStep::ArriveMark => {
+                let done = last.breaker == Breaker::Marks
+                    && next.step(|document, _| document.mark(BreakModelState::target(document, *self), &mark()));
                 next.breaker = if done { Breaker::Waits(last.now) } else { Breaker::Done };
                 last.breaker == Breaker::Marks
             }
-            Action::Look => self.look(last, &mut next),
-            Action::ArriveEviction => {
+            BreakStep::Look => self.look(last, &mut next),
+            BreakStep::ArriveEviction => {
                 next.breaker = Breaker::Done;
-                let evict = |document: &mut Document, now| document.evict(State::target(document, *self), &mark(), now);
+                let evict = |document: &mut Document, now| document.evict(BreakModelState::target(document, *self), &mark(), now);
                 last.breaker == Breaker::Evicts && {
                     next.step(evict);
                     true
                 }
             }
-            Action::Succeed => last.successor.is_none() && Self::succeed(&mut next),
+            BreakStep::Succeed => last.successor.is_none() && Self::succeed(&mut next),
         };
         (happens && next != *last).then_some(next)
     }
 
     fn properties(&self) -> Vec<Property<Self>> {
         vec![
-            Property::always("one runs at a time", |_, state: &State| {
+            Property::always("one runs at a time", |_, state: &BreakModelState| {
                 !(state.runs() && state.successor.is_some_and(|until| state.now < until))
             }),
-            Property::always("what was broken is over, and the successor is left alone", |_, state: &State| !state.is_wrong),
-            Property::always("none waits for ever", |breaking, state: &State| {
+            Property::always("what was broken is over, and the successor is left alone", |_, state: &BreakModelState| !state.is_wrong),
+            Property::always("none waits for ever", |breaking, state: &BreakModelState| {
                 state.successor.is_some() || !breaking.next_states(state).is_empty()
             }),
-            Property::sometimes("a holder answers and has all the time that it needs", |_, state: &State| {
-                matches!(state.breaker, Breaker::Waits(since) if since + LEASE < state.now) && state.stage == RunState::Stops
+            Property::sometimes("a holder answers and has all the time that it needs", |_, state: &BreakModelState| {
+                matches!(state.breaker, Breaker::Waits(since) if since + LEASE < state.now) && state.job == JobState::Stops
             }),
-            Property::sometimes("a marked hold ends by itself", |_, state: &State| {
-                matches!(state.breaker, Breaker::Waits(_)) && state.successor.is_some() && state.stage == RunState::Dead
+            Property::sometimes("a marked hold ends by itself", |_, state: &BreakModelState| {
+                matches!(state.breaker, Breaker::Waits(_)) && state.successor.is_some() && state.job == JobState::Dead
             }),
         ]
     }
 }
 
-impl Breaking {
+impl BreakModel {
     /// Shows that this model does not have the property.
     #[track_caller]
     fn fails(self, property: &'static str) {
@@ -327,15 +327,15 @@ fn model_of_a_hold_that_is_broken_while_it_is_renewed() {
 
 #[test]
 fn model_of_breaking_at_once() {
-    Breaking { waits: false, ..RULE }.fails("one runs at a time");
+    BreakModel { waits: false, ..RULE }.fails("one runs at a time");
 }
 
 #[test]
 fn model_of_breaking_what_has_answered() {
-    Breaking { heeds_answers: false, ..RULE }.fails("one runs at a time");
+    BreakModel { heeds_answers: false, ..RULE }.fails("one runs at a time");
 }
 
 #[test]
 fn model_of_breaking_whichever_hold_is_there() {
-    Breaking { by_fence: false, ..RULE }.fails("what was broken is over, and the successor is left alone");
+    BreakModel { by_fence: false, ..RULE }.fails("what was broken is over, and the successor is left alone");
 }

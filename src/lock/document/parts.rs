@@ -40,7 +40,7 @@ impl Document {
     }
 
     /// Returns when the only hold of the only holder took the lock exclusively; `None` if there are more, or the lock is shared.
-    pub fn alone(&self) -> Option<u64> {
+    pub fn held_alone_since(&self) -> Option<u64> {
         match &*self.holders {
             [only] if only.mode == Mode::Exclusive && only.holds.len() == 1 => Some(only.since),
             _ => None,
@@ -48,7 +48,7 @@ impl Document {
     }
 
     /// Returns the only holder, if it holds the lock exclusively with one hold, and no waiter is in the queue.
-    pub fn lone(&self) -> Option<&HolderEntry> {
+    pub fn only_exclusive_holder(&self) -> Option<&HolderEntry> {
         match &*self.holders {
             [only] if only.mode == Mode::Exclusive && only.holds.len() == 1 && self.queue.is_empty() => Some(only),
             _ => None,
@@ -125,7 +125,7 @@ impl Document {
     }
 
     /// Adds a waiter that the store kept separately to the queue, at its position.
-    pub fn line_up(&mut self, waiter: QueueEntry) {
+    pub fn enqueue(&mut self, waiter: QueueEntry) {
         self.queue.insert(waiter);
     }
 

@@ -107,9 +107,9 @@ impl Queue {
     ///
     /// Soon after the first waiter, all others get an offer too: any number of dead waiters lose their positions after one offer.
     /// A waiter that gets an offer or loses its position is `notified`: it may only have been slow.
-    pub fn held_up(&mut self, request: &Request, room: impl Fn(Mode) -> usize, now: u64, notified: &mut Vec<WakeUp>) -> Option<u64> {
+    pub fn must_wait_ms(&mut self, request: &Request, room: impl Fn(Mode) -> usize, now: u64, notified: &mut Vec<WakeUp>) -> Option<u64> {
         loop {
-            let end = self.place(&request.token.hold_text()).unwrap_or(self.0.len());
+            let end = self.position(&request.token.hold_text()).unwrap_or(self.0.len());
             let permits = |mode| matches!(mode, Mode::Permits(_));
             if permits(request.mode) {
                 let all = self.0[..end].iter().filter(|queued| queued.goes_before(request.mode));
@@ -149,7 +149,7 @@ impl Queue {
     /// Joins the queue, or refreshes the waiter's sign of life; returns the position, from 1.
     pub fn join(&mut self, request: &Request, now: u64) -> Option<u32> {
         let hold = request.token.hold_text();
-        let place = self.place(&hold).or_else(|| {
+        let at = self.position(&hold).or_else(|| {
             request.waiting.then(|| {
                 self.0.push(QueueEntry {
                     hold,
@@ -163,19 +163,19 @@ impl Queue {
                 self.0.len() - 1
             })
         })?;
-        let queued = &mut self.0[place];
+        let queued = &mut self.0[at];
         // A waiter that was moved here from the plain list has no flag for fair order there.
         queued.fair |= request.fair;
         // A fresh sign of life need not be written again.
         if queued.offered.take().is_some() || now.saturating_sub(queued.seen) >= FRESH {
             queued.seen = now;
         }
-        u32::try_from(place + 1).ok()
+        u32::try_from(at + 1).ok()
     }
 
     /// Adds a waiter that came at another time, unless it is in the queue already.
     pub fn insert(&mut self, queued: QueueEntry) {
-        if self.place(&queued.hold).is_none() {
+        if self.position(&queued.hold).is_none() {
             let at = self.0.iter().position(|other| other.since > queued.since).unwrap_or(self.0.len());
             self.0.insert(at, queued);
         }
@@ -190,7 +190,7 @@ impl Queue {
 
     /// Returns the waiters in front of this hold; all if it is not in the queue.
     pub fn before(&self, hold: &str) -> impl DoubleEndedIterator<Item = &QueueEntry> {
-        self.0[..self.place(hold).unwrap_or(self.0.len())].iter()
+        self.0[..self.position(hold).unwrap_or(self.0.len())].iter()
     }
 
     /// Removes a waiter; returns whether it was in the queue.
@@ -232,12 +232,12 @@ impl Queue {
         self.0.iter().map(|queued| (&*queued.hold, waiter(queued))).collect()
     }
 
-    pub fn in_front_of(&self, hold: &str) -> Option<&str> {
-        let at = self.place(hold)?.checked_sub(1)?;
+    pub fn ahead_of(&self, hold: &str) -> Option<&str> {
+        let at = self.position(hold)?.checked_sub(1)?;
         Some(&*self.0[at].hold)
     }
 
-    fn place(&self, hold: &str) -> Option<usize> {
+    fn position(&self, hold: &str) -> Option<usize> {
         self.0.iter().position(|queued| queued.hold == hold)
     }
 }

@@ -44,12 +44,12 @@ impl World {
     fn ask(&mut self, request: &Request) -> std::result::Result<Grant, Busy> {
         self.step();
         match self.document.ask(request, self.now, self.outside, || None) {
-            Answer::Has(grant) => Ok(grant),
-            Answer::Go => {
+            AskOutcome::Has(grant) => Ok(grant),
+            AskOutcome::Go => {
                 self.fence += 1;
                 Ok(self.document.grant(request, Fence(self.fence), self.now))
             }
-            Answer::Busy(busy) => Err(busy),
+            AskOutcome::Busy(busy) => Err(busy),
             other => panic!("{other:?}"),
         }
     }
@@ -110,7 +110,7 @@ fn a_repeated_request_is_one_hold_and_nested_holds_expire_on_their_own() {
     let outer = request(Mode::Permits(2));
     let inner =
         Request { token: outer.token.nested(), entry: Entry::Reenter, ttl: Ttl::new(Duration::from_secs(5)).unwrap(), ..outer.clone() };
-    assert!(matches!(world.document.ask(&inner, world.now, None, || None), Answer::NotHeld));
+    assert!(matches!(world.document.ask(&inner, world.now, None, || None), AskOutcome::NotHeld));
     let first = world.take(&outer);
     assert_eq!(world.take(&outer), first);
     assert_eq!((world.take(&inner).holds, world.take(&inner).permit), (2, Some(0)));
@@ -147,14 +147,14 @@ fn waiters_get_the_lock_after_a_foreign_hold_ends() {
     world.outside = Some(world.now + 7 * SECOND);
     let (writer, reader) = (waiting(Mode::Exclusive), waiting(Mode::Shared));
     let busy = world.busy(&writer);
-    assert_eq!((busy.position, busy.expires_in, busy.passing), (Some(1), Some(Duration::from_secs(7)), false));
+    assert_eq!((busy.position, busy.expires_in, busy.transient), (Some(1), Some(Duration::from_secs(7)), false));
     assert_eq!(world.busy(&reader).position, Some(2));
     assert!(world.woken().is_empty());
     world.outside = None;
     world.document.dirty = true;
     assert_eq!(world.woken(), holds(&[&writer, &reader]));
     let busy = world.busy(&reader);
-    assert_eq!((busy.passing, busy.expires_in), (true, Some(Duration::from_secs(1))));
+    assert_eq!((busy.transient, busy.expires_in), (true, Some(Duration::from_secs(1))));
     assert_eq!(world.woken(), holds(&[&writer]), "the writer has an offer");
     world.take(&writer);
     assert!(world.woken().is_empty());

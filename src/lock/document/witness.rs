@@ -6,14 +6,14 @@ use super::{
 };
 
 impl Document {
-    /// Records which processes live: `stands` returns whether a hold has a process, `awaits` whether a waiter has one. A process's holder
-    /// lasts exactly as long as one of its holds has a process. A detached holder lasts by its times, or longer if a nested hold
+    /// Records which processes live: `has_process` returns whether a hold has a process, `has_waiter` whether a waiter has one. A process's
+    /// holder lasts exactly as long as one of its holds has a process. A detached holder lasts by its times, or longer if a nested hold
     /// has a process. Call [`Document::expire`] next.
-    pub fn witness(&mut self, now: u64, stands: impl Fn(&str) -> bool, awaits: impl Fn(&str) -> bool) {
+    pub fn witness(&mut self, now: u64, has_process: impl Fn(&str) -> bool, has_waiter: impl Fn(&str) -> bool) {
         for holder in &mut self.holders {
             let mut alive = holder.detached;
             for (hold, held) in &mut holder.holds {
-                if stands(hold) {
+                if has_process(hold) {
                     alive = true;
                     held.ends = held.ends.max(now + 1);
                 }
@@ -22,7 +22,7 @@ impl Document {
                 holder.holds.values_mut().for_each(|held| held.ends = held.ends.min(now));
             }
         }
-        self.dirty |= self.queue.keep(awaits);
+        self.dirty |= self.queue.keep(has_waiter);
     }
 
     /// Records that the processes are unknown from now on: holds last by their times.
@@ -31,10 +31,10 @@ impl Document {
     }
 
     /// Drops the other holds of this token's owner that have no process, unless the hold is detached.
-    pub fn forsake(&mut self, token: &Token, stands: impl Fn(&str) -> bool) {
+    pub fn drop_dead_holds(&mut self, token: &Token, has_process: impl Fn(&str) -> bool) {
         let own = token.hold_text();
         if let Some(holder) = self.holder_mut(token).filter(|holder| !holder.detached) {
-            holder.holds.retain(|hold, _| *hold == own || stands(hold));
+            holder.holds.retain(|hold, _| *hold == own || has_process(hold));
         }
     }
 
@@ -91,14 +91,14 @@ mod tests {
     use std::time::Duration;
 
     use super::*;
-    use crate::lock::{Entry, Fence, HistoryEntry, Key, Release, ReleaseInfo, Request, Scope, Ttl, document::Answer};
+    use crate::lock::{Entry, Fence, HistoryEntry, Key, Release, ReleaseInfo, Request, Scope, Ttl, document::AskOutcome};
 
     fn request(mode: Mode) -> Request {
         Request { mode, waiting: true, ..Request::new(Key::new("job").unwrap(), Ttl::new(Duration::from_secs(10)).unwrap()) }
     }
 
     fn take(document: &mut Document, request: &Request, now: u64) {
-        assert!(matches!(document.ask(request, now, None, || None), Answer::Go));
+        assert!(matches!(document.ask(request, now, None, || None), AskOutcome::Go));
         document.grant(request, Fence(now), now);
     }
 
@@ -146,8 +146,8 @@ mod tests {
         let outer = request(Mode::Shared);
         take(&mut document, &outer, 0);
         let inner = Request { token: outer.token.nested(), entry: Entry::Reenter, ..outer.clone() };
-        assert!(matches!(document.ask(&inner, 1, None, || None), Answer::Has(_)));
-        document.forsake(&outer.token, is(&[&outer]));
+        assert!(matches!(document.ask(&inner, 1, None, || None), AskOutcome::Has(_)));
+        document.drop_dead_holds(&outer.token, is(&[&outer]));
         assert_eq!(document.release(&outer.token, &ReleaseInfo::from(Scope::Hold), 2), Release::Released);
     }
 
@@ -158,7 +158,7 @@ mod tests {
         let waiting = [(); 4].map(|()| request(Mode::Permits(1)));
         let other = request(Mode::Shared);
         for one in waiting.iter().chain([&other]) {
-            assert!(matches!(document.ask(one, 1, None, || None), Answer::Busy(_)));
+            assert!(matches!(document.ask(one, 1, None, || None), AskOutcome::Busy(_)));
         }
         let text = |at: usize| waiting[at].token.hold_text();
         let ahead = |document: &Document, of: &Request| document.ahead(&of.token).map(str::to_owned);

@@ -93,7 +93,7 @@ fn a_cancelled_run_leaves_no_trace() {
     record.end(Fence(8), RunState::Failed);
     record.begin(&request(run_policy.clone()), Fence(9), 10_002);
     record.end(Fence(9), RunState::Cancelled);
-    assert_eq!(record.start.as_ref().map(|start| (start.stage, start.tries)), Some((RunState::Failed, 1)), "the earlier run failed");
+    assert_eq!(record.start.as_ref().map(|start| (start.state, start.tries)), Some((RunState::Failed, 1)), "the earlier run failed");
 }
 
 #[test]

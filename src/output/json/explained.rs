@@ -2,13 +2,13 @@
 
 use serde::Serialize;
 
-use super::{DeniedReport, Head, HolderReport, head};
+use super::{DeniedReport, HolderReport, ReportHead, head};
 use crate::{
     exit,
     output::{
         Now,
         doctor::Source,
-        explain::{Explained, Would},
+        explain::{Explained, Prediction},
     },
 };
 
@@ -16,7 +16,7 @@ use crate::{
 #[derive(Debug, Serialize)]
 pub struct ExplainedReport<'a> {
     #[serde(flatten)]
-    head: Head,
+    head: ReportHead,
     key: &'a str,
     backend: &'a str,
     stored_as: &'a str,
@@ -31,9 +31,9 @@ impl<'a> ExplainedReport<'a> {
     /// Reports what a run would do.
     pub fn new(explained: &Explained<'a>, now: &Now) -> Self {
         let (holders, refused) = match explained.would {
-            Would::Run => (Vec::new(), None),
-            Would::Held(_, holders) => (holders.iter().map(|holder| HolderReport::new(holder, now)).collect(), None),
-            Would::Denied(_, denial, option) => (Vec::new(), Some(DeniedReport::new(denial, option, now))),
+            Prediction::Run => (Vec::new(), None),
+            Prediction::Held(_, holders) => (holders.iter().map(|holder| HolderReport::new(holder, now)).collect(), None),
+            Prediction::Denied(_, denial, option) => (Vec::new(), Some(DeniedReport::new(denial, option, now))),
         };
         Self {
             head: head("ok", exit::OK),

@@ -2,7 +2,7 @@
 
 use serde::Serialize;
 
-use super::{ErrorReport, Head, HistoryEntryReport, head};
+use super::{ErrorReport, HistoryEntryReport, ReportHead, head};
 use crate::{
     exit,
     lock::{Fence, Key, Result},
@@ -17,7 +17,7 @@ use crate::{
 #[derive(Debug, Serialize)]
 pub struct KnownKeys<'a> {
     #[serde(flatten)]
-    head: Head,
+    head: ReportHead,
     backend: &'a str,
     keys: Vec<KnownKeyReport<'a>>,
 }
@@ -54,7 +54,7 @@ impl<'a> KnownKeys<'a> {
 #[derive(Debug, Serialize)]
 pub struct AllRuns<'a> {
     #[serde(flatten)]
-    head: Head,
+    head: ReportHead,
     backend: &'a str,
     runs: Vec<HistoryEntryReport<'a>>,
 }
@@ -70,7 +70,7 @@ impl<'a> AllRuns<'a> {
 #[derive(Debug, Serialize)]
 pub struct HostBroken<'a> {
     #[serde(flatten)]
-    head: Head,
+    head: ReportHead,
     host: &'a str,
     backend: &'a str,
     holds: Vec<BrokenReport<'a>>,

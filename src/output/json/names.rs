@@ -2,7 +2,7 @@
 
 use serde::Serialize;
 
-use super::{Head, head};
+use super::{ReportHead, head};
 use crate::{
     exit,
     lock::{Excludes, Key, Neighbour, Sharing},
@@ -10,9 +10,9 @@ use crate::{
 
 /// `names`.
 #[derive(Debug, Serialize)]
-pub struct Named<'a> {
+pub struct NamesReport<'a> {
     #[serde(flatten)]
-    head: Head,
+    head: ReportHead,
     key: &'a str,
     backend: &'a str,
     stored_as: &'a str,
@@ -28,7 +28,7 @@ struct LibraryReport<'a> {
     about: Option<&'static str>,
 }
 
-impl<'a> Named<'a> {
+impl<'a> NamesReport<'a> {
     /// Reports the names of a lock.
     pub fn new(key: &'a Key, backend: &'a str, sharing: &'a Sharing) -> Self {
         let report = |neighbour: &'a Neighbour| LibraryReport {

@@ -5,7 +5,7 @@ use std::error::Error as _;
 use serde::Serialize;
 
 use super::super::{
-    Lock, Now,
+    LockView, Now,
     history::RunOf,
     time::{millis, rfc3339_ms},
 };
@@ -26,7 +26,7 @@ pub struct LockReport<'a> {
 }
 
 impl<'a> LockReport<'a> {
-    pub(super) fn new(lock: &'a Lock, now: &Now) -> Self {
+    pub(super) fn new(lock: &'a LockView, now: &Now) -> Self {
         let state = &lock.state;
         let denial = lock.denial.as_ref();
         Self {
@@ -117,7 +117,7 @@ impl<'a> DeniedReport<'a> {
             fence: denial.fence.map(|fence| fence.0),
             began: denial.began.and_then(|ago| now.utc_before(ago)),
             state: match denial.rule {
-                Rule::Once(stage) => Some(stage.as_str()),
+                Rule::Once(state) => Some(state.as_str()),
                 Rule::SkewGuard(_) | Rule::AtLeast(_) => None,
             },
             again_in_ms: denial.again_in.map(millis),
@@ -170,7 +170,7 @@ impl<'a> LastRunReport<'a> {
             host: metadata.and_then(|m| m.host.as_deref()),
             user: metadata.and_then(|m| m.user.as_deref()),
             began: rfc3339_ms(start.at_ms),
-            state: start.stage.as_str(),
+            state: start.state.as_str(),
             tries: start.tries,
             window_ms: start.window_ms,
         }

@@ -28,7 +28,7 @@ fn any_metadata_gives_one_line_of_json() {
         nodes: vec![],
     };
     let now = Now::at("2026-11-20T02:00:00Z".parse().unwrap(), TimeZone::UTC);
-    let text = line(&Inspected::new(&Lock::from(state), "local", &now));
+    let text = line(&InspectReport::new(&LockView::from(state), "local", &now));
     assert_eq!(text.matches('\n').count(), 1);
     let json: serde_json::Value = serde_json::from_str(&text).unwrap();
     assert_eq!((&json["schema"], &json["result"], &json["held"]), (&"dlock/1".into(), &"ok".into(), &true.into()));

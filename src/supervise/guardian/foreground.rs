@@ -2,10 +2,10 @@
 
 use rustix::process::{Pid, Signal, kill_process, kill_process_group};
 
-use super::{Guardian, Phase};
+use super::{GuardianLoop, Phase};
 use crate::supervise::{sys, terminal, tree};
 
-impl Guardian {
+impl GuardianLoop {
     /// Hands the foreground on to the command's group. Returns whether it did. A job that was started in the background has
     /// its own group, and a shell brings only dlock's group to the foreground.
     pub(super) fn lend_terminal(&mut self) -> bool {

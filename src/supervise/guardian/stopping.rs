@@ -2,20 +2,20 @@
 
 use rustix::process::{Pid, Signal, getpid, kill_process, kill_process_group};
 
-use super::{DLOCK_FIRST, DRAIN_DELAY, Guardian, Phase};
+use super::{DLOCK_FIRST, DRAIN_DELAY, GuardianLoop, Phase};
 use crate::{
     lease::BootClock,
     lock::BootTime,
     supervise::{
-        Deadlines, Leftover, OnLost, Why,
+        Deadlines, Leftover, OnLost, StopReason,
         cgroup::Cgroup,
-        hunt::{Hunt, News},
+        hunt::{Hunt, ProcessNews},
         message::Report,
         sys, tree,
     },
 };
 
-impl Guardian {
+impl GuardianLoop {
     /// Acts on the deadlines and the state of the tree.
     pub(super) fn judge(&mut self, now: BootTime) {
         if matches!(self.phase, Phase::Idle) || self.is_done() {
@@ -34,12 +34,12 @@ impl Guardian {
                     OnLost::Signal(number) => sys::signal(number).unwrap_or(Signal::TERM),
                     OnLost::Kill | OnLost::Continue => Signal::TERM,
                 };
-                self.stop(Why::Deadline, self.deadlines.kill_at, signal);
+                self.stop(StopReason::Deadline, self.deadlines.kill_at, signal);
             }
         }
         if matches!(self.phase, Phase::Running) && self.time_up_at.is_some_and(|at| now >= at) {
             self.report(&Report::TimeUp);
-            self.stop(Why::TimeUp, now.plus(self.setup.plan.grace), Signal::TERM);
+            self.stop(StopReason::TimeUp, now.plus(self.setup.plan.grace), Signal::TERM);
         }
         // Right after the last process was reaped, its cgroup may still seem populated.
         let settled = self.emptied.is_none_or(|emptied| now.since(emptied) >= DRAIN_DELAY);
@@ -67,7 +67,7 @@ impl Guardian {
                 pids.truncate(1000);
                 self.report(&Report::Leftover(pids));
             }
-            Leftover::Kill => self.stop(Why::Leftover, now.plus(self.setup.plan.grace), Signal::TERM),
+            Leftover::Kill => self.stop(StopReason::Leftover, now.plus(self.setup.plan.grace), Signal::TERM),
             Leftover::Wait | Leftover::Leave => {}
         }
     }
@@ -80,8 +80,8 @@ impl Guardian {
         }
         for news in hunt.round(group, self.cgroup.as_ref(), now) {
             self.report(&match news {
-                News::Stuck(pid, why) => Report::Unkillable(pid, why),
-                News::Gone(pid) => Report::Gone(pid),
+                ProcessNews::Stuck(pid, why) => Report::Unkillable(pid, why),
+                ProcessNews::Gone(pid) => Report::Gone(pid),
             });
         }
         // Reap at once, without waiting for SIGCHLD: most processes are gone by now.
@@ -98,7 +98,7 @@ impl Guardian {
         self.alive().filter(|_| !self.joined)
     }
 
-    pub(super) fn stop(&mut self, why: Why, kill_at: BootTime, signal: Signal) {
+    pub(super) fn stop(&mut self, why: StopReason, kill_at: BootTime, signal: Signal) {
         if matches!(self.phase, Phase::Running) {
             self.phase = Phase::Stopping(kill_at);
             self.why.get_or_insert(why);
@@ -122,7 +122,7 @@ impl Guardian {
         }
     }
 
-    pub(super) fn kill(&mut self, why: Why) {
+    pub(super) fn kill(&mut self, why: StopReason) {
         if matches!(self.phase, Phase::Running | Phase::Stopping(_)) {
             self.why.get_or_insert(why);
             self.begin_killing(BootClock::read());

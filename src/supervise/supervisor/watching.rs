@@ -4,11 +4,11 @@ use std::time::Duration;
 
 use rustix::process::{Signal as Signo, kill_process, kill_process_group};
 
-use super::{MORE_PATIENCE, PATIENCE, Supervisor};
+use super::{ACK_TIMEOUT, LONG_ACK_TIMEOUT, Supervisor};
 use crate::{
     lease::BootClock,
     lock::BootTime,
-    supervise::{Deadlines, Ended, Event, OnLost, Why, hunt::News, message::Order, takeover::Takeover, tree},
+    supervise::{Deadlines, Ended, Event, OnLost, StopReason, hunt::ProcessNews, message::Order, takeover::Takeover, tree},
 };
 
 impl Supervisor {
@@ -33,29 +33,29 @@ impl Supervisor {
         if let Some(takeover) = &mut self.takeover {
             if !self.over {
                 self.events.extend(takeover.step(now).into_iter().map(|news| match news {
-                    News::Stuck(pid, why) => Event::Unkillable { pid, why },
-                    News::Gone(pid) => Event::Gone { pid },
+                    ProcessNews::Stuck(pid, why) => Event::Unkillable { pid, why },
+                    ProcessNews::Gone(pid) => Event::Gone { pid },
                 }));
                 if takeover.is_done() {
                     self.over = true;
                     self.reaped = true;
-                    let ended = Ended { outcome: takeover.outcome, stopped: Some(Why::Guardian), leftover_left: false };
+                    let ended = Ended { outcome: takeover.outcome, stopped: Some(StopReason::Guardian), leftover_left: false };
                     self.events.push_back(Event::Ended(ended));
                 }
             }
             return;
         }
         let Some(due) = self.due().filter(|due| !self.over && self.acknowledged.is_some() && now >= due.term_at) else { return };
-        let patience = self.patience(due);
-        let late = self.unanswered.front().is_some_and(|order| now.since(order.since) >= patience);
-        if self.unanswered.is_empty() && now.since(self.heard) >= PATIENCE {
+        let ack_timeout = self.ack_timeout(due);
+        let late = self.unanswered.front().is_some_and(|order| now.since(order.since) >= ack_timeout);
+        if self.unanswered.is_empty() && now.since(self.last_report) >= ACK_TIMEOUT {
             let _ = self.order(&Order::Ping, None);
         } else if late && now >= due.kill_at {
             self.take_over(true);
         } else if late && !self.termed {
             // The guardian may just be slow, so it gets time to reap. The command gets its full grace.
             self.termed = true;
-            let group = self.command.and_then(|command| tree::led_group(command, self.guardian));
+            let group = self.command.and_then(|command| tree::group_led_by(command, self.guardian));
             if let Some(group) = group {
                 let _ = kill_process_group(group, Signo::TERM);
                 let _ = kill_process_group(group, Signo::CONT);
@@ -68,8 +68,8 @@ impl Supervisor {
         }
     }
 
-    fn patience(&self, due: Deadlines) -> Duration {
-        if self.heard >= due.kill_at { MORE_PATIENCE } else { PATIENCE }
+    fn ack_timeout(&self, due: Deadlines) -> Duration {
+        if self.last_report >= due.kill_at { LONG_ACK_TIMEOUT } else { ACK_TIMEOUT }
     }
 
     pub(super) fn wake_at(&self) -> Option<BootTime> {
@@ -80,7 +80,7 @@ impl Supervisor {
             return Some(takeover.next_at());
         }
         let due = self.due().filter(|_| self.acknowledged.is_some())?;
-        let answer_by = self.unanswered.front().map_or(self.heard.plus(PATIENCE), |order| order.since.plus(self.patience(due)));
+        let answer_by = self.unanswered.front().map_or(self.last_report.plus(ACK_TIMEOUT), |order| order.since.plus(self.ack_timeout(due)));
         Some(if self.termed && !self.unanswered.is_empty() { due.kill_at.max(answer_by) } else { due.term_at.max(answer_by) })
     }
 
@@ -91,11 +91,11 @@ impl Supervisor {
         if self.acknowledged.is_none() {
             // The guardian died idle: there is no tree.
             self.over = true;
-            self.events.push_back(Event::Ended(Ended { outcome: None, stopped: Some(Why::Guardian), leftover_left: false }));
+            self.events.push_back(Event::Ended(Ended { outcome: None, stopped: Some(StopReason::Guardian), leftover_left: false }));
             return;
         }
         let kill_at = if frozen {
-            if let Some(group) = self.command.and_then(|command| tree::led_group(command, self.guardian)) {
+            if let Some(group) = self.command.and_then(|command| tree::group_led_by(command, self.guardian)) {
                 let _ = kill_process_group(group, Signo::KILL);
             }
             let _ = kill_process(self.guardian, Signo::KILL);

@@ -10,7 +10,7 @@ use std::{
 use dlock::{
     backends::{
         Secret, Tls,
-        redis::{Options, Redis, Replicas},
+        redis::{Redis, RedisOptions, Replicas},
     },
     lease::{self, BootClock, Limits, Outcome, Released, WaitPolicy},
     lock::{Attempt, Backend as _, Effect, Intent, Kind as ErrorKind, Mode, Release, Renewal, Request, Scope},
@@ -66,7 +66,7 @@ fn client(cluster: &Cluster) -> Client {
 /// Returns a client whose grants wait for the replica.
 fn replicated(cluster: &Cluster) -> Client {
     let replicas = Some(Replicas { count: 1, within: Duration::from_secs(2) });
-    Client(Box::new(Redis::new(Options { replicas, ..options_at([cluster.nodes[0].port]) })))
+    Client(Box::new(Redis::new(RedisOptions { replicas, ..options_at([cluster.nodes[0].port]) })))
 }
 
 /// Returns a key whose slot belongs to a node.
@@ -243,7 +243,7 @@ async fn a_half_moved_lock_is_refused_until_the_move_is_done(_: &Lab) {
         cluster.end_move(slot, 0, 1);
     };
     let info = Scope::Tree.into();
-    let give_back = lease::give_back(&mut *a.0, &BootClock, &job, &held.token, &info, LIMITS);
+    let give_back = lease::release(&mut *a.0, &BootClock, &job, &held.token, &info, LIMITS);
     let (released, ()) = tokio::join!(give_back, end);
     assert!(matches!(released, Released::Free), "{released:?}");
     client(&cluster).hold(&job).await;
@@ -364,9 +364,9 @@ async fn all_nodes_are_reached_over_tls(_: &Lab) {
     let cluster = Cluster::encrypted(&certificates);
     for node in &cluster.nodes {
         let tls = Some(Tls { ca_file: Some(ca.clone()), ..Tls::default() });
-        full_cycle(Options { tls, ..options_at([node.tls_port]) }).await;
+        full_cycle(RedisOptions { tls, ..options_at([node.tls_port]) }).await;
     }
-    let distrustful = Options { tls: Some(Tls::default()), ..options_at([cluster.nodes[0].tls_port]) };
+    let distrustful = RedisOptions { tls: Some(Tls::default()), ..options_at([cluster.nodes[0].tls_port]) };
     let error = Redis::new(distrustful).try_acquire(&request(&key("job"), LONG)).await.expect_err("the tests' own authority is unknown");
     assert_eq!((error.kind, error.effect), (ErrorKind::Denied, Effect::NotApplied), "{error:?}");
 }
@@ -379,7 +379,8 @@ async fn a_user_with_the_least_rights_can_do_all(_: &Lab) {
         }
     };
     allow(&LEAST.split_ascii_whitespace().collect::<Vec<_>>());
-    let options = || Options { user: Some("app".into()), password: Some(Secret::new("secret")), ..options_at([cluster.nodes[0].port]) };
+    let options =
+        || RedisOptions { user: Some("app".into()), password: Some(Secret::new("secret")), ..options_at([cluster.nodes[0].port]) };
     // Without CLUSTER SLOTS dlock can't list locks, but everything else works.
     let mut a = Client(Box::new(Redis::new(options())));
     let held = a.hold(&key("job")).await;

@@ -68,7 +68,7 @@ fn worst<'a>(found: &'a [Finding], check: &str) -> &'a Finding {
 fn assert_found(found: &[Finding], check: &str, severity: Severity, text: &str) {
     let finding = worst(found, check);
     assert!(finding.severity == severity && finding.text.contains(text), "{check}: {finding:?}");
-    assert!(severity == Severity::Ok || finding.mend.is_some(), "the finding lacks a fix: {finding:?}");
+    assert!(severity == Severity::Ok || finding.fix.is_some(), "the finding lacks a fix: {finding:?}");
 }
 
 async fn every_check_has_a_finding_and_every_finding_a_check(lab: &Lab) {
@@ -176,14 +176,14 @@ async fn a_master_and_its_replica_report_the_replication(lab: &Lab) {
     });
     let mut master = lab.client().await;
     assert_found(&examine(&mut master).await, "replication", Severity::Warn, "1 replica, and grants wait for none");
-    let mut options = redis::Options::new(redis::Server::Tcp { host: "127.0.0.1".into(), port: lab.redis().server().port });
+    let mut options = redis::RedisOptions::new(redis::Server::Tcp { host: "127.0.0.1".into(), port: lab.redis().server().port });
     for (count, severity) in [(1, Severity::Ok), (2, Severity::Unsafe)] {
         options.replicas = Some(redis::Replicas { count, within: redis::Replicas::WITHIN });
         let mut waiting = Client(Box::new(redis::Redis::new(options.clone())));
         assert_eq!(worst(&examine(&mut waiting).await, "replication").severity, severity);
     }
     let at = redis::Server::Tcp { host: "127.0.0.1".into(), port: replica.port };
-    let mut slave = Client(Box::new(redis::Redis::new(redis::Options::new(at))));
+    let mut slave = Client(Box::new(redis::Redis::new(redis::RedisOptions::new(at))));
     assert_found(&examine(&mut slave).await, "replication", Severity::Unsafe, "a replica of 127.0.0.1");
 }
 
@@ -191,7 +191,7 @@ async fn missing_rights_are_reported(lab: &Lab) {
     let with = |user: &str, rules: &str| {
         let words: Vec<&str> = ["ACL", "SETUSER", user, "reset", "on", ">pw"].into_iter().chain(rules.split(' ')).collect();
         lab.redis().server().command(&words);
-        let mut options = redis::Options::new(redis::Server::Tcp { host: "127.0.0.1".into(), port: lab.redis().server().port });
+        let mut options = redis::RedisOptions::new(redis::Server::Tcp { host: "127.0.0.1".into(), port: lab.redis().server().port });
         options.user = Some(user.into());
         options.password = Some(dlock::backends::Secret::new("pw"));
         Client(Box::new(redis::Redis::new(options)))
@@ -239,7 +239,7 @@ async fn a_world_writable_directory_is_reported(_: &Lab) {
     use std::os::unix::fs::PermissionsExt as _;
     let folder = support::folder();
     let namespace = dlock::lock::Namespace::default();
-    let options = dlock::backends::sqlite::Options::at(folder.path().join("x.db"), namespace);
+    let options = dlock::backends::sqlite::SqliteOptions::at(folder.path().join("x.db"), namespace);
     let mut client = Client(Box::new(dlock::backends::sqlite::Sqlite::new(options)));
     let found = examine(&mut client).await;
     assert_found(&found, "layout", Severity::Ok, "no database yet");

@@ -5,7 +5,7 @@ use std::{env, fmt::Write as _, time::Duration};
 use dlock::lock::{
     Amendment, Attempt, Break, Busy, End, Fence, HistoryEntry, Holder, Intent, Key, Metadata, Mode, Once, Release, ReleaseInfo, Renewal,
     Request, RunPolicy, RunState, Scope,
-    document::{Document, Moment},
+    document::{Document, RequestContext},
 };
 use tokio::time::Instant;
 
@@ -101,8 +101,8 @@ impl Wording {
                 }
                 format!("granted {} {:?} {:?} {}", self.fence(Some(grant.fence)), grant.permit, grant.ttl, grant.holds)
             }
-            Attempt::Busy(Busy { holders, expires_in, passing, position, .. }) => {
-                format!("busy [{}] {:?} {passing} {position:?}", self.holders(holders), self.length(*expires_in))
+            Attempt::Busy(Busy { holders, expires_in, transient, position, .. }) => {
+                format!("busy [{}] {:?} {transient} {position:?}", self.holders(holders), self.length(*expires_in))
             }
             Attempt::Denied(refusal) => {
                 let (began, again) = (self.length(refusal.began), self.length(refusal.again_in));
@@ -155,7 +155,7 @@ impl Model {
         let answer = match step {
             Step::Acquire(request) | Step::Crash(request) => {
                 self.fence += 1;
-                let attempt = document.acquire(request, &Moment { now, outside: None, fence: Fence(self.fence) });
+                let attempt = document.acquire(request, &RequestContext { now, outside: None, fence: Fence(self.fence) });
                 attempt.map_or_else(|error| format!("{:?}", error.kind), |attempt| words.attempt(&attempt))
             }
             Step::Renew(request, intent) => words.renewal(&document.renew(&request.token, *intent, now)),
@@ -184,7 +184,7 @@ impl Model {
 }
 
 fn stages(record: &dlock::lock::RunRecord) -> (bool, Option<(RunState, u32)>) {
-    (record.cooldown.is_some(), record.start.as_ref().map(|start| (start.stage, start.tries)))
+    (record.cooldown.is_some(), record.start.as_ref().map(|start| (start.state, start.tries)))
 }
 
 async fn ask(client: &mut Client, job: &Key, step: &Step, words: &mut Wording) -> String {

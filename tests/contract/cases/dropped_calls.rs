@@ -70,7 +70,7 @@ async fn a_dropped_refusal_grants_nothing(lab: &Lab) {
         let first = other.hold(&job).await;
         let wanted = waiting(&job, LONG);
         a.refused(&wanted).await;
-        let _ = cut(moment, a.0.try_acquire(&wanted)).await;
+        let _ = drop_after(moment, a.0.try_acquire(&wanted)).await;
         other.free(&first).await;
         a.take(&wanted).await;
         other.refused(&request(&job, LONG)).await;

@@ -5,7 +5,7 @@ use std::{path::PathBuf, time::Duration};
 use dlock::{
     backends::{
         Secret, Tls,
-        etcd::{Etcd, Options},
+        etcd::{Etcd, EtcdOptions},
     },
     lease::{self, BootClock, Limits, Outcome, WaitPolicy},
     lock::{Amendment, Attempt, Backend as _, Effect, End, Error, Kind as ErrorKind, Note, Result, Scope},
@@ -42,16 +42,16 @@ pub fn all() -> Vec<Case> {
     ]
 }
 
-fn at(ports: &[u16]) -> Options {
-    Options::new(ports.iter().map(|port| ("127.0.0.1".into(), *port)).collect())
+fn at(ports: &[u16]) -> EtcdOptions {
+    EtcdOptions::new(ports.iter().map(|port| ("127.0.0.1".into(), *port)).collect())
 }
 
-fn client(options: Options) -> Client {
+fn client(options: EtcdOptions) -> Client {
     Client(Box::new(Etcd::new(options)))
 }
 
 /// Uses a lock in every way: take, renew, wait, enter, break, release, list.
-async fn full_cycle(options: Options) {
+async fn full_cycle(options: EtcdOptions) {
     let mut client = client(options);
     let held = waiting(&key("a/b"), LONG);
     client.take(&held).await;
@@ -80,7 +80,7 @@ fn skip() -> Note {
     Note::Skipped { host: "web1".into(), reason: "busy".into(), at_ms: 1 }
 }
 
-async fn attempt(options: Options) -> Result<Attempt> {
+async fn attempt(options: EtcdOptions) -> Result<Attempt> {
     Etcd::new(options).try_acquire(&request(&key("job"), LONG)).await
 }
 
@@ -101,7 +101,7 @@ async fn a_silent_member_is_left_for_the_next(lab: &Lab) {
     for n in 0..4 {
         let mut hole = Proxy::to(there);
         hole.set(Mode::BlackHole);
-        let mut a = client(Options { namespace: namespace.clone(), ..at(&[hole.port, there]) });
+        let mut a = client(EtcdOptions { namespace: namespace.clone(), ..at(&[hole.port, there]) });
         let job = key(&format!("job{n}"));
         let taken =
             lease::acquire(&mut *a.0, &BootClock, request(&job, LONG), WaitPolicy::Try, limits, std::future::pending::<()>(), |_| {});
@@ -109,7 +109,7 @@ async fn a_silent_member_is_left_for_the_next(lab: &Lab) {
         // Now the member that the client uses falls silent, whichever that is.
         hole.set(Mode::Pass);
         let mut other = Proxy::to(there);
-        let mut b = client(Options { namespace: namespace.clone(), ..at(&[other.port, hole.port]) });
+        let mut b = client(EtcdOptions { namespace: namespace.clone(), ..at(&[other.port, hole.port]) });
         b.inspect(&job).await;
         other.set(Mode::BlackHole);
         hole.set(if n % 2 == 0 { Mode::Pass } else { Mode::Refuse });
@@ -139,8 +139,8 @@ fn guarded(arguments: Vec<&'static str>) -> support::etcd::Etcd {
     etcd
 }
 
-fn user(port: u16, password: &str) -> Options {
-    Options { user: Some("app".into()), password: Some(Secret::new(password)), ..at(&[port]) }
+fn user(port: u16, password: &str) -> EtcdOptions {
+    EtcdOptions { user: Some("app".into()), password: Some(Secret::new(password)), ..at(&[port]) }
 }
 
 async fn a_user_with_the_least_rights_can_do_all(_: &Lab) {
@@ -160,7 +160,7 @@ async fn a_read_only_user_sees_the_history(_: &Lab) {
         etcd.ctl(&["role", "grant-permission", "viewers", "--prefix=true", "read", start]);
     }
     etcd.ctl(&["user", "grant-role", "viewer", "viewers"]);
-    let mut viewer = client(Options { user: Some("viewer".into()), ..user(etcd.port(), "only-looks") });
+    let mut viewer = client(EtcdOptions { user: Some("viewer".into()), ..user(etcd.port(), "only-looks") });
     assert_eq!(history(&mut viewer, &key("job")).await.past.len(), 1);
     assert_denied(&viewer.0.amend(&key("job"), Amendment::Note(&skip())).await.expect_err("a user without the right"));
     assert_denied(&viewer.0.amend(&key("job"), Amendment::Mark(fence, &broken("NFS"))).await.expect_err("a user without the right"));
@@ -200,7 +200,9 @@ async fn a_user_without_rights_is_denied_and_no_secret_is_shown(lab: &Lab) {
     assert_denied(&attempt(at(&[etcd.port()])).await.expect_err("no user"));
     assert_denied(&attempt(user(etcd.port(), "wr0ng-secret")).await.expect_err("the wrong password"));
     let other = dlock::lock::Namespace::new("other").expect("a namespace");
-    assert_denied(&attempt(Options { namespace: other, ..user(etcd.port(), "p@ss:w/rd") }).await.expect_err("no rights in that namespace"));
+    assert_denied(
+        &attempt(EtcdOptions { namespace: other, ..user(etcd.port(), "p@ss:w/rd") }).await.expect_err("no rights in that namespace"),
+    );
     assert_eq!(etcd.keys(""), [""; 0]);
     assert_denied(&attempt(user(lab.etcd().etcd().port(), "wr0ng-secret")).await.expect_err("a server without users"));
 }
@@ -230,7 +232,7 @@ async fn certificates_are_verified_both_ways(_: &Lab) {
     let etcd =
         support::etcd::Etcd::with(support::etcd::Options { tls_names: vec!["127.0.0.1"], client_certificates: true, ..Default::default() });
     let files = etcd.certificates.clone().expect("certificates");
-    let with = |tls| Options { tls: Some(tls), ..at(&[etcd.port()]) };
+    let with = |tls| EtcdOptions { tls: Some(tls), ..at(&[etcd.port()]) };
     let ours = Tls { ca_file: Some(files.ca.clone()), cert_file: Some(files.certificate.clone()), key_file: Some(files.key.clone()) };
     full_cycle(with(ours.clone())).await;
     let without_certificate = Tls { cert_file: None, key_file: None, ..ours.clone() };

@@ -45,7 +45,7 @@ async fn use_rights(lab: &Lab, has_view: bool, open: impl Fn(&str) -> Client) {
         a.renewed(&first, None).await;
         let second = dlock::lock::Request { metadata: Some(runner("web2")), ..waiting(&job, LONG) };
         assert_eq!(b.refused(&second).await.position, Some(1), "{user} is not in the queue");
-        let given_back = async {
+        let release = async {
             lab.pass(Duration::from_millis(300)).await;
             a.end_run(&first, RunState::Failed).await;
             tokio::time::Instant::now()
@@ -54,10 +54,10 @@ async fn use_rights(lab: &Lab, has_view: bool, open: impl Fn(&str) -> Client) {
             let grant = b.wait_for(&second, LONG).await;
             (grant, tokio::time::Instant::now())
         };
-        let (freed, (grant, got)) = tokio::join!(given_back, taken);
+        let (freed, (grant, got)) = tokio::join!(release, taken);
         assert!(got.duration_since(freed) < soon(), "{user} was not woken");
         let start = a.record(&job).await.start.expect("a start");
-        assert_eq!((start.fence, start.stage), (fence, RunState::Failed), "{user} could not record the outcome");
+        assert_eq!((start.fence, start.state), (fence, RunState::Failed), "{user} could not record the outcome");
         if lab.kind.crosses_processes() && lab.kind != Kind::ZooKeeper {
             let inner = nested(&second);
             a.take(&inner).await;
@@ -188,12 +188,12 @@ fn assert_nothing_refused<'a>(servers: impl IntoIterator<Item = &'a support::red
     }
 }
 
-fn as_user(options: &redis::Options, user: &str) -> redis::Options {
-    redis::Options { user: Some(user.into()), password: Some(Secret::new("pw")), ..options.clone() }
+fn as_user(options: &redis::RedisOptions, user: &str) -> redis::RedisOptions {
+    redis::RedisOptions { user: Some(user.into()), password: Some(Secret::new("pw")), ..options.clone() }
 }
 
 async fn redis_users_have_the_rights_they_need(lab: &Lab) {
-    let options = redis::Options::new(redis::Server::Tcp { host: "127.0.0.1".into(), port: lab.redis().server().port });
+    let options = redis::RedisOptions::new(redis::Server::Tcp { host: "127.0.0.1".into(), port: lab.redis().server().port });
     set_users(&lab.redis().server(), &lab.client().await);
     use_rights(lab, true, |user| Client(Box::new(redis::Redis::new(as_user(&options, user))))).await;
     assert_nothing_refused([&*lab.redis().server()]);
@@ -201,9 +201,9 @@ async fn redis_users_have_the_rights_they_need(lab: &Lab) {
 
 async fn users_are_confined_to_their_namespace(lab: &Lab) {
     set_users(&lab.redis().server(), &lab.client_in("one").await);
-    let options = redis::Options {
+    let options = redis::RedisOptions {
         namespace: dlock::lock::Namespace::new("other").expect("a namespace"),
-        ..redis::Options::new(redis::Server::Tcp { host: "127.0.0.1".into(), port: lab.redis().server().port })
+        ..redis::RedisOptions::new(redis::Server::Tcp { host: "127.0.0.1".into(), port: lab.redis().server().port })
     };
     let mut stranger = Client(Box::new(redis::Redis::new(as_user(&options, "dlock-run"))));
     let error = stranger.0.try_acquire(&request(&key("job"), LONG)).await.expect_err("another namespace's");
@@ -238,7 +238,7 @@ async fn redlock_users_have_the_rights_they_need(lab: &Lab) {
     }
     use_rights(lab, true, |user| {
         let nodes = options.nodes.iter().map(|node| as_user(node, user)).collect();
-        Client(Box::new(Redlock::new(dlock::backends::redlock::Options { nodes, ..options.clone() })))
+        Client(Box::new(Redlock::new(dlock::backends::redlock::RedlockOptions { nodes, ..options.clone() })))
     })
     .await;
     for n in 0..redlock::NODES {
@@ -279,7 +279,7 @@ async fn mariadb_users_have_the_rights_they_need(lab: &Lab) {
 
 async fn etcd_users_have_the_rights_they_need(lab: &Lab) {
     let mut server = support::etcd::Etcd::plain();
-    let options = etcd::Options::new(server.ports().iter().map(|port| ("127.0.0.1".into(), *port)).collect());
+    let options = etcd::EtcdOptions::new(server.ports().iter().map(|port| ("127.0.0.1".into(), *port)).collect());
     let client = etcd::Etcd::new(options.clone());
     for role in ROLES {
         use dlock::lock::Admin as _;
@@ -290,7 +290,7 @@ async fn etcd_users_have_the_rights_they_need(lab: &Lab) {
     }
     server.authenticate("somebody", "else", &[]);
     use_rights(lab, true, |user| {
-        let options = etcd::Options { user: Some(user.into()), password: Some(Secret::new("pw")), ..options.clone() };
+        let options = etcd::EtcdOptions { user: Some(user.into()), password: Some(Secret::new("pw")), ..options.clone() };
         Client(Box::new(etcd::Etcd::new(options)))
     })
     .await;
@@ -309,7 +309,7 @@ async fn a_zookeeper_login_has_the_rights_it_needs(lab: &Lab) {
     let hosts = zookeeper.servers().hosts();
     use_rights(lab, false, |_| {
         let options = zookeeper.options(hosts.clone(), "dlock");
-        Client(Box::new(ZooKeeper::new(dlock::backends::zookeeper::Options {
+        Client(Box::new(ZooKeeper::new(dlock::backends::zookeeper::ZooKeeperOptions {
             login: Some(("dlock-run".into(), Secret::new("pw"))),
             ..options
         })))

@@ -138,7 +138,7 @@ async fn a_waiter_gets_the_lock_of_a_vanished_holder(lab: &Lab) {
             other => panic!("{other:?}"),
         };
         // A hold that is just ending is gone by the next inspection.
-        let left = busy.expires_in.or(busy.passing.then_some(Duration::ZERO)).expect("an expiry");
+        let left = busy.expires_in.or(busy.transient.then_some(Duration::ZERO)).expect("an expiry");
         b.wait(&wanted, left + Duration::from_millis(1)).await;
     }
     assert!(began.elapsed() < SHORT + lab.kind.late() + soon(), "{:?}", began.elapsed());

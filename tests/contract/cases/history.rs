@@ -452,7 +452,7 @@ async fn a_release_whose_answer_was_lost_is_recorded_once(lab: &Lab) {
         a.renewed(&held, None).await;
         proxy.trap(lab.server().changing_mark(), fault);
         let limits = Limits::of(Duration::from_secs(2));
-        lease::give_back(&mut *a.0, &BootClock, &job, &held.token, &ended(End::Exited(7)), limits).await;
+        lease::release(&mut *a.0, &BootClock, &job, &held.token, &ended(End::Exited(7)), limits).await;
         assert_eq!(proxy.sprung(), 1);
         let past = history(&mut lab.client().await, &job).await.past;
         assert!(past.len() == 1 && past[0].end == End::Exited(7), "{fault:?}: {past:?}");
@@ -472,7 +472,7 @@ async fn a_run_whose_answers_were_lost_is_one_run(lab: &Lab) {
         let outcome = lease::acquire(&mut *a.0, &BootClock, asked.clone(), wait_policy, limits, pending::<()>(), |_| {}).await;
         let Ok(Outcome::Granted(lease)) = outcome else { panic!("answer {nth}: {outcome:?}") };
         let lost = proxy.sprung();
-        lease::give_back(&mut *a.0, &BootClock, &asked.key, &asked.token, &ended(End::Exited(7)), limits).await;
+        lease::release(&mut *a.0, &BootClock, &asked.key, &asked.token, &ended(End::Exited(7)), limits).await;
         let past = history(&mut lab.client().await, &asked.key).await.past;
         let [HistoryEntry { fence: Some(fence), end: End::Exited(7), .. }] = &past[..] else { panic!("answer {nth}: {past:?}") };
         assert_eq!(*fence, lease.fence);

@@ -286,7 +286,7 @@ async fn a_newcomer_does_not_overtake_a_fair_waiter(lab: &Lab) {
     b.refused(&first).await;
     a.free(&held).await;
     let busy = c.refused(&request(&job, LONG)).await;
-    assert!(busy.passing && busy.holders.is_empty(), "{busy:?}");
+    assert!(busy.transient && busy.holders.is_empty(), "{busy:?}");
     assert_eq!(c.inspect(&job).await.waiters[0].metadata, first.metadata);
     b.take(&first).await;
     b.free(&first).await;

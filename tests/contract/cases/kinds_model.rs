@@ -84,7 +84,7 @@ impl Side {
                     // A store that keeps unfair exclusive waiters in no order reports no position for them.
                     let ordered = self.queued.is_some() || request.fair || request.mode != Mode::Exclusive;
                     let position = busy.position.filter(|_| ordered);
-                    format!("busy, {}, passing {}, position {position:?}", self.words(&busy.holders), busy.passing)
+                    format!("busy, {}, passing {}, position {position:?}", self.words(&busy.holders), busy.transient)
                 }
                 other => panic!("{other:?}"),
             },

@@ -195,7 +195,7 @@ async fn release_whose_answer_was_lost_is_unknown_and_done(lab: &Lab) {
         let job = key(&format!("job-{fault:?}"));
         let held = a.hold(&job).await;
         proxy.trap(lab.server().changing_mark(), fault);
-        let released = lease::give_back(&mut *a.0, &BootClock, &job, &held.token, &Scope::Tree.into(), LIMITS).await;
+        let released = lease::release(&mut *a.0, &BootClock, &job, &held.token, &Scope::Tree.into(), LIMITS).await;
         // "Not held" would mean that the hold was lost while the command ran.
         assert!(matches!(&released, Released::Unknown(error) if error.effect == Effect::Unknown), "{released:?}");
         assert_eq!(proxy.sprung(), 1);
@@ -208,7 +208,7 @@ async fn release_that_never_arrived_is_repeated(lab: &Lab) {
     let job = key("job");
     let held = a.hold(&job).await;
     proxy.trap(lab.server().changing_mark(), Fault::CutBefore);
-    let released = lease::give_back(&mut *a.0, &BootClock, &job, &held.token, &Scope::Tree.into(), LIMITS).await;
+    let released = lease::release(&mut *a.0, &BootClock, &job, &held.token, &Scope::Tree.into(), LIMITS).await;
     assert!(matches!(released, Released::Free), "{released:?}");
     assert_eq!(proxy.sprung(), 1);
     assert_free(lab, &job).await;

@@ -4,7 +4,7 @@ use std::{collections::HashMap, env, fmt::Write as _};
 
 use dlock::{
     backends::memory::{Memory, MemoryStore},
-    lock::{Attempt, Entry, Fence, Namespace, Release, Renewal, Request, Scope, Session, Token},
+    lock::{Attempt, Entry, Fence, Namespace, Release, Renewal, Request, Scope, StoreSession, Token},
 };
 
 use super::{Case, cases};
@@ -49,7 +49,7 @@ struct Side {
     clients: Vec<Client>,
     fences: Fences,
     /// The sessions of detached holds, by hold.
-    sessions: HashMap<String, Session>,
+    sessions: HashMap<String, StoreSession>,
 }
 
 #[derive(Clone, Debug)]

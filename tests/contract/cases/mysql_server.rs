@@ -283,7 +283,7 @@ async fn rows_locked_by_another_session_are_retried(lab: &Lab) {
         let (renewal, ()) = tokio::join!(through_the_core(&mut a, &held), blocked());
         assert!(matches!(renewal, Renewal::Renewed { fence, .. } if fence == lease.fence), "{keeps}: {renewal:?}");
         let info = Scope::Tree.into();
-        let give = lease::give_back(&mut *a.0, &BootClock, &job, &held.token, &info, Limits::DEFAULT);
+        let give = lease::release(&mut *a.0, &BootClock, &job, &held.token, &info, Limits::DEFAULT);
         let (released, ()) = tokio::join!(give, blocked());
         assert!(matches!(released, Released::Free), "{keeps}: {released:?}");
         let next = b.hold(&job).await;
@@ -311,7 +311,7 @@ async fn a_deadlock_in_a_release_still_frees_the_lock(lab: &Lab) {
     let other = deadlocking(lab, "dlock_sessions WHERE name = 'dlock:job'", "dlock_rows WHERE name = 'dlock:job'");
     // By then the other session waits for our row.
     lab.pass(SHORT + SLACK * 2).await;
-    let released = lease::give_back(&mut *a.0, &BootClock, &job, &held.token, &Scope::Tree.into(), Limits::DEFAULT).await;
+    let released = lease::release(&mut *a.0, &BootClock, &job, &held.token, &Scope::Tree.into(), Limits::DEFAULT).await;
     assert!(matches!(released, Released::Free), "{released:?}");
     assert_eq!(other.join().expect("the other session").last().expect("an answer")[0], "done");
     let next = b.hold(&job).await;

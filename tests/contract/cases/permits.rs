@@ -108,8 +108,8 @@ async fn many_waiters_never_hold_one_permit_too_many(lab: &Lab) {
             if taken.is_err() {
                 // The waiter gives up at any moment, also while it is granted a permit.
                 client.leave_queue(&wanted).await;
-                let given_back = client.release(&wanted, Scope::Tree).await;
-                assert!(matches!(given_back, Release::Released | Release::NotHeld), "{given_back:?}");
+                let release = client.release(&wanted, Scope::Tree).await;
+                assert!(matches!(release, Release::Released | Release::NotHeld), "{release:?}");
                 let again = permit(MOST, waiting(&job, LONG));
                 taken = Ok(client.wait_for(&again, NEVER).await);
                 hold_briefly(lab, &inside, taken.expect("a grant").permit).await;

@@ -84,23 +84,23 @@ impl Client {
         }
     }
 
-    pub async fn end_run(&mut self, of: &Request, stage: RunState) {
-        let end = match stage {
+    pub async fn end_run(&mut self, of: &Request, state: RunState) {
+        let end = match state {
             RunState::Ok => Some(End::Exited(0)),
             RunState::Failed => Some(End::Exited(3)),
             RunState::Started => Some(End::Released),
             RunState::Cancelled => None,
         };
-        let became = Some(stage).filter(|stage| *stage != RunState::Started);
+        let became = Some(state).filter(|state| *state != RunState::Started);
         let info = ReleaseInfo { end, run_state: became, at_ms: Some(lease::wall_ms()), ..Scope::Tree.into() };
         let released = self.0.release(&of.key, &of.token, &info).await.unwrap_or_else(|error| panic!("release: {error:?}"));
         assert_eq!(released, Release::Released);
     }
 
     /// Takes the lock, and ends the run with this state.
-    pub async fn complete_run(&mut self, request: &Request, stage: RunState) -> Grant {
+    pub async fn complete_run(&mut self, request: &Request, state: RunState) -> Grant {
         let grant = self.take(request).await;
-        self.end_run(request, stage).await;
+        self.end_run(request, state).await;
         grant
     }
 
@@ -282,7 +282,7 @@ async fn a_repeated_request_is_one_start(lab: &Lab) {
     assert_eq!(first.fence, again.fence);
     a.end_run(&asked, RunState::Failed).await;
     let start = a.record(&key("job")).await.start.expect("a start");
-    assert_eq!((start.tries, start.stage), (1, RunState::Failed));
+    assert_eq!((start.tries, start.state), (1, RunState::Failed));
 }
 
 async fn one_of_many_simultaneous_runs_starts(lab: &Lab) {
@@ -360,11 +360,11 @@ async fn the_record_is_reported(lab: &Lab) {
         (grant.fence, "a", 2000, 3_600_000),
         "{record:?}"
     );
-    assert_eq!((start.fence, start.stage, start.tries, start.window_ms), (grant.fence, RunState::Started, 1, 3_600_000), "{record:?}");
+    assert_eq!((start.fence, start.state, start.tries, start.window_ms), (grant.fence, RunState::Started, 1, 3_600_000), "{record:?}");
     assert_eq!((&cooldown.metadata, &start.metadata), (&Some(runner("web1")), &Some(runner("web1"))));
     assert!(lab.kind.clock_is_ours() || start.at_ms.abs_diff(before) < 5000, "{before} {record:?}");
     a.end_run(&asked, RunState::Failed).await;
-    assert_eq!(b.record(&job).await.start.map(|start| start.stage), Some(RunState::Failed));
+    assert_eq!(b.record(&job).await.start.map(|start| start.state), Some(RunState::Failed));
 }
 
 async fn nested_runs_belong_to_the_outer_run(lab: &Lab) {
@@ -375,11 +375,11 @@ async fn nested_runs_belong_to_the_outer_run(lab: &Lab) {
     let inner = nested(&outer);
     assert_eq!(a.take(&inner).await.fence, grant.fence);
     let record = a.record(&key("job")).await;
-    assert_eq!(record.start.as_ref().map(|start| (start.tries, start.stage)), Some((1, RunState::Started)), "{record:?}");
+    assert_eq!(record.start.as_ref().map(|start| (start.tries, start.state)), Some((1, RunState::Started)), "{record:?}");
     // The outer command has ended, and the inner one outlives it.
     let info = ReleaseInfo { end: Some(End::Exited(0)), run_state: Some(RunState::Ok), ..Scope::Hold.into() };
     assert_eq!(a.0.release(&outer.key, &outer.token, &info).await.expect("release"), Release::StillHeld(1));
-    assert_eq!(a.record(&key("job")).await.start.map(|start| start.stage), Some(RunState::Ok));
+    assert_eq!(a.record(&key("job")).await.start.map(|start| start.state), Some(RunState::Ok));
     a.free(&inner).await;
     assert_eq!(a.denied(&asking("job", &once(WINDOW, 9, true))).await.rule, Rule::AtLeast(WINDOW));
 }
@@ -420,11 +420,11 @@ async fn the_record_matches_the_reference_after_each_run(lab: &Lab) {
                 assert!(grant.fence > fence);
                 fence = grant.fence;
                 record.begin(&asked, fence, 1000);
-                let stage = [RunState::Ok, RunState::Failed, RunState::Failed, RunState::Cancelled, RunState::Started]
+                let state = [RunState::Ok, RunState::Failed, RunState::Failed, RunState::Cancelled, RunState::Started]
                     [usize::try_from(pick(5)).unwrap_or(0)];
-                client.end_run(&asked, stage).await;
-                if stage != RunState::Started {
-                    record.end(fence, stage);
+                client.end_run(&asked, state).await;
+                if state != RunState::Started {
+                    record.end(fence, state);
                 }
             }
             (found, expected) => panic!("seed {seed}, step {step}: {found:?} where {expected:?} was expected of {wanted:?}, {record:?}"),
@@ -434,7 +434,7 @@ async fn the_record_matches_the_reference_after_each_run(lab: &Lab) {
     let brief = |record: &RunRecord| {
         let cooldown =
             record.cooldown.as_ref().map(|cooldown| (cooldown.fence, cooldown.place.clone(), cooldown.guard_ms, cooldown.at_least_ms));
-        (cooldown, record.start.as_ref().map(|start| (start.fence, start.stage, start.tries)))
+        (cooldown, record.start.as_ref().map(|start| (start.fence, start.state, start.tries)))
     };
     assert_eq!(brief(&stored), brief(&record), "seed {seed}");
 }
@@ -472,7 +472,7 @@ async fn an_operator_can_ignore_the_record_but_not_a_holder(lab: &Lab) {
         Some((fence, "b".into())),
         "the run is recorded like any other"
     );
-    assert_eq!(record.start.map(|start| (start.fence, start.stage, start.tries)), Some((fence, RunState::Failed, 1)));
+    assert_eq!(record.start.map(|start| (start.fence, start.state, start.tries)), Some((fence, RunState::Failed, 1)));
     // The same for a run without a policy of its own.
     let plain = asking("job", &RunPolicy { anyway: true, ..run_policy("c") });
     a.complete_run(&plain, RunState::Ok).await;
@@ -486,7 +486,7 @@ async fn a_forgotten_record_denies_no_run(lab: &Lab) {
     b.denied(&asking("job", &all)).await;
     b.complete_run(&asking("job", &RunPolicy::forgetting("b".into())), RunState::Cancelled).await;
     let record = b.record(&key("job")).await;
-    assert!(record.cooldown.is_none() && record.start.is_none_or(|start| start.stage == RunState::Cancelled && start.tries == 0));
+    assert!(record.cooldown.is_none() && record.start.is_none_or(|start| start.state == RunState::Cancelled && start.tries == 0));
     a.complete_run(&asking("job", &all), RunState::Ok).await;
 }
 

@@ -73,7 +73,7 @@ async fn a_start_whose_answer_was_lost_is_one_start(lab: &Lab) {
             assert_eq!(proxy.sprung(), 1);
             a.end_run(&asked, RunState::Failed).await;
             let record = lab.client().await.record(&asked.key).await;
-            let recorded = record.start.as_ref().map(|start| (start.fence, start.tries, start.stage));
+            let recorded = record.start.as_ref().map(|start| (start.fence, start.tries, start.state));
             assert_eq!(recorded, Some((taken.fence, 1, RunState::Failed)), "{fault:?} {mark}");
             assert_eq!(record.cooldown.map(|cooldown| cooldown.fence), Some(taken.fence), "{fault:?} {mark}");
         }
@@ -122,9 +122,9 @@ async fn no_run_is_denied_by_its_own_lost_attempt(lab: &Lab) {
             break;
         }
         let start = lab.client().await.record(&asked.key).await.start.expect("a start");
-        assert_eq!((start.fence, start.tries, start.stage), (taken.fence, 1, RunState::Started), "answer {nth}");
+        assert_eq!((start.fence, start.tries, start.state), (taken.fence, 1, RunState::Started), "answer {nth}");
         // The lost answer may be one that the client did not wait for, which leaves the connection without answers.
-        lease::give_back(&mut *a.0, &BootClock, &asked.key, &asked.token, &Scope::Tree.into(), LIMITS).await;
+        lease::release(&mut *a.0, &BootClock, &asked.key, &asked.token, &Scope::Tree.into(), LIMITS).await;
     }
 }
 
@@ -138,7 +138,7 @@ async fn a_run_repeated_after_its_lease_is_not_denied_by_itself(lab: &Lab) {
     let second = a.take(&asked).await.fence;
     assert!(second > first);
     let start = b.record(&asked.key).await.start.expect("a start");
-    assert_eq!((start.fence, start.tries, start.stage), (second, 1, RunState::Started));
+    assert_eq!((start.fence, start.tries, start.state), (second, 1, RunState::Started));
     a.end_run(&asked, RunState::Failed).await;
     b.denied(&asking("job", &everything("b", 1))).await;
 }
@@ -157,7 +157,7 @@ async fn an_entry_does_not_change_the_outer_runs_record(lab: &Lab) {
         }
     }
     let start = b.record(&key("job")).await.start.expect("a start");
-    assert_eq!((start.fence, start.stage), (grant.fence, RunState::Started));
+    assert_eq!((start.fence, start.state), (grant.fence, RunState::Started));
     a.end_run(&outer, RunState::Ok).await;
     assert_eq!(b.denied(&asking("job", &once(WINDOW, 9, true))).await.rule, Rule::AtLeast(WINDOW));
 }

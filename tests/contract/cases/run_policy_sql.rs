@@ -82,7 +82,7 @@ async fn tables_without_starts_are_upgraded(lab: &Lab) {
             match b.0.try_acquire(&request).await {
                 Err(error) => break error,
                 // The previous try's session is just ending, and still has the lock.
-                Ok(Attempt::Busy(busy)) if busy.passing => lab.pass(SLACK / 10).await,
+                Ok(Attempt::Busy(busy)) if busy.transient => lab.pass(SLACK / 10).await,
                 other => panic!("the table lacks these columns: {other:?}"),
             }
         };
@@ -229,10 +229,10 @@ async fn a_start_recorded_before_the_grant_is_one_start(lab: &Lab) {
     assert_eq!(b.denied(&asking("job", &everything())).await.rule, Rule::AtLeast(WINDOW));
     let grant = a.take(&asked).await;
     let record = a.record(&key("job")).await;
-    assert_eq!(record.start.map(|start| (start.fence, start.stage, start.tries)), Some((grant.fence, RunState::Started, 1)));
+    assert_eq!(record.start.map(|start| (start.fence, start.state, start.tries)), Some((grant.fence, RunState::Started, 1)));
     assert_eq!(record.cooldown.map(|cooldown| cooldown.fence), Some(grant.fence));
     a.end_run(&asked, RunState::Failed).await;
-    assert_eq!(a.record(&key("job")).await.start.map(|start| start.stage), Some(RunState::Failed));
+    assert_eq!(a.record(&key("job")).await.start.map(|start| start.state), Some(RunState::Failed));
 }
 
 async fn a_start_that_was_never_granted_is_undone(lab: &Lab) {
@@ -241,7 +241,7 @@ async fn a_start_that_was_never_granted_is_undone(lab: &Lab) {
     record_start(lab, &asked);
     assert_eq!(a.0.release(&asked.key, &asked.token, &ReleaseInfo::UNDO).await.expect("undone"), Release::NotHeld);
     let record = b.record(&key("job")).await;
-    assert_eq!((record.cooldown, record.start.map(|start| (start.stage, start.fence))), (None, Some((RunState::Cancelled, Fence(7)))));
+    assert_eq!((record.cooldown, record.start.map(|start| (start.state, start.fence))), (None, Some((RunState::Cancelled, Fence(7)))));
     let grant = b.take(&asking("job", &RunPolicy { place: "b".into(), ..everything() })).await;
     assert_eq!(grant.drain_delay, Duration::ZERO, "no holder vanished");
 }
@@ -273,7 +273,7 @@ async fn a_sessions_start_whose_answer_was_lost_is_one_start(lab: &Lab) {
         assert_eq!(proxy.sprung(), 1);
         a.end_run(&asked, RunState::Failed).await;
         let start = lab.client().await.record(&asked.key).await.start.expect("a start");
-        assert_eq!((start.fence, start.tries, start.stage), (taken.fence, 1, RunState::Failed), "{fault:?}");
+        assert_eq!((start.fence, start.tries, start.state), (taken.fence, 1, RunState::Failed), "{fault:?}");
     }
 }
 

@@ -11,7 +11,7 @@ use std::{
 use dlock::{
     backends::{
         Secret, Tls,
-        redis::{Options, Redis, Replicas},
+        redis::{Redis, RedisOptions, Replicas},
     },
     lease::{self, BootClock, Limits, Outcome, WaitPolicy},
     lock::{Attempt, Backend as _, Effect, Kind as ErrorKind, Release, Renewal, Request, Scope},
@@ -55,22 +55,22 @@ const LIMITS: Limits<'static> = Limits::of(Duration::from_secs(2));
 /// Longer than a failover takes: a second until the master counts as dead, and the elections.
 const FAILOVER: Duration = Duration::from_secs(25);
 
-fn all_of(deployment: &Deployment) -> Options {
+fn all_of(deployment: &Deployment) -> RedisOptions {
     options(&deployment.sentinels.iter().collect::<Vec<_>>())
 }
 
-fn client(options: Options) -> Client {
+fn client(options: RedisOptions) -> Client {
     Client(Box::new(Redis::new(options)))
 }
 
 /// Waits for existing replicas, for as long as a loaded machine may need.
-fn confirmed(count: u32, options: Options) -> Options {
-    Options { replicas: Some(Replicas { count, within: Duration::from_secs(2) }), ..options }
+fn confirmed(count: u32, options: RedisOptions) -> RedisOptions {
+    RedisOptions { replicas: Some(Replicas { count, within: Duration::from_secs(2) }), ..options }
 }
 
 /// Waits only briefly, for replicas that don't exist.
-fn briefly(count: u32, options: Options) -> Options {
-    Options { replicas: Some(Replicas { count, within: Duration::from_millis(300) }), ..options }
+fn briefly(count: u32, options: RedisOptions) -> RedisOptions {
+    RedisOptions { replicas: Some(Replicas { count, within: Duration::from_millis(300) }), ..options }
 }
 
 /// Renews as a holder does until an answer arrives. Returns the answer and how long it took.
@@ -278,7 +278,7 @@ async fn sentinels_and_servers_have_credentials_of_their_own(_: &Lab) {
     let plan = Plan { replicas: 1, password: Some("servers-secret"), sentinel_password: Some("sentinels-secret"), ..Plan::default() };
     let deployment = Deployment::with(&plan);
     let with = |sentinels: Option<&str>, servers: Option<&str>| {
-        let mut options = Options { password: servers.map(Secret::new), ..all_of(&deployment) };
+        let mut options = RedisOptions { password: servers.map(Secret::new), ..all_of(&deployment) };
         if let dlock::backends::redis::Server::Sentinel(sentinel) = &mut options.server {
             sentinel.password = sentinels.map(Secret::new);
         }
@@ -309,7 +309,7 @@ async fn sentinels_and_servers_are_reached_over_tls(_: &Lab) {
     let ca = certificates.ca.clone();
     let deployment = Deployment::with(&Plan { replicas: 1, certificates: Some(certificates), ..Plan::default() });
     let ports = || deployment.sentinels.iter().map(|sentinel| sentinel.tls_port);
-    let with = |ca_file| Options { tls: Some(Tls { ca_file, ..Tls::default() }), ..options_at(ports()) };
+    let with = |ca_file| RedisOptions { tls: Some(Tls { ca_file, ..Tls::default() }), ..options_at(ports()) };
     full_cycle(with(Some(ca.clone()))).await;
     let error = client(with(None)).0.try_acquire(&request(&key("job"), LONG)).await.expect_err("the tests' own authority is unknown");
     assert_eq!((error.kind, error.effect), (ErrorKind::Denied, Effect::NotApplied), "{error:?}");
@@ -325,7 +325,7 @@ async fn a_user_with_the_least_rights_can_do_all_and_may_ask_for_the_role(_: &La
     let rules: Vec<_> = LEAST.split_ascii_whitespace().collect();
     let with = |more: &[&str]| {
         deployment.servers[0].command(&[&["ACL", "SETUSER", "app"], &rules[..], more].concat());
-        Options { user: Some("app".into()), password: Some(Secret::new("secret")), ..confirmed(1, all_of(&deployment)) }
+        RedisOptions { user: Some("app".into()), password: Some(Secret::new("secret")), ..confirmed(1, all_of(&deployment)) }
     };
     let error =
         client(with(&[])).0.try_acquire(&request(&key("job"), LONG)).await.expect_err("a user without ROLE can't identify the master");
@@ -338,7 +338,7 @@ async fn any_sentinel_leads_to_the_same_store(_: &Lab) {
     let of = |ports: &[u16]| Redis::new(options_at(ports.iter().copied()));
     assert_eq!(of(&[1, 2]).identity().fingerprint, of(&[2, 3]).identity().fingerprint);
     assert_ne!(of(&[1]).identity().url, of(&[2]).identity().url);
-    let other = Redis::new(Options { db: 1, ..options_at([1]) });
+    let other = Redis::new(RedisOptions { db: 1, ..options_at([1]) });
     assert_ne!(of(&[1]).identity().fingerprint, other.identity().fingerprint);
     let deployment = Deployment::with(&Plan { replicas: 0, ..Plan::default() });
     let mut clients: Vec<_> = deployment.sentinels.iter().map(|sentinel| client(options(&[sentinel]))).collect();

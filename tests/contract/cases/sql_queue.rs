@@ -40,7 +40,7 @@ async fn wait_and_release(mut client: Client, wanted: Request, joined: Rc<Cell<u
     let busy = |_: &_| joined.set(joined.get() + u32::from(std::mem::take(&mut first)));
     let outcome = lease::acquire(&mut *client.0, &BootClock, wanted, WaitPolicy::Forever, LIMITS, pending::<()>(), busy).await;
     let Ok(Outcome::Granted(lease)) = outcome else { panic!("{outcome:?}") };
-    let released = lease::give_back(&mut *client.0, &BootClock, &lease.key, &lease.token, &Scope::Tree.into(), LIMITS).await;
+    let released = lease::release(&mut *client.0, &BootClock, &lease.key, &lease.token, &Scope::Tree.into(), LIMITS).await;
     assert!(matches!(released, Released::Free), "{released:?}");
 }
 

@@ -247,7 +247,7 @@ async fn a_fair_waiter_that_joins_during_a_grant_goes_first(lab: &Lab) {
     lab.pass(SLACK).await;
     let began = Instant::now();
     let busy = c.refused(&request(&job, LONG)).await;
-    assert!(began.elapsed() > SLACK && busy.passing, "the request did not wait for the row: {busy:?}");
+    assert!(began.elapsed() > SLACK && busy.transient, "the request did not wait for the row: {busy:?}");
     coming.join().expect("the other session");
     b.take(&first).await;
 }

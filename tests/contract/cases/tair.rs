@@ -143,7 +143,7 @@ async fn a_count_after_the_lease_is_refused(lab: &Lab) {
     let late = request(&key("job"), SHORT);
     let taking = async {
         let attempt = a.0.try_acquire(&late).await;
-        assert!(matches!(&attempt, Ok(Attempt::Busy(busy)) if busy.passing), "{attempt:?}");
+        assert!(matches!(&attempt, Ok(Attempt::Busy(busy)) if busy.transient), "{attempt:?}");
     };
     let meanwhile = async {
         lab.outlast(SHORT).await;

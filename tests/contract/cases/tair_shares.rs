@@ -130,7 +130,7 @@ async fn a_repeated_attempt_to_share_counts_once(lab: &Lab) {
     proxy.trap("INCRBY", Fault::CutBefore);
     let held = Request { mode: Mode::Permits(2), ..request(&key("job"), LONG) };
     a.0.try_acquire(&held).await.expect_err("no answer");
-    assert!(lab.client().await.refused(&reader(LONG)).await.passing);
+    assert!(lab.client().await.refused(&reader(LONG)).await.transient);
     let grant = a.take(&held).await;
     assert_eq!((grant.permit, fences(lab).await), (Some(0), vec![grant.fence]));
     a.free(&held).await;
@@ -238,7 +238,10 @@ async fn shares_keep_other_clients_out(lab: &Lab) {
     assert_eq!(server.command(&[theirs, NAME, "theirs", "NX", "PX", "5000"]), Value::Okay);
     for mode in [Mode::Shared, Mode::Permits(2), Mode::Exclusive] {
         let busy = c.refused(&Request { mode, fair: true, ..waiting(&key("job"), LONG) }).await;
-        assert!(busy.holders[0].foreign && !busy.passing && busy.expires_in.is_some_and(|left| left <= Duration::from_secs(5)), "{busy:?}");
+        assert!(
+            busy.holders[0].foreign && !busy.transient && busy.expires_in.is_some_and(|left| left <= Duration::from_secs(5)),
+            "{busy:?}"
+        );
     }
 }
 
@@ -249,11 +252,11 @@ async fn other_clients_can_take_an_offered_lock(lab: &Lab) {
     let first = Request { fair: true, ..waiting(&key("job"), LONG) };
     b.refused(&first).await;
     a.free(&held).await;
-    assert!(c.refused(&reader(LONG)).await.passing);
+    assert!(c.refused(&reader(LONG)).await.transient);
     assert_eq!(lab.tair().server().command(&["SET", NAME, "theirs", "NX", "PX", "5000"]), Value::Okay);
     assert!(b.refused(&first).await.holders[0].foreign);
     lab.tair().server().command(&["DEL", NAME]);
-    assert!(c.refused(&reader(LONG)).await.passing, "the waiter has lost its position");
+    assert!(c.refused(&reader(LONG)).await.transient, "the waiter has lost its position");
     b.take(&first).await;
 }
 
@@ -327,7 +330,7 @@ async fn shares_leave_nothing_behind(lab: &Lab) {
     c.refused(&writer).await;
     assert_eq!(d.refused(&behind).await.position, Some(2));
     b.free(&there).await;
-    assert!(d.refused(&behind).await.passing, "the lock is not offered to the writer");
+    assert!(d.refused(&behind).await.transient, "the lock is not offered to the writer");
     let endless = lab.tair().server().keys().into_iter().filter(|(_, left)| *left < 0).count();
     assert_eq!(endless, 1, "only the counter has no end");
     c.take(&writer).await;
@@ -363,7 +366,7 @@ async fn a_waiter_that_missed_its_offer_is_removed_by_the_next_holder(lab: &Lab)
         lab.client().await.refused(&Request { fair: true, ..waiting(&key("job"), LONG) }).await;
         a.free(&held).await;
         let next = Request { mode, ..request(&key("job"), LONG) };
-        assert!(c.refused(&next).await.passing);
+        assert!(c.refused(&next).await.transient);
         lab.pass(Duration::from_millis(1050)).await;
         c.take(&next).await;
         assert!(c.inspect(&key("job")).await.waiters.is_empty());
@@ -411,7 +414,7 @@ async fn hold_and_release(mut client: Client, kinds: Vec<(Mode, bool)>, inside: 
         tokio::time::sleep(Duration::from_millis(dlock::lock::random() % 8)).await;
         assert!(matches!(client.0.renew(&lease.key, &lease.token, None.into()).await, Ok(Renewal::Renewed { .. })));
         inside.borrow_mut().holds.retain(|(_, _, fence)| *fence != lease.fence);
-        let released = lease::give_back(&mut *client.0, &BootClock, &lease.key, &lease.token, &Scope::Tree.into(), limits).await;
+        let released = lease::release(&mut *client.0, &BootClock, &lease.key, &lease.token, &Scope::Tree.into(), limits).await;
         assert!(matches!(released, Released::Free), "{released:?}");
     }
 }

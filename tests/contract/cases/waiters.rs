@@ -164,7 +164,7 @@ async fn wait_and_release(mut client: Client, grants: Rc<Grants>) {
     assert_eq!(grants.inside.replace(1), 0, "two waiters hold the lock at once");
     tokio::task::yield_now().await;
     grants.inside.set(0);
-    let released = lease::give_back(&mut *client.0, &BootClock, &lease.key, &lease.token, &Scope::Tree.into(), LIMITS).await;
+    let released = lease::release(&mut *client.0, &BootClock, &lease.key, &lease.token, &Scope::Tree.into(), LIMITS).await;
     assert!(matches!(released, Released::Free), "{released:?}");
 }
 

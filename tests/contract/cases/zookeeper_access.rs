@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 use dlock::{
     backends::{
         Secret, Tls,
-        zookeeper::{Options, ZooKeeper},
+        zookeeper::{ZooKeeper, ZooKeeperOptions},
     },
     lease::{self, BootClock, Limits},
     lock::{Amendment, Attempt, Backend as _, Effect, Error, Kind as ErrorKind, Note, Renewal, Request},
@@ -43,7 +43,7 @@ pub fn all() -> Vec<Case> {
 }
 
 /// Uses a lock in every way: take, renew, enter, inspect, list, release, and a detached hold.
-async fn full_cycle(options: Options) {
+async fn full_cycle(options: ZooKeeperOptions) {
     let mut client = Client(Box::new(ZooKeeper::new(options)));
     let held = waiting(&key("a{b}c"), LONG);
     client.take(&held).await;
@@ -59,7 +59,7 @@ async fn full_cycle(options: Options) {
     client.free(&detached).await;
 }
 
-async fn attempt(options: Options) -> dlock::lock::Result<Attempt> {
+async fn attempt(options: ZooKeeperOptions) -> dlock::lock::Result<Attempt> {
     ZooKeeper::new(options).try_acquire(&request(&key("job"), LONG)).await
 }
 
@@ -75,7 +75,7 @@ fn login(user: &str, password: &str) -> Option<(String, Secret)> {
 
 async fn a_login_keeps_others_out(lab: &Lab) {
     let target = lab.zookeeper();
-    let at = |login| Options { login, ..target.options(target.servers().hosts(), "dlock") };
+    let at = |login| ZooKeeperOptions { login, ..target.options(target.servers().hosts(), "dlock") };
     full_cycle(at(login("ana", "p@ss:w/rd"))).await;
     for other in [None, login("ana", "wr0ng-secret"), login("ben", "p@ss:w/rd")] {
         assert_denied(&attempt(at(other)).await.expect_err("nodes of another user"), "wr0ng-secret");
@@ -92,14 +92,16 @@ async fn an_unreadable_chroot_is_denied(lab: &Lab) {
     owner.create(&target.chroot, b"", &CreateMode::Persistent.with_acls(Acls::creator_all())).await.expect("a node");
     let options = target.options(target.servers().hosts(), "dlock");
     assert_denied(&attempt(options.clone()).await.expect_err("no rights"), "secret");
-    full_cycle(Options { login: login("ana", "secret"), ..options }).await;
+    full_cycle(ZooKeeperOptions { login: login("ana", "secret"), ..options }).await;
 }
 
 async fn a_read_only_user_sees_the_history(lab: &Lab) {
     let target = lab.zookeeper();
     let job = key("job");
-    let mut owner =
-        Client(Box::new(ZooKeeper::new(Options { login: login("ana", "secret"), ..target.options(target.servers().hosts(), "dlock") })));
+    let mut owner = Client(Box::new(ZooKeeper::new(ZooKeeperOptions {
+        login: login("ana", "secret"),
+        ..target.options(target.servers().hosts(), "dlock")
+    })));
     let held = owner.hold(&job).await;
     owner.free(&held).await;
     let fence = owner.take(&request(&job, LONG)).await.fence;
@@ -164,8 +166,8 @@ fn with_tls(names: Vec<&'static str>) -> Servers {
     Servers::with(Plan { tls_names: names, ..Plan::default() })
 }
 
-fn over_tls(port: u16, ca_file: Option<std::path::PathBuf>) -> Options {
-    Options { tls: Some(Tls { ca_file, ..Tls::default() }), ..Options::new(vec![("127.0.0.1".into(), port)]) }
+fn over_tls(port: u16, ca_file: Option<std::path::PathBuf>) -> ZooKeeperOptions {
+    ZooKeeperOptions { tls: Some(Tls { ca_file, ..Tls::default() }), ..ZooKeeperOptions::new(vec![("127.0.0.1".into(), port)]) }
 }
 
 async fn tls_verifies_the_certificate(_: &Lab) {
@@ -193,7 +195,7 @@ async fn a_tls_connection_to_a_plain_server_fails(lab: &Lab) {
 async fn a_lease_outside_the_servers_range_is_refused_and_the_range_named(_: &Lab) {
     let plan = Plan { tick: Duration::from_millis(500), sessions: None, ..Plan::default() };
     let servers = Servers::with(plan);
-    let mut backend = ZooKeeper::new(Options::new(servers.hosts()));
+    let mut backend = ZooKeeper::new(ZooKeeperOptions::new(servers.hosts()));
     let asked = request(&key("job"), LONG);
     let error = backend.try_acquire(&asked).await.expect_err("beyond the range");
     assert_eq!((error.kind, error.effect), (ErrorKind::Unsupported, Effect::NotApplied), "{error:?}");
@@ -209,17 +211,17 @@ async fn a_lease_outside_the_servers_range_is_refused_and_the_range_named(_: &La
         other => panic!("{other:?}"),
     }
     let long = Servers::with(Plan { sessions: Some((Duration::from_secs(4), Duration::from_secs(8))), ..Plan::default() });
-    let error = ZooKeeper::new(Options::new(long.hosts())).try_acquire(&request(&key("job"), SHORT)).await.expect_err("too short");
+    let error = ZooKeeper::new(ZooKeeperOptions::new(long.hosts())).try_acquire(&request(&key("job"), SHORT)).await.expect_err("too short");
     assert!(error.message.contains("4s to 8s"), "{error}");
 }
 
 async fn a_missing_server_is_unavailable(_: &Lab) {
-    let missing = Options::new(vec![("127.0.0.1".into(), ports::free()), ("127.0.0.1".into(), ports::free())]);
+    let missing = ZooKeeperOptions::new(vec![("127.0.0.1".into(), ports::free()), ("127.0.0.1".into(), ports::free())]);
     let began = Instant::now();
     let error = attempt(missing).await.expect_err("no server");
     assert_eq!((error.kind, error.effect), (ErrorKind::Unavailable, Effect::NotApplied), "{error:?}");
     assert!(began.elapsed() < stretched(Duration::from_secs(2)), "{:?}", began.elapsed());
-    let error = attempt(Options::new(vec![("no-such-host.invalid".into(), 2181)])).await.expect_err("no host");
+    let error = attempt(ZooKeeperOptions::new(vec![("no-such-host.invalid".into(), 2181)])).await.expect_err("no host");
     assert_eq!((error.kind, error.effect), (ErrorKind::Unavailable, Effect::NotApplied), "{error:?}");
 }
 
@@ -243,8 +245,8 @@ async fn a_server_that_is_cut_off_confirms_nothing(_: &Lab) {
         servers.start();
     }
     let port = servers.nodes[0].port;
-    let others = Options::new(servers.hosts()[1..].to_vec());
-    let mut a = Client(Box::new(ZooKeeper::new(Options::new(vec![("127.0.0.1".into(), port)]))));
+    let others = ZooKeeperOptions::new(servers.hosts()[1..].to_vec());
+    let mut a = Client(Box::new(ZooKeeper::new(ZooKeeperOptions::new(vec![("127.0.0.1".into(), port)]))));
     let mut b = Client(Box::new(ZooKeeper::new(others)));
     let job = key("job");
     let held = request(&job, SHORT);
@@ -290,8 +292,8 @@ async fn a_server_that_is_cut_off_confirms_nothing(_: &Lab) {
 
 async fn a_lost_leader_is_survived(_: &Lab) {
     let mut servers = Servers::ensemble();
-    let mut a = Client(Box::new(ZooKeeper::new(Options::new(servers.hosts()))));
-    let mut b = Client(Box::new(ZooKeeper::new(Options::new(servers.hosts()))));
+    let mut a = Client(Box::new(ZooKeeper::new(ZooKeeperOptions::new(servers.hosts()))));
+    let mut b = Client(Box::new(ZooKeeper::new(ZooKeeperOptions::new(servers.hosts()))));
     let job = key("job");
     let held = request(&job, Duration::from_secs(15));
     let fence = a.take(&held).await.fence;

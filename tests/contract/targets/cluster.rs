@@ -4,7 +4,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 
 use async_trait::async_trait;
 use dlock::{
-    backends::redis::{Address, Options, Redis, Server},
+    backends::redis::{Address, Redis, RedisOptions, Server},
     lock::{Backend, Namespace},
 };
 
@@ -19,9 +19,9 @@ pub struct Target {
 }
 
 /// Returns options to reach the cluster through the nodes on these ports.
-pub fn options_at(seeds: impl IntoIterator<Item = u16>) -> Options {
+pub fn options_at(seeds: impl IntoIterator<Item = u16>) -> RedisOptions {
     let seeds = seeds.into_iter().map(|port| Address { host: "127.0.0.1".into(), port }).collect();
-    Options::new(Server::Cluster(seeds))
+    RedisOptions::new(Server::Cluster(seeds))
 }
 
 impl Target {
@@ -41,7 +41,7 @@ pub fn end() {
 impl super::Target for Target {
     async fn open(&self, namespace: &str) -> Box<dyn Backend> {
         let namespace = Namespace::new(self.apart.namespace(namespace)).expect("a namespace");
-        Box::new(Redis::new(Options { namespace, ..options_at([self.cluster.nodes[0].port]) }))
+        Box::new(Redis::new(RedisOptions { namespace, ..options_at([self.cluster.nodes[0].port]) }))
     }
 
     async fn unreachable(&self) -> Box<dyn Backend> {

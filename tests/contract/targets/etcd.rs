@@ -10,7 +10,7 @@ use std::{
 
 use async_trait::async_trait;
 use dlock::{
-    backends::etcd::{Etcd, Options},
+    backends::etcd::{Etcd, EtcdOptions},
     lock::{Backend, Namespace},
 };
 
@@ -40,7 +40,7 @@ pub struct Target {
 
 /// Returns a client of the members on these ports.
 pub fn client(ports: &[u16], namespace: &str) -> Box<dyn Backend> {
-    let mut options = Options::new(ports.iter().map(|port| ("127.0.0.1".into(), *port)).collect());
+    let mut options = EtcdOptions::new(ports.iter().map(|port| ("127.0.0.1".into(), *port)).collect());
     options.namespace = Namespace::new(namespace).expect("a namespace");
     Box::new(Etcd::new(options))
 }

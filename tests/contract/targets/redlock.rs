@@ -5,8 +5,8 @@ use std::cell::{Ref, RefCell, RefMut};
 use async_trait::async_trait;
 use dlock::{
     backends::{
-        redis::{Options as NodeOptions, Server},
-        redlock::{Options, Redlock},
+        redis::{RedisOptions, Server},
+        redlock::{Redlock, RedlockOptions},
     },
     lock::{Backend, Namespace},
 };
@@ -17,9 +17,9 @@ pub use support::redlock::NODES;
 
 pub struct Target(RefCell<Vec<support::redis::Redis>>);
 
-pub fn options(ports: &[u16], namespace: &str) -> Options {
-    let node = |port: &u16| NodeOptions::new(Server::Tcp { host: "127.0.0.1".into(), port: *port });
-    Options { namespace: Namespace::new(namespace).expect("a namespace"), ..Options::new(ports.iter().map(node).collect()) }
+pub fn options(ports: &[u16], namespace: &str) -> RedlockOptions {
+    let node = |port: &u16| RedisOptions::new(Server::Tcp { host: "127.0.0.1".into(), port: *port });
+    RedlockOptions { namespace: Namespace::new(namespace).expect("a namespace"), ..RedlockOptions::new(ports.iter().map(node).collect()) }
 }
 
 /// Returns a client of the servers on these ports.

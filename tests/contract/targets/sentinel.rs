@@ -4,7 +4,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 
 use async_trait::async_trait;
 use dlock::{
-    backends::redis::{Address, Options, Redis, Sentinel, Server},
+    backends::redis::{Address, Redis, RedisOptions, Sentinel, Server},
     lock::{Backend, Namespace},
 };
 
@@ -23,14 +23,14 @@ pub struct Target {
 }
 
 /// Returns options to reach the master through these sentinels.
-pub fn options(sentinels: &[&Process]) -> Options {
+pub fn options(sentinels: &[&Process]) -> RedisOptions {
     let sentinels = sentinels.iter().map(|sentinel| sentinel.port);
     options_at(sentinels)
 }
 
-pub fn options_at(sentinels: impl IntoIterator<Item = u16>) -> Options {
+pub fn options_at(sentinels: impl IntoIterator<Item = u16>) -> RedisOptions {
     let sentinels = sentinels.into_iter().map(|port| Address { host: "127.0.0.1".into(), port }).collect();
-    Options::new(Server::Sentinel(Sentinel { sentinels, master: NAME.into(), user: None, password: None }))
+    RedisOptions::new(Server::Sentinel(Sentinel { sentinels, master: NAME.into(), user: None, password: None }))
 }
 
 impl Target {
@@ -50,7 +50,7 @@ pub fn end() {
 impl super::Target for Target {
     async fn open(&self, namespace: &str) -> Box<dyn Backend> {
         let namespace = Namespace::new(self.apart.namespace(namespace)).expect("a namespace");
-        Box::new(Redis::new(Options { namespace, ..options(&self.deployment.sentinels.iter().collect::<Vec<_>>()) }))
+        Box::new(Redis::new(RedisOptions { namespace, ..options(&self.deployment.sentinels.iter().collect::<Vec<_>>()) }))
     }
 
     async fn unreachable(&self) -> Box<dyn Backend> {

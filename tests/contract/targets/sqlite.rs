@@ -2,7 +2,7 @@
 
 use async_trait::async_trait;
 use dlock::{
-    backends::sqlite::{Options, Sqlite},
+    backends::sqlite::{Sqlite, SqliteOptions},
     lock::{Backend, Namespace},
 };
 use tempfile::TempDir;
@@ -22,11 +22,11 @@ impl super::Target for Target {
     async fn open(&self, namespace: &str) -> Box<dyn Backend> {
         let namespace = Namespace::new(namespace).expect("a namespace");
         // The backend is not prepared for a guardian: servers that other cases start meanwhile would inherit the lock file.
-        Box::new(Sqlite::new(Options::at(self.0.path().join("locks.db"), namespace)))
+        Box::new(Sqlite::new(SqliteOptions::at(self.0.path().join("locks.db"), namespace)))
     }
 
     async fn unreachable(&self) -> Box<dyn Backend> {
-        Box::new(Sqlite::new(Options::at("/nonexistent/locks.db", Namespace::default())))
+        Box::new(Sqlite::new(SqliteOptions::at("/nonexistent/locks.db", Namespace::default())))
     }
 
     async fn lose_data(&self) {

@@ -3,8 +3,8 @@
 use async_trait::async_trait;
 use dlock::{
     backends::{
-        redis::{Options as ServerOptions, Server},
-        tair::{Options, Tair, TairMode},
+        redis::{RedisOptions, Server},
+        tair::{Tair, TairMode, TairOptions},
     },
     lock::{Backend, Namespace},
 };
@@ -26,9 +26,9 @@ impl Target {
     }
 
     pub fn client(&self, port: u16, namespace: &str) -> Box<dyn Backend> {
-        let server = ServerOptions::new(Server::Tcp { host: "127.0.0.1".into(), port });
+        let server = RedisOptions::new(Server::Tcp { host: "127.0.0.1".into(), port });
         let namespace = Namespace::new(namespace).expect("a namespace");
-        let backend = Tair::new(Options { mode: self.mode, namespace, ..Options::new(server) });
+        let backend = Tair::new(TairOptions { mode: self.mode, namespace, ..TairOptions::new(server) });
         Box::new(backend)
     }
 }

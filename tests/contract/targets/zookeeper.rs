@@ -10,7 +10,7 @@ use std::{
 
 use async_trait::async_trait;
 use dlock::{
-    backends::zookeeper::{Options, ZooKeeper},
+    backends::zookeeper::{ZooKeeper, ZooKeeperOptions},
     lock::{Backend, Namespace},
 };
 use zookeeper_client::Client;
@@ -57,8 +57,12 @@ impl Target {
         Arc::clone(&self.servers.borrow())
     }
 
-    pub fn options(&self, hosts: Vec<(String, u16)>, namespace: &str) -> Options {
-        Options { chroot: self.chroot.clone(), namespace: Namespace::new(namespace).expect("a namespace"), ..Options::new(hosts) }
+    pub fn options(&self, hosts: Vec<(String, u16)>, namespace: &str) -> ZooKeeperOptions {
+        ZooKeeperOptions {
+            chroot: self.chroot.clone(),
+            namespace: Namespace::new(namespace).expect("a namespace"),
+            ..ZooKeeperOptions::new(hosts)
+        }
     }
 
     pub fn at_port(&self, port: u16, namespace: &str) -> Box<dyn Backend> {

@@ -39,7 +39,7 @@ impl Sessions {
         self.capabilities().check(request)?;
         if self.hold_of(&request.key, &request.token).is_some() {
             return Ok(match self.ask_renew(&request.key, &request.token, Some(request.ttl), None).await? {
-                Renewal::NotHeld => Attempt::Busy(Busy { notifies: true, passing: true, ..Busy::default() }),
+                Renewal::NotHeld => Attempt::Busy(Busy { notifies: true, transient: true, ..Busy::default() }),
                 _ => Attempt::Granted(grant(
                     self.hold_of(&request.key, &request.token).map_or(Fence(0), |at| self.holds[at].fence),
                     request.ttl,
@@ -128,7 +128,7 @@ impl Sessions {
         }
         Ok(Attempt::Busy(Busy {
             expires_in: holders.iter().filter_map(|holder| holder.expires_in).max().filter(|_| looks_at_the_end(position)),
-            passing: holders.is_empty(),
+            transient: holders.is_empty(),
             holders,
             notifies: true,
             position,

@@ -28,7 +28,7 @@ impl Redis {
         let others: Option<u32> = of("num-other-sentinels").and_then(|number| number.parse().ok());
         let (Some(others), Some(quorum)) = (others, of("quorum")) else {
             return Ok(
-                Finding::unchecked(ID, "the sentinels", "the user may not ask for SENTINEL MASTER").mend("ACL SETUSER USER +sentinel")
+                Finding::unchecked(ID, "the sentinels", "the user may not ask for SENTINEL MASTER").fix("ACL SETUSER USER +sentinel")
             );
         };
         let all = others + 1;
@@ -38,11 +38,11 @@ impl Redis {
             && error.code() == "NOQUORUM"
         {
             return Ok(Finding::warn(ID, format!("{said}, and too few sentinels answer"), "no replica takes over if the master fails")
-                .mend("start the sentinels that are down"));
+                .fix("start the sentinels that are down"));
         }
         if all < 3 {
             let risk = "a sentinel that fails, or is cut off, leaves no majority to decide on a failover";
-            return Ok(Finding::warn(ID, said, risk).mend("three sentinels on three hosts"));
+            return Ok(Finding::warn(ID, said, risk).fix("three sentinels on three hosts"));
         }
         Ok(Finding::ok(ID, said))
     }
@@ -59,18 +59,18 @@ impl Redis {
         self.servers.rest(line);
         let Some(info) = text(&replies, 0) else {
             return Ok(
-                Finding::unchecked(ID, "cluster_state", "the user may not ask for CLUSTER INFO").mend("ACL SETUSER USER +cluster|info")
+                Finding::unchecked(ID, "cluster_state", "the user may not ask for CLUSTER INFO").fix("ACL SETUSER USER +cluster|info")
             );
         };
         let of = |name| super::server::field(&info, name);
         let (state, size) = (of("cluster_state").unwrap_or("unknown"), of("cluster_size").unwrap_or("?"));
         let said = format!("cluster_state {state}, {size} masters");
         if state != "ok" {
-            return Ok(Finding::not_safe(ID, said, "locks can't be taken").mend("redis-cli --cluster check says what it lacks"));
+            return Ok(Finding::not_safe(ID, said, "locks can't be taken").fix("redis-cli --cluster check says what it lacks"));
         }
         if size.parse().is_ok_and(|size: u32| size < 3) {
             let risk = "without a majority of masters left there is no failover";
-            return Ok(Finding::warn(ID, said, risk).mend("three masters at least, on three hosts"));
+            return Ok(Finding::warn(ID, said, risk).fix("three masters at least, on three hosts"));
         }
         Ok(Finding::ok(ID, said))
     }

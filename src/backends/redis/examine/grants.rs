@@ -79,7 +79,7 @@ impl<'a> Needs<'a> {
     }
 }
 
-/// Returns the command and notes on it. Patterns of keys and of channels are those of [`crate::backends::redis::names::Names`].
+/// Returns the command and notes on it. Patterns of keys and of channels are those of [`crate::backends::redis::names::RedisNames`].
 pub(in crate::backends) fn grants(needs: &Needs<'_>, role: Role) -> Grants {
     let start = prefix(needs.namespace);
     let mut words = vec![format!("ACL SETUSER {} reset on >{PASSWORD}", role.user())];

@@ -1,6 +1,6 @@
 //! Checks of Redis servers' settings.
 //!
-//! One server is read in one packet ([`questions`]) and judged without I/O ([`Server`]), also for Redlock and Tair.
+//! One server is read in one packet ([`questions`]) and judged without I/O ([`ServerReport`]), also for Redlock and Tair.
 //! Settings that the user may not read are reported as unchecked.
 
 mod deployment;
@@ -16,9 +16,9 @@ pub use self::{
 };
 pub(in crate::backends) use self::{
     grants::{Needs, grants},
-    server::{Part, Server, field, merge, questions, replicas as connected_replicas, time as server_time},
+    server::{ServerReport, ServerRole, field, merge, questions, replicas as connected_replicas, time as server_time},
 };
-use super::{Redis, connection::Connection, options, race::HEDGE, reading::exchange, reply};
+use super::{Redis, connection::RedisConnection, options, race::HEDGE, reading::exchange, reply};
 use crate::{
     backends::net::transport,
     lock::{Admin, Check, Finding, Grants, Key, Result, Role, ServerTime},
@@ -32,8 +32,8 @@ impl Redis {
             let mut line = self.servers.to(node.clone()).await?;
             let replies = exchange(&mut line, &questions).await?;
             self.servers.rest(line);
-            let server = Server::read(&replies);
-            each.push((node.map_or_else(String::new, |node| node.to_string()), server.findings(self.options(), Part::Store)));
+            let server = ServerReport::read(&replies);
+            each.push((node.map_or_else(String::new, |node| node.to_string()), server.findings(self.options(), ServerRole::Store)));
         }
         let mut findings = merge(each);
         findings.push(self.look_at_rights().await?);
@@ -88,7 +88,7 @@ impl Redis {
         let mut clocks = Vec::new();
         for replica in replies.first().map(server::replicas).unwrap_or_default() {
             let at = self.options().at(&replica);
-            if let Ok(Ok((_, replies))) = timeout(HEDGE, Connection::open_and(&at, &time)).await {
+            if let Ok(Ok((_, replies))) = timeout(HEDGE, RedisConnection::open_and(&at, &time)).await {
                 clocks.extend(replies.first().and_then(|time| server::time(replica.to_string(), time)));
             }
         }
@@ -97,7 +97,7 @@ impl Redis {
 }
 
 /// Checks the encryption of the connections to the servers.
-fn tls(options: &options::Options) -> Finding {
+fn tls(options: &options::RedisOptions) -> Finding {
     let hosts: Vec<&str> = match &options.server {
         _ if options.tls.is_some() => return transport::verified(),
         options::Server::Unix(_) => Vec::new(),

@@ -7,7 +7,7 @@ use redis::{Pipeline, Value};
 use super::text;
 use crate::{
     backends::redis::{
-        options::{Address, Options, Replicas},
+        options::{Address, RedisOptions, Replicas},
         reply,
     },
     lock::{Check, Finding, ServerTime, Severity, check},
@@ -26,7 +26,7 @@ pub const SERVER: &[Check] = &[
 /// The rights that a release needs to wake a waiter.
 pub const WAKING: &[Check] = &[check("rights", "ACL rights to the fence counter, the wake-up list and Redisson's channels")];
 
-/// Returns the commands whose replies [`Server::read`] reads.
+/// Returns the commands whose replies [`ServerReport::read`] reads.
 pub(in crate::backends) fn questions() -> Pipeline {
     let mut pipeline = redis::pipe();
     pipeline.cmd("INFO");
@@ -38,7 +38,7 @@ pub(in crate::backends) fn questions() -> Pipeline {
 
 /// A server's role for a lock.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(in crate::backends) enum Part {
+pub(in crate::backends) enum ServerRole {
     /// The server stores the lock.
     Store,
     /// The server has one vote of several.
@@ -48,7 +48,7 @@ pub(in crate::backends) enum Part {
 }
 
 /// A server's own report.
-pub(in crate::backends) struct Server {
+pub(in crate::backends) struct ServerReport {
     /// The reply to `INFO`, or why there is none.
     info: Result<String, String>,
     appendfsync: Option<String>,
@@ -58,7 +58,7 @@ pub(in crate::backends) struct Server {
     no_config: String,
 }
 
-impl Server {
+impl ServerReport {
     pub(in crate::backends) fn read(replies: &[Value]) -> Self {
         let config = |at: usize| {
             let pairs = replies.get(at).and_then(reply::pairs)?;
@@ -83,11 +83,11 @@ impl Server {
     }
 
     /// Returns the findings about locks on this server.
-    pub(in crate::backends) fn findings(&self, options: &Options, part: Part) -> Vec<Finding> {
+    pub(in crate::backends) fn findings(&self, options: &RedisOptions, part: ServerRole) -> Vec<Finding> {
         if let Err(why) = &self.info {
             let unchecked = |check: &Check| {
                 let what = check.about.split([':', ';']).next().unwrap_or(check.about);
-                Finding::unchecked(check.id, what, why).mend("ACL SETUSER USER +info")
+                Finding::unchecked(check.id, what, why).fix("ACL SETUSER USER +info")
             };
             return SERVER.iter().map(unchecked).collect();
         }
@@ -105,7 +105,7 @@ impl Server {
         let number: (u32, u32) = (parts.next().unwrap_or(0), parts.next().unwrap_or(0));
         let text = format!("{name} {version}");
         if number < (6, 2) {
-            return Finding::not_safe(ID, text, "it lacks commands that dlock needs").mend("Redis 6.2 or Valkey 7.2 at least");
+            return Finding::not_safe(ID, text, "it lacks commands that dlock needs").fix("Redis 6.2 or Valkey 7.2 at least");
         }
         Finding::ok(ID, text)
     }
@@ -120,7 +120,7 @@ impl Server {
             return Finding::ok(ID, text);
         }
         let limit = if self.number("maxmemory") == Some(0) { ", as soon as there is a maxmemory" } else { "" };
-        Finding::not_safe(ID, text, format!("may evict a lock under a job{limit}")).mend("CONFIG SET maxmemory-policy noeviction")
+        Finding::not_safe(ID, text, format!("may evict a lock under a job{limit}")).fix("CONFIG SET maxmemory-policy noeviction")
     }
 
     fn memory(&self) -> Finding {
@@ -130,7 +130,7 @@ impl Server {
             (Some(used), Some(limit)) => {
                 let text = format!("{} used of {} (maxmemory)", megabytes(used), megabytes(limit));
                 if used > limit / 10 * 9 {
-                    return Finding::warn(ID, text, "once it is full, no lock is granted").mend("raise maxmemory, or remove what fills it");
+                    return Finding::warn(ID, text, "once it is full, no lock is granted").fix("raise maxmemory, or remove what fills it");
                 }
                 Finding::ok(ID, text)
             }
@@ -150,11 +150,11 @@ impl Server {
                 format!("{what} could not be written"),
                 "the server may refuse to grant, and forgets locks in a restart",
             )
-            .mend("see the server's log, and make room on its disk");
+            .fix("see the server's log, and make room on its disk");
         }
         match (self.field("aof_enabled"), self.appendfsync.as_deref()) {
             (Some("0"), _) => {
-                Finding::warn(ID, "appendonly no", "a restart forgets locks, so that two may run, and may repeat fences").mend(ALWAYS)
+                Finding::warn(ID, "appendonly no", "a restart forgets locks, so that two may run, and may repeat fences").fix(ALWAYS)
             }
             (Some("1"), Some("always")) => Finding::ok(ID, "appendonly yes, appendfsync always"),
             (Some("1"), Some(other)) => Finding::warn(
@@ -162,15 +162,15 @@ impl Server {
                 format!("appendfsync {other}"),
                 "a crash of the server's host forgets the locks of its last moments, so that two may run",
             )
-            .mend(ALWAYS),
+            .fix(ALWAYS),
             (Some("1"), None) => {
-                Finding::unchecked(ID, "appendfsync (appendonly is yes)", &self.no_config).mend("ACL SETUSER USER +config|get")
+                Finding::unchecked(ID, "appendfsync (appendonly is yes)", &self.no_config).fix("ACL SETUSER USER +config|get")
             }
             _ => Finding::unchecked(ID, "appendonly", "INFO doesn't tell it"),
         }
     }
 
-    fn replication(&self, options: &Options, part: Part) -> Finding {
+    fn replication(&self, options: &RedisOptions, part: ServerRole) -> Finding {
         const ID: &str = "replication";
         let fails_over = !matches!(options.server, super::options::Server::Tcp { .. } | super::options::Server::Unix(_));
         if let Some(role) = self.field("role").filter(|role| *role != "master") {
@@ -180,7 +180,7 @@ impl Server {
                 format!("the server is a {}{}", role.replace("slave", "replica"), of.unwrap_or_default()),
                 "it takes no locks",
             )
-            .mend("name the master in the URL");
+            .fix("name the master in the URL");
         }
         let Some(count) = self.number("connected_slaves") else {
             return Finding::unchecked(ID, "replicas", "INFO doesn't tell them");
@@ -192,21 +192,21 @@ impl Server {
         };
         match options.replicas.map(|replicas| replicas.count) {
             Some(Replicas::ALL) if count == 0 => {
-                Finding::not_safe(ID, format!("{has}, and replicas=all"), "no grant and no renewal counts").mend("bring the replicas back")
+                Finding::not_safe(ID, format!("{has}, and replicas=all"), "no grant and no renewal counts").fix("bring the replicas back")
             }
             Some(Replicas::ALL) => Finding::ok(ID, format!("{has}; all must have each grant")),
             Some(wanted) if count < u64::from(wanted) => {
                 let text = format!("{has}, and replicas={wanted}");
-                Finding::not_safe(ID, text, "no grant and no renewal counts").mend("bring the replicas back, or ask for fewer")
+                Finding::not_safe(ID, text, "no grant and no renewal counts").fix("bring the replicas back, or ask for fewer")
             }
             Some(wanted) if count > u64::from(wanted) => {
                 let text = format!("{has}, and replicas={wanted}");
                 let risk = "a master that is cut off with a replica goes on renewing while another replica is promoted: two may run";
-                Finding::not_safe(ID, text, risk).mend("replicas=all in the URL")
+                Finding::not_safe(ID, text, risk).fix("replicas=all in the URL")
             }
             Some(wanted) => Finding::ok(ID, format!("{has}; {wanted} must have each grant")),
             None if count == 0 && fails_over => {
-                Finding::warn(ID, has, "no replica can take over").mend("give it a replica: REPLICAOF on another server")
+                Finding::warn(ID, has, "no replica can take over").fix("give it a replica: REPLICAOF on another server")
             }
             None if count == 0 => Finding::ok(ID, has),
             None => {
@@ -215,10 +215,10 @@ impl Server {
                     Some(_) => " (min-replicas-to-write narrows the gap, and doesn't close it)",
                 };
                 let risk = format!("a failover forgets a lock that they had not heard of, so that two may run{least}");
-                Finding::warn(ID, format!("{has}, and grants wait for none"), risk).mend(match part {
-                    Part::Store => "replicas=all in the URL; CONFIG SET min-replicas-to-write 1",
-                    Part::Vote => "REPLICAOF NO ONE on them: the other nodes are what makes up for one that fails",
-                    Part::Tair => "no setting closes that gap: have the resource check DLOCK_FENCE",
+                Finding::warn(ID, format!("{has}, and grants wait for none"), risk).fix(match part {
+                    ServerRole::Store => "replicas=all in the URL; CONFIG SET min-replicas-to-write 1",
+                    ServerRole::Vote => "REPLICAOF NO ONE on them: the other nodes are what makes up for one that fails",
+                    ServerRole::Tair => "no setting closes that gap: have the resource check DLOCK_FENCE",
                 })
             }
         }
@@ -231,7 +231,7 @@ impl Server {
             (Some(used), Some(most)) => {
                 let text = format!("{used} of {most} connections are used; each waiter takes one");
                 if used > most / 10 * 8 {
-                    return Finding::warn(ID, text, "new connections are then refused; holders keep theirs").mend("raise maxclients");
+                    return Finding::warn(ID, text, "new connections are then refused; holders keep theirs").fix("raise maxclients");
                 }
                 Finding::ok(ID, text)
             }
@@ -293,7 +293,7 @@ pub(super) fn rights(replies: &[Value]) -> Finding {
         2 => Finding::warn(ID, text, "no waiter is woken"),
         _ => Finding::warn(ID, text, "Redisson's clients that wait for a lock of dlock are not woken"),
     };
-    found.mend("dlock doctor --print-grants run")
+    found.fix("dlock doctor --print-grants run")
 }
 
 /// Merges the findings of several servers: per check, the worst and its servers. A server without a name is the only one.
@@ -336,19 +336,19 @@ fn megabytes(bytes: u64) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::backends::redis::options::Server as Place;
+    use crate::backends::redis::options::Server;
 
-    fn nothing() -> Server {
-        Server::read(&[Value::Nil, Value::Nil, Value::Nil, Value::Nil])
+    fn nothing() -> ServerReport {
+        ServerReport::read(&[Value::Nil, Value::Nil, Value::Nil, Value::Nil])
     }
 
-    fn server(info: &str) -> Server {
-        Server { info: Ok(info.replace(' ', "\r\n")), ..nothing() }
+    fn server(info: &str) -> ServerReport {
+        ServerReport { info: Ok(info.replace(' ', "\r\n")), ..nothing() }
     }
 
-    fn options(replicas: Option<u32>) -> Options {
+    fn options(replicas: Option<u32>) -> RedisOptions {
         let replicas = replicas.map(|count| Replicas { count, within: Replicas::WITHIN });
-        Options { replicas, ..Options::new(Place::Tcp { host: "h".into(), port: 1 }) }
+        RedisOptions { replicas, ..RedisOptions::new(Server::Tcp { host: "h".into(), port: 1 }) }
     }
 
     #[test]
@@ -361,11 +361,12 @@ mod tests {
         }
         assert_eq!(server("maxmemory_policy:noeviction").eviction().severity, Severity::Ok);
         assert_eq!(
-            server("role:slave master_host:r1 master_port:7").replication(&options(None), Part::Store).text,
+            server("role:slave master_host:r1 master_port:7").replication(&options(None), ServerRole::Store).text,
             "the server is a replica of r1:7"
         );
-        let with =
-            |count, wanted| server(&format!("role:master connected_slaves:{count}")).replication(&options(wanted), Part::Store).severity;
+        let with = |count, wanted| {
+            server(&format!("role:master connected_slaves:{count}")).replication(&options(wanted), ServerRole::Store).severity
+        };
         assert_eq!((with(0, None), with(1, None)), (Severity::Ok, Severity::Warn));
         assert_eq!((with(1, Some(1)), with(1, Some(2))), (Severity::Ok, Severity::Unsafe));
         assert_eq!((with(2, Some(2)), with(2, Some(1))), (Severity::Ok, Severity::Unsafe), "one cut off with its master, one promoted");
@@ -375,7 +376,7 @@ mod tests {
     #[test]
     fn missing_information_is_reported_as_unchecked() {
         let empty = server("");
-        for findings in [nothing().findings(&options(None), Part::Store), empty.findings(&options(None), Part::Store)] {
+        for findings in [nothing().findings(&options(None), ServerRole::Store), empty.findings(&options(None), ServerRole::Store)] {
             assert_eq!(findings.len(), SERVER.len());
             assert!(findings.iter().all(|f| f.severity == Severity::Warn && f.text.starts_with("not checked: ")), "{findings:?}");
         }

@@ -6,7 +6,7 @@ use super::server::{TestServer, busy, granted, key, nested, pause, request, wait
 use crate::{
     backends::{
         Secret, Tls,
-        redis::{Options, Redis, Server},
+        redis::{Redis, RedisOptions, Server},
     },
     lock::{Attempt, Backend as _, Effect, Intent, Kind, Mode, Release, Renewal, Request, Scope, Wake},
 };
@@ -44,7 +44,7 @@ async fn a_user_without_publish_rights_can_release() {
     let server = TestServer::start();
     let rights = ["ACL", "SETUSER", "app", "on", ">pw", "~dlock:*", "~redisson_lock_token:*", "resetchannels", "+@all"];
     server.raw(&rights);
-    let options = Options { user: Some("app".into()), password: Some(Secret::new("pw")), ..server.options() };
+    let options = RedisOptions { user: Some("app".into()), password: Some(Secret::new("pw")), ..server.options() };
     let (mut a, mut b) = (Redis::new(options.clone()), Redis::new(options));
     let (held, asked) = (request("job"), waiting("job"));
     granted(&mut a, &held).await;
@@ -59,7 +59,7 @@ async fn missing_rights_are_named_and_grant_nothing() {
     let server = TestServer::start();
     let as_user = |name: &str, rights: &[&str]| {
         server.raw(&[&["ACL", "SETUSER", name, "on", ">pw"], rights].concat());
-        Redis::new(Options { user: Some(name.into()), password: Some(Secret::new("pw")), ..server.options() })
+        Redis::new(RedisOptions { user: Some(name.into()), password: Some(Secret::new("pw")), ..server.options() })
     };
     let all_keys = ["~dlock:*", "~redisson_lock_token:*", "+@all"];
     let fewer = [
@@ -86,7 +86,7 @@ async fn writes_of_a_failed_script_are_undone() {
     // The script may write the lock, but may not set its expiry.
     let rights = ["~dlock:{dlock:job}:*", "+pexpireat", "(~* &* +@all -pexpireat)"];
     server.raw(&[&["ACL", "SETUSER", "app", "on", ">pw"], &rights[..]].concat());
-    let user = || Redis::new(Options { user: Some("app".into()), password: Some(Secret::new("pw")), ..server.options() });
+    let user = || Redis::new(RedisOptions { user: Some("app".into()), password: Some(Secret::new("pw")), ..server.options() });
     for mode in [Mode::Exclusive, Mode::Shared, Mode::Permits(2)] {
         let wanted = Request { mode, ..request("job") };
         let error = user().try_acquire(&wanted).await.unwrap_err();
@@ -124,7 +124,7 @@ async fn credentials_are_checked_first_and_never_shown() {
     let server = TestServer::start();
     server.raw(&["ACL", "SETUSER", "app", "on", ">hunter2", "~*", "&*", "+@all"]);
     let with = |user: Option<&str>, password: Option<&str>| {
-        Redis::new(Options { user: user.map(Into::into), password: password.map(Secret::new), db: 3, ..server.options() })
+        Redis::new(RedisOptions { user: user.map(Into::into), password: password.map(Secret::new), db: 3, ..server.options() })
     };
     granted(&mut with(Some("app"), Some("hunter2")), &request("job")).await;
     assert_eq!(server.number(&["EXISTS", "dlock:job"]), 0, "the lock is in database 3");
@@ -136,7 +136,7 @@ async fn credentials_are_checked_first_and_never_shown() {
         assert!(matches!(error.kind, Kind::Denied | Kind::Config) && error.effect == Effect::NotApplied, "{error:?}");
         assert!(error.hint.is_some() && !format!("{error:?} {error} {}", backend.identity().url).contains("hunter"), "{error:?}");
     }
-    assert!(!format!("{:?}", Options { password: Some(Secret::new("hunter2")), ..server.options() }).contains("hunter"));
+    assert!(!format!("{:?}", RedisOptions { password: Some(Secret::new("hunter2")), ..server.options() }).contains("hunter"));
     assert_eq!(server.number(&["DBSIZE"]), 0, "nothing was taken with a refused login");
     server.raw(&["CONFIG", "SET", "requirepass", "swordfish"]);
     for mut backend in [with(None, None), server.backend()] {
@@ -148,7 +148,7 @@ async fn credentials_are_checked_first_and_never_shown() {
 #[tokio::test]
 async fn a_missing_database_is_a_configuration_error() {
     let server = TestServer::with(&["--databases", "2"]);
-    let mut a = Redis::new(Options { db: 2, ..server.options() });
+    let mut a = Redis::new(RedisOptions { db: 2, ..server.options() });
     let error = a.try_acquire(&request("job")).await.unwrap_err();
     assert_eq!((error.kind, error.effect), (Kind::Config, Effect::NotApplied));
     assert_eq!(server.number(&["DBSIZE"]), 0, "nothing was taken in database 0 instead");
@@ -206,9 +206,9 @@ async fn an_unreachable_server() {
         let error = a.renew(&held.key, &held.token, None.into()).await.unwrap_err();
         assert_eq!((error.kind, error.effect), (Kind::Unavailable, Effect::NotApplied));
     }
-    let no_socket = Options::new(Server::Unix(server.folder.path().join("none.sock")));
+    let no_socket = RedisOptions::new(Server::Unix(server.folder.path().join("none.sock")));
     assert_eq!(Redis::new(no_socket).inspect(&key("job")).await.unwrap_err().kind, Kind::Unavailable);
-    let no_name = Options::new(Server::Tcp { host: "no-such-host.invalid".into(), port: 6379 });
+    let no_name = RedisOptions::new(Server::Tcp { host: "no-such-host.invalid".into(), port: 6379 });
     assert_eq!(Redis::new(no_name).list("").await.unwrap_err().kind, Kind::Unavailable);
 }
 
@@ -216,7 +216,7 @@ async fn an_unreachable_server() {
 async fn a_request_without_an_answer_may_have_happened() {
     let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
     let port = listener.local_addr().unwrap().port();
-    let mut a = Redis::new(Options::new(Server::Tcp { host: "localhost".into(), port }));
+    let mut a = Redis::new(RedisOptions::new(Server::Tcp { host: "localhost".into(), port }));
     let asked = request("job");
     let (error, ()) = tokio::join!(a.try_acquire(&asked), async {
         let (mut client, _) = listener.accept().await.unwrap();
@@ -297,7 +297,7 @@ async fn over_a_unix_socket() {
     let folder = tempfile::tempdir().unwrap();
     let socket = folder.path().join("redis.sock");
     let _server = TestServer::with(&["--unixsocket", socket.to_str().unwrap()]);
-    let mut a = Redis::new(Options::new(Server::Unix(socket.clone())));
+    let mut a = Redis::new(RedisOptions::new(Server::Unix(socket.clone())));
     granted(&mut a, &request("job")).await;
     assert_eq!(a.identity().url, format!("redis+unix://{}", socket.display()));
 }
@@ -333,7 +333,8 @@ async fn over_tls_the_certificate_is_verified() {
         "--tls-ca-cert-file",
         &path("ca.pem"),
     ]);
-    let with = |host: &str, port, tls| Redis::new(Options { tls: Some(tls), ..Options::new(Server::Tcp { host: host.into(), port }) });
+    let with =
+        |host: &str, port, tls| Redis::new(RedisOptions { tls: Some(tls), ..RedisOptions::new(Server::Tcp { host: host.into(), port }) });
     let known = || Tls { ca_file: Some(file("ca.pem")), cert_file: Some(file("client.pem")), key_file: Some(file("client.key")) };
     let held = request("job");
     let mut a = with("localhost", tls_port, known());
@@ -362,7 +363,8 @@ async fn over_tls_the_certificate_is_verified() {
     let mut mistaken = with("localhost", server.port, known());
     assert!(tokio::time::timeout(Duration::from_millis(100), mistaken.try_acquire(&held)).await.is_err());
     // Plain text to a port with TLS.
-    let error = Redis::new(Options::new(Server::Tcp { host: "localhost".into(), port: tls_port })).try_acquire(&held).await.unwrap_err();
+    let error =
+        Redis::new(RedisOptions::new(Server::Tcp { host: "localhost".into(), port: tls_port })).try_acquire(&held).await.unwrap_err();
     assert!(error.hint.unwrap_or_default().contains("rediss://"));
 }
 
@@ -385,7 +387,7 @@ async fn a_dropped_acquire_is_cancelled_and_a_dropped_release_is_not() {
     };
     let asked = request("job");
     for takes in [true, false] {
-        let mut silent = Redis::new(Options::new(Server::Tcp { host: "127.0.0.1".into(), port }));
+        let mut silent = Redis::new(RedisOptions::new(Server::Tcp { host: "127.0.0.1".into(), port }));
         let ours = listener.try_clone().unwrap();
         let peer = std::thread::spawn(move || end_of(ours));
         let limit = Duration::from_millis(200);

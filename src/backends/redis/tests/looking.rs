@@ -122,7 +122,7 @@ async fn read_rights_suffice_for_inspect_and_list() {
     let mut a = server.backend();
     let grant = granted(&mut a, &request("job")).await;
     server.raw(&["ACL", "SETUSER", "viewer", "on", ">pw", "~dlock:*", "+@read", "+time", "+type"]);
-    let mut viewer = crate::backends::redis::Redis::new(crate::backends::redis::Options {
+    let mut viewer = crate::backends::redis::Redis::new(crate::backends::redis::RedisOptions {
         user: Some("viewer".into()),
         password: Some(crate::backends::Secret::new("pw")),
         ..server.options()

@@ -11,7 +11,7 @@ use tempfile::TempDir;
 
 use super::ports;
 use crate::{
-    backends::redis::{Options, Redis, Server},
+    backends::redis::{Redis, RedisOptions, Server},
     lock::{Attempt, Backend as _, Busy, Entry, Grant, Key, Namespace, Request, Ttl},
 };
 
@@ -69,8 +69,8 @@ impl TestServer {
         names
     }
 
-    pub fn options(&self) -> Options {
-        Options::new(Server::Tcp { host: "127.0.0.1".into(), port: self.port })
+    pub fn options(&self) -> RedisOptions {
+        RedisOptions::new(Server::Tcp { host: "127.0.0.1".into(), port: self.port })
     }
 
     pub fn backend(&self) -> Redis {
@@ -78,7 +78,7 @@ impl TestServer {
     }
 
     pub fn in_namespace(&self, namespace: &str) -> Redis {
-        Redis::new(Options { namespace: Namespace::new(namespace).unwrap(), ..self.options() })
+        Redis::new(RedisOptions { namespace: Namespace::new(namespace).unwrap(), ..self.options() })
     }
 
     /// Returns the raw reply to one command.

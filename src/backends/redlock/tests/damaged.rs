@@ -3,10 +3,10 @@
 use serde_json::json;
 
 use super::super::{
-    acquire::{Votes, what_counts},
+    acquire::{Votes, counted_records},
     nodes::majority,
     reading::read_one,
-    view::{Picture, last_fence},
+    view::{MajorityView, last_fence},
 };
 use crate::{backends::redis::damaged::reply, damage};
 
@@ -63,9 +63,9 @@ fn damaged_votes_are_refused_or_counted() {
         let answers = (0..NODES).map(|_| Some(Ok(reply(&damage::json(&all[dice.below(all.len())], dice))))).collect();
         let Votes { seen, starts, .. } = Votes::count(answers);
         counted += seen.iter().flatten().count() as u64;
-        let picture = Picture::of(&seen, majority(NODES));
+        let picture = MajorityView::of(&seen, majority(NODES));
         assert!(picture.held_on.iter().all(|n| *n < NODES));
-        what_counts(&starts, NODES);
+        counted_records(&starts, NODES);
     });
     assert!(counted > damage::TRIES / 4, "only {counted} of {NODES} times as many were counted");
 }
@@ -98,7 +98,7 @@ fn damaged_inspect_answers_are_refused_or_read() {
         let Ok(read) = read_one(&replies) else { return };
         report += 1;
         let _ = (read.seen.vanished(), read.seen.fence(), read.seen.left());
-        Picture::of(&[Some(read.seen.clone()), Some(read.seen), None], majority(3));
+        MajorityView::of(&[Some(read.seen.clone()), Some(read.seen), None], majority(3));
         last_fence(vec![0, u64::MAX], dice.below(4), majority(3));
     });
     assert!(report > damage::TRIES / 20, "only {report} could be read at all");

@@ -23,7 +23,7 @@ const FLOOR: u64 = 8;
 
 /// The state of an owner's request at a node.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
-enum View {
+enum OwnerView {
     #[default]
     Ahead,
     /// Phase 1 took the node with this count.
@@ -35,7 +35,7 @@ enum View {
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
-struct Entry {
+struct NodeEntry {
     owner: usize,
     count: u64,
     is_committed: bool,
@@ -43,12 +43,12 @@ struct Entry {
 }
 
 #[derive(Clone, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
-struct Node {
-    entry: Option<Entry>,
+struct ForgettingNode {
+    entry: Option<NodeEntry>,
     counter: u64,
     /// The tick from which the node answers again.
     back_at: u64,
-    views: [View; OWNERS],
+    views: [OwnerView; OWNERS],
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -71,9 +71,9 @@ enum Owner {
 }
 
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
-struct State {
+struct ForgettingState {
     now: u64,
-    nodes: Vec<Node>,
+    nodes: Vec<ForgettingNode>,
     owners: [Owner; OWNERS],
     /// In the order of the grants.
     fences: Vec<u64>,
@@ -81,7 +81,7 @@ struct State {
 }
 
 #[derive(Clone, Copy, Debug, PartialEq)]
-enum Action {
+enum ForgettingStep {
     Tick,
     Begin(usize),
     Take(usize, usize),
@@ -96,7 +96,7 @@ enum Action {
 
 /// The algorithm, with parts that can be left out.
 #[derive(Clone, Copy)]
-struct Redlock {
+struct ForgettingModel {
     /// How many nodes lose their data.
     losing: usize,
     /// Whether such a node stays out for the longest lease.
@@ -105,14 +105,14 @@ struct Redlock {
     floor: bool,
 }
 
-impl State {
-    fn viewed(&self, owner: usize, view: View) -> usize {
+impl ForgettingState {
+    fn viewed(&self, owner: usize, view: OwnerView) -> usize {
         self.nodes.iter().filter(|node| node.views[owner] == view).count()
     }
 
     fn counted(&self, owner: usize) -> Vec<(usize, u64)> {
-        let count = |(n, node): (usize, &Node)| match node.views[owner] {
-            View::Counted(count) => Some((n, count)),
+        let count = |(n, node): (usize, &ForgettingNode)| match node.views[owner] {
+            OwnerView::Counted(count) => Some((n, count)),
             _ => None,
         };
         self.nodes.iter().enumerate().filter_map(count).collect()
@@ -144,9 +144,9 @@ impl State {
     }
 }
 
-impl Redlock {
+impl ForgettingModel {
     /// The script of phase 1.
-    fn take(self, node: &mut Node, owner: usize, now: u64, counts: bool) -> bool {
+    fn take(self, node: &mut ForgettingNode, owner: usize, now: u64, counts: bool) -> bool {
         if node.entry.is_some() {
             return false;
         }
@@ -154,106 +154,108 @@ impl Redlock {
         if self.floor {
             node.counter = node.counter.max(now * FLOOR);
         }
-        node.entry = Some(Entry { owner, count: node.counter, is_committed: false, ends: now + LEASE });
-        node.views[owner] = if counts { View::Counted(node.counter) } else { View::Finished };
+        node.entry = Some(NodeEntry { owner, count: node.counter, is_committed: false, ends: now + LEASE });
+        node.views[owner] = if counts { OwnerView::Counted(node.counter) } else { OwnerView::Finished };
         true
     }
 
     /// The script of phase 2.
-    fn commit(node: &mut Node, owner: usize, fence: u64) -> bool {
-        let View::Counted(count) = node.views[owner] else { return false };
+    fn commit(node: &mut ForgettingNode, owner: usize, fence: u64) -> bool {
+        let OwnerView::Counted(count) = node.views[owner] else { return false };
         let Some(entry) = node.entry.as_mut().filter(|entry| (entry.owner, entry.count) == (owner, count)) else { return false };
         entry.is_committed = true;
         node.counter = node.counter.max(fence);
-        node.views[owner] = View::Committed;
+        node.views[owner] = OwnerView::Committed;
         true
     }
 
     /// The script of a renewal.
-    fn extend(node: &mut Node, owner: usize, now: u64) -> bool {
+    fn extend(node: &mut ForgettingNode, owner: usize, now: u64) -> bool {
         let Some(entry) = node.entry.as_mut().filter(|entry| entry.owner == owner && entry.is_committed) else { return false };
         entry.ends = now + LEASE;
         true
     }
 }
 
-impl Model for Redlock {
-    type State = State;
-    type Action = Action;
+impl Model for ForgettingModel {
+    type State = ForgettingState;
+    type Action = ForgettingStep;
 
-    fn init_states(&self) -> Vec<State> {
-        let nodes = vec![Node::default(); NODES];
-        vec![State { now: 1, nodes, owners: [Owner::Idle; OWNERS], fences: Vec::new(), losses: 0 }]
+    fn init_states(&self) -> Vec<ForgettingState> {
+        let nodes = vec![ForgettingNode::default(); NODES];
+        vec![ForgettingState { now: 1, nodes, owners: [Owner::Idle; OWNERS], fences: Vec::new(), losses: 0 }]
     }
 
-    fn actions(&self, state: &State, actions: &mut Vec<Action>) {
+    fn actions(&self, state: &ForgettingState, actions: &mut Vec<ForgettingStep>) {
         if state.now < END {
-            actions.push(Action::Tick);
+            actions.push(ForgettingStep::Tick);
         }
         for owner in 0..OWNERS {
             if let Owner::Holding { extending: Some(_), .. } = state.owners[owner] {
-                actions.extend((0..1 << NODES).map(|mask| Action::Extend(owner, mask)));
+                actions.extend((0..1 << NODES).map(|mask| ForgettingStep::Extend(owner, mask)));
             }
-            actions.extend([Action::Begin, Action::Decide, Action::Conclude, Action::Renew].map(|of| of(owner)));
+            actions.extend(
+                [ForgettingStep::Begin, ForgettingStep::Decide, ForgettingStep::Conclude, ForgettingStep::Renew].map(|of| of(owner)),
+            );
         }
         for n in 0..NODES {
             // One of several equal nodes suffices.
             if state.nodes[..n].contains(&state.nodes[n]) {
                 continue;
             }
-            actions.push(Action::LoseData(n));
+            actions.push(ForgettingStep::LoseData(n));
             if state.nodes[n].back_at <= state.now {
                 for owner in 0..OWNERS {
-                    actions.extend([Action::Take, Action::Commit].map(|of| of(owner, n)));
+                    actions.extend([ForgettingStep::Take, ForgettingStep::Commit].map(|of| of(owner, n)));
                 }
             }
         }
     }
 
-    fn next_state(&self, last: &State, action: Action) -> Option<State> {
+    fn next_state(&self, last: &ForgettingState, action: ForgettingStep) -> Option<ForgettingState> {
         let mut next = last.clone();
         let (now, enough) = (last.now, majority(NODES));
         let happens = match action {
-            Action::Tick => {
+            ForgettingStep::Tick => {
                 next.tick();
                 true
             }
             // Owners are symmetric: they begin in order.
-            Action::Begin(i) => {
+            ForgettingStep::Begin(i) => {
                 let may = last.owners[i] == Owner::Idle && last.owners[..i].iter().all(|owner| *owner != Owner::Idle);
                 next.owners[i] = Owner::Counting { since: now };
                 may
             }
-            Action::Take(i, n) => {
-                let is_ahead = last.owners[i] != Owner::Idle && last.nodes[n].views[i] == View::Ahead;
+            ForgettingStep::Take(i, n) => {
+                let is_ahead = last.owners[i] != Owner::Idle && last.nodes[n].views[i] == OwnerView::Ahead;
                 is_ahead && self.take(&mut next.nodes[n], i, now, matches!(last.owners[i], Owner::Counting { .. }))
             }
-            Action::Decide(i) => match last.owners[i] {
+            ForgettingStep::Decide(i) => match last.owners[i] {
                 Owner::Counting { since } if last.counted(i).len() >= enough => fence_of(&last.counted(i)).is_some_and(|fence| {
                     next.owners[i] = Owner::Committing { since, fence };
                     true
                 }),
                 _ => false,
             },
-            Action::Commit(i, n) => {
+            ForgettingStep::Commit(i, n) => {
                 matches!(last.owners[i], Owner::Committing { fence, .. } if Self::commit(&mut next.nodes[n], i, fence))
             }
-            Action::Conclude(i) => match last.owners[i] {
-                Owner::Committing { since, fence } if last.viewed(i, View::Committed) >= enough => {
-                    next.owners[i] = Owner::Holding { until: since + LEASE, extending: None, on: last.viewed(i, View::Committed) };
+            ForgettingStep::Conclude(i) => match last.owners[i] {
+                Owner::Committing { since, fence } if last.viewed(i, OwnerView::Committed) >= enough => {
+                    next.owners[i] = Owner::Holding { until: since + LEASE, extending: None, on: last.viewed(i, OwnerView::Committed) };
                     next.fences.push(fence);
                     true
                 }
                 _ => false,
             },
-            Action::Renew(i) => match &mut next.owners[i] {
+            ForgettingStep::Renew(i) => match &mut next.owners[i] {
                 Owner::Holding { until, extending: extending @ None, .. } if *until < now + LEASE => {
                     *extending = Some(now);
                     true
                 }
                 _ => false,
             },
-            Action::Extend(i, mask) => match last.owners[i] {
+            ForgettingStep::Extend(i, mask) => match last.owners[i] {
                 Owner::Holding { extending: Some(since), until, .. } => {
                     let reached = next.nodes.iter_mut().zip(0..).filter(|(node, n)| mask >> n & 1 == 1 && node.back_at <= now);
                     let on = reached.map(|(node, _)| usize::from(Self::extend(node, i, now))).sum();
@@ -263,9 +265,9 @@ impl Model for Redlock {
                 }
                 _ => false,
             },
-            Action::LoseData(n) => {
+            ForgettingStep::LoseData(n) => {
                 let back_at = if self.stays_out { now + LEASE } else { now };
-                next.nodes[n] = Node { back_at, views: last.nodes[n].views, ..Node::default() };
+                next.nodes[n] = ForgettingNode { back_at, views: last.nodes[n].views, ..ForgettingNode::default() };
                 next.losses += 1;
                 last.losses < self.losing
             }
@@ -276,8 +278,8 @@ impl Model for Redlock {
                 node.back_at = 0;
             }
             for (view, owner) in node.views.iter_mut().zip(&next.owners) {
-                if *owner == Owner::Over && *view != View::Ahead {
-                    *view = View::Finished;
+                if *owner == Owner::Over && *view != OwnerView::Ahead {
+                    *view = OwnerView::Finished;
                 }
             }
         }
@@ -287,20 +289,20 @@ impl Model for Redlock {
 
     fn properties(&self) -> Vec<Property<Self>> {
         vec![
-            Property::always("one hold at a time", |_, state: &State| state.holding().len() <= 1),
-            Property::always("fences rise", |_, state: &State| state.fences.is_sorted_by(|a, b| a < b)),
-            Property::always("a hold that all nodes confirmed outlives one that forgets", |_, state: &State| {
+            Property::always("one hold at a time", |_, state: &ForgettingState| state.holding().len() <= 1),
+            Property::always("fences rise", |_, state: &ForgettingState| state.fences.is_sorted_by(|a, b| a < b)),
+            Property::always("a hold that all nodes confirmed outlives one that forgets", |_, state: &ForgettingState| {
                 let holding = state.holding();
                 state.losses > 1 || holding.len() <= 1 || holding.iter().all(|on| *on < NODES)
             }),
-            Property::sometimes("both had it", |_, state: &State| state.fences.len() == 2),
+            Property::sometimes("both had it", |_, state: &ForgettingState| state.fences.len() == 2),
         ]
     }
 }
 
-const RULE: Redlock = Redlock { losing: 2, stays_out: true, floor: true };
+const RULE: ForgettingModel = ForgettingModel { losing: 2, stays_out: true, floor: true };
 
-impl Redlock {
+impl ForgettingModel {
     /// Asserts that this variant violates the property.
     #[track_caller]
     fn fails(self, property: &'static str) {
@@ -317,17 +319,17 @@ fn model_of_nodes_that_lose_data_and_stay_out() {
 
 #[test]
 fn model_of_a_node_that_loses_data_and_returns_at_once() {
-    let checked = Redlock { losing: 1, stays_out: false, ..RULE }.checker().spawn_bfs().join();
+    let checked = ForgettingModel { losing: 1, stays_out: false, ..RULE }.checker().spawn_bfs().join();
     checked.assert_any_discovery("one hold at a time");
     checked.assert_no_discovery("a hold that all nodes confirmed outlives one that forgets");
 }
 
 #[test]
 fn model_of_nodes_that_keep_their_data() {
-    Redlock { losing: 0, stays_out: false, floor: false }.checker().spawn_bfs().join().assert_properties();
+    ForgettingModel { losing: 0, stays_out: false, floor: false }.checker().spawn_bfs().join().assert_properties();
 }
 
 #[test]
 fn model_of_counters_without_a_floor() {
-    Redlock { floor: false, ..RULE }.fails("fences rise");
+    ForgettingModel { floor: false, ..RULE }.fails("fences rise");
 }

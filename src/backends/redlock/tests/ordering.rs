@@ -36,7 +36,7 @@ enum Clocks {
 
 /// The state of a client's requests at a node.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
-enum View {
+enum ClientView {
     /// Phase 1 has not arrived.
     #[default]
     Ahead,
@@ -51,17 +51,17 @@ enum View {
 }
 
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
-struct Node {
+struct OrderingNode {
     owner: Option<u8>,
     /// Instead of an owner: the readers as bits, and in `fences` what was committed since they hold the node.
     readers: u8,
     fences: u32,
     counter: u8,
-    views: [View; CLIENTS],
+    views: [ClientView; CLIENTS],
 }
 
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
-enum Client {
+enum OrderingClient {
     /// Not started.
     #[default]
     Idle,
@@ -74,28 +74,28 @@ enum Client {
 }
 
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
-struct State {
-    nodes: Vec<Node>,
-    clients: [Client; CLIENTS],
+struct OrderingState {
+    nodes: Vec<OrderingNode>,
+    clients: [OrderingClient; CLIENTS],
     reads: [bool; CLIENTS],
     /// Each published fence, and whether a reader has it.
     published: Vec<(u8, bool)>,
 }
 
-impl State {
+impl OrderingState {
     /// Returns the representative of all equivalent states.
     fn canonical(&self) -> Self {
         const ORDERS: [[usize; CLIENTS]; 6] = [[0, 1, 2], [0, 2, 1], [1, 0, 2], [1, 2, 0], [2, 0, 1], [2, 1, 0]];
         let renamed = ORDERS.into_iter().map(|order| {
             let name = |old: u8| u8::try_from(order.iter().position(|o| *o == usize::from(old)).unwrap()).unwrap();
             let readers = |old: u8| (0..CLIENTS).filter(|new| old >> order[*new] & 1 == 1).map(|new| 1 << new).sum();
-            let node = |node: &Node| Node {
+            let node = |node: &OrderingNode| OrderingNode {
                 owner: node.owner.map(name),
                 readers: readers(node.readers),
                 views: order.map(|old| node.views[old]),
                 ..*node
             };
-            let mut nodes: Vec<Node> = self.nodes.iter().map(node).collect();
+            let mut nodes: Vec<OrderingNode> = self.nodes.iter().map(node).collect();
             nodes.sort_unstable();
             let (clients, reads) = (order.map(|old| self.clients[old]), order.map(|old| self.reads[old]));
             Self { nodes, clients, reads, published: self.published.clone() }
@@ -104,9 +104,9 @@ impl State {
     }
 
     fn end(mut self, client: usize) -> Self {
-        self.clients[client] = Client::Over;
+        self.clients[client] = OrderingClient::Over;
         for node in &mut self.nodes {
-            node.views[client] = View::Finished;
+            node.views[client] = ClientView::Finished;
             if node.owner == Some(u8::try_from(client).unwrap()) {
                 node.owner = None;
             }
@@ -140,8 +140,8 @@ impl State {
     fn next(&self, clocks: Clocks, without: Without, found: &mut Vec<Self>) -> Result<(), String> {
         for i in 0..CLIENTS {
             match self.clients[i] {
-                Client::Over => continue,
-                Client::Idle => {}
+                OrderingClient::Over => continue,
+                OrderingClient::Idle => {}
                 _ if clocks == Clocks::Any => {}
                 _ => found.push(self.clone().end(i)),
             }
@@ -159,10 +159,10 @@ impl State {
 
     /// The client has heard a majority or more of the nodes that it took.
     fn decide(&self, i: usize, clocks: Clocks, without: Without, found: &mut Vec<Self>) -> Result<(), String> {
-        let Client::Counting(before) = self.clients[i] else { return Ok(()) };
+        let OrderingClient::Counting(before) = self.clients[i] else { return Ok(()) };
         for heard in 0..1_u32 << self.nodes.len() {
             let counts = |n: usize| match self.nodes[n].views[i] {
-                View::Taken(count) if heard & 1 << n != 0 => Some((n, u64::from(count))),
+                ClientView::Taken(count) if heard & 1 << n != 0 => Some((n, u64::from(count))),
                 _ => None,
             };
             let counted: Vec<_> = (0..self.nodes.len()).filter_map(counts).collect();
@@ -171,16 +171,16 @@ impl State {
             }
             let fence = u8::try_from(fence_of(&counted).unwrap()).unwrap();
             let mut next = self.clone();
-            next.clients[i] = Client::Committing(fence, before);
+            next.clients[i] = OrderingClient::Committing(fence, before);
             for (n, node) in next.nodes.iter_mut().enumerate() {
-                if let View::Taken(_) = node.views[i] {
+                if let ClientView::Taken(_) = node.views[i] {
                     let due = without.counted_only || counted.iter().any(|(counted, _)| *counted == n);
-                    node.views[i] = if due { View::Due } else { View::Finished };
+                    node.views[i] = if due { ClientView::Due } else { ClientView::Finished };
                 }
             }
             if without.second_phase {
                 next.publish(i, fence, before, clocks)?;
-                next.clients[i] = Client::Published(fence);
+                next.clients[i] = OrderingClient::Published(fence);
             }
             found.push(next);
         }
@@ -189,14 +189,14 @@ impl State {
 
     /// A majority has committed.
     fn conclude(&self, i: usize, clocks: Clocks, found: &mut Vec<Self>) -> Result<(), String> {
-        let Client::Committing(fence, before) = self.clients[i] else { return Ok(()) };
-        if self.nodes.iter().filter(|node| node.views[i] == View::Committed).count() >= majority(self.nodes.len()) {
+        let OrderingClient::Committing(fence, before) = self.clients[i] else { return Ok(()) };
+        if self.nodes.iter().filter(|node| node.views[i] == ClientView::Committed).count() >= majority(self.nodes.len()) {
             let mut next = self.clone();
             next.publish(i, fence, before, clocks)?;
-            next.clients[i] = Client::Published(fence);
+            next.clients[i] = OrderingClient::Published(fence);
             for node in &mut next.nodes {
-                if node.views[i] == View::Committed {
-                    node.views[i] = View::Finished;
+                if node.views[i] == ClientView::Committed {
+                    node.views[i] = ClientView::Finished;
                 }
             }
             found.push(next);
@@ -209,30 +209,30 @@ impl State {
         let me = u8::try_from(i).unwrap();
         let old = self.nodes[n];
         match (self.clients[i], old.views[i]) {
-            (client, View::Ahead) => {
+            (client, ClientView::Ahead) => {
                 let is_free = clocks == Clocks::Any || (old.owner.is_none() && old.readers == 0);
-                let alone = Node { owner: Some(me), readers: 0, fences: 0, ..old };
-                let first = Node { owner: None, readers: 1 << i, fences: 0, ..old };
-                let joined = Node { readers: old.readers | 1 << i, ..old };
+                let alone = OrderingNode { owner: Some(me), readers: 0, fences: 0, ..old };
+                let first = OrderingNode { owner: None, readers: 1 << i, fences: 0, ..old };
+                let joined = OrderingNode { readers: old.readers | 1 << i, ..old };
                 let may_join = self.reads[i] && old.owner.is_none() && old.readers != 0;
                 let taken = [(is_free, if self.reads[i] { first } else { alone }), (may_join, joined)];
                 for (_, mut node) in taken.into_iter().filter(|(may, _)| *may) {
                     let mut next = self.clone();
                     node.counter += 1;
                     node.views[i] = match client {
-                        Client::Idle | Client::Counting(_) => View::Taken(node.counter),
+                        OrderingClient::Idle | OrderingClient::Counting(_) => ClientView::Taken(node.counter),
                         // An answer after the decision doesn't count.
-                        _ if without.counted_only => View::Due,
-                        _ => View::Finished,
+                        _ if without.counted_only => ClientView::Due,
+                        _ => ClientView::Finished,
                     };
-                    if client == Client::Idle {
-                        next.clients[i] = Client::Counting(self.last());
+                    if client == OrderingClient::Idle {
+                        next.clients[i] = OrderingClient::Counting(self.last());
                     }
                     next.nodes[n] = node;
                     found.push(next);
                 }
             }
-            (client @ (Client::Committing(fence, _) | Client::Published(fence)), View::Due) => {
+            (client @ (OrderingClient::Committing(fence, _) | OrderingClient::Published(fence)), ClientView::Due) => {
                 let has = old.owner == Some(me) || old.readers >> i & 1 == 1 || without.owner_check;
                 let known = self.reads[i] && old.fences >> fence & 1 == 1 && !without.distinct;
                 if !has || known {
@@ -242,7 +242,7 @@ impl State {
                 let node = &mut next.nodes[n];
                 node.counter = node.counter.max(fence);
                 node.fences |= u32::from(self.reads[i]) << fence;
-                node.views[i] = if matches!(client, Client::Published(_)) { View::Finished } else { View::Committed };
+                node.views[i] = if matches!(client, OrderingClient::Published(_)) { ClientView::Finished } else { ClientView::Committed };
                 found.push(next);
             }
             _ => {}
@@ -250,15 +250,15 @@ impl State {
     }
 }
 
-fn start(nodes: usize, readers: usize) -> State {
+fn start(nodes: usize, readers: usize) -> OrderingState {
     let reads = std::array::from_fn(|i| i < readers);
-    State { nodes: vec![Node::default(); nodes], clients: Default::default(), reads, published: Vec::new() }
+    OrderingState { nodes: vec![OrderingNode::default(); nodes], clients: Default::default(), reads, published: Vec::new() }
 }
 
 /// Returns the number of states, or the violation in one of them.
 fn explore(nodes: usize, clients: usize, readers: usize, clocks: Clocks, without: Without) -> Result<usize, String> {
     let mut first = start(nodes, readers);
-    first.clients[clients..].fill(Client::Over);
+    first.clients[clients..].fill(OrderingClient::Over);
     let mut known = HashSet::from([first.clone()]);
     let mut open = vec![first];
     let mut found = Vec::new();

@@ -12,9 +12,9 @@ use super::{
     *,
 };
 use crate::{
-    backends::kept::ReadFor,
+    backends::cas::ReadFor,
     damage::{self, Dice},
-    lock::{Namespace, Once, ReleaseInfo, RunPolicy, document::Moment},
+    lock::{Namespace, Once, ReleaseInfo, RunPolicy, document::RequestContext},
 };
 
 /// What a column of numbers may have after that.
@@ -76,8 +76,8 @@ fn damaged_rows_are_refused_or_used() {
     let alone = record(&asked.token);
     let shared = {
         let mut document = Document::default();
-        document.acquire(&request(Mode::Shared, 60), &Moment { now: alone.now_ms(), outside: None, fence: Fence(8) }).unwrap();
-        document.acquire(&asked, &Moment { now: alone.now_ms(), outside: None, fence: Fence(9) }).unwrap();
+        document.acquire(&request(Mode::Shared, 60), &RequestContext { now: alone.now_ms(), outside: None, fence: Fence(8) }).unwrap();
+        document.acquire(&asked, &RequestContext { now: alone.now_ms(), outside: None, fence: Fence(9) }).unwrap();
         alone.with(&document, None)
     };
     let mut run = alone.clone();
@@ -102,8 +102,10 @@ fn damaged_rows_are_refused_or_used() {
         let mut document = read.document;
         let now = row.now_ms();
         document.expire(now);
-        let _ = document
-            .acquire(&asked, &Moment { now, outside: read.outside.and_then(|outside| outside.left), fence: Fence(row.fence().0 | 1) });
+        let _ = document.acquire(
+            &asked,
+            &RequestContext { now, outside: read.outside.and_then(|outside| outside.left), fence: Fence(row.fence().0 | 1) },
+        );
         let written = row.with(&document, Some(Fence(11)));
         assert_eq!(written.name, row.name);
         let _ = row::release(row, &asked.token, &ReleaseInfo::UNDO);

@@ -1,5 +1,5 @@
 use super::{super::row::granted, *};
-use crate::lock::{End, Entry, Key, Release, Scope, document::Moment};
+use crate::lock::{End, Entry, Key, Release, Scope, document::RequestContext};
 
 pub(super) const SECOND: i64 = 1_000_000;
 pub(super) const NOW: i64 = ENDED_US + 110 * SECOND;
@@ -38,7 +38,7 @@ fn read(row: &LockRow) -> Document {
 fn take(row: &LockRow, request: &Request) -> LockRow {
     let mut document = read(row);
     let fence = Fence(u64::try_from(row.fence).unwrap() + 1);
-    document.acquire(request, &Moment { now: row.now_ms(), outside: None, fence }).unwrap();
+    document.acquire(request, &RequestContext { now: row.now_ms(), outside: None, fence }).unwrap();
     document.take_ended();
     row.with(&document, (document.fence(&request.token) == Some(fence)).then_some(fence))
 }

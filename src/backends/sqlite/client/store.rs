@@ -4,13 +4,13 @@ use std::time::Duration;
 
 use async_trait::async_trait;
 
-use super::{Client, Version, is_plain};
+use super::{SqliteClient, SqliteVersion, is_plain};
 use crate::{
     backends::{
-        kept::{self, Change, ReadFor, Snapshot, in_order},
+        cas::{self, Change, ReadFor, Snapshot, in_order},
         sqlite::{
             CAPABILITIES,
-            database::{Database, Row, Write},
+            database::{Database, RowWrite, StoredRow},
             location,
         },
     },
@@ -18,8 +18,8 @@ use crate::{
 };
 
 #[async_trait(?Send)]
-impl kept::Store for Client {
-    type Version = Version;
+impl cas::Store for SqliteClient {
+    type Version = SqliteVersion;
 
     fn identity(&self) -> Identity {
         let path = self.resolved.clone().unwrap_or_else(|| location::resolved(&self.options.path));
@@ -32,12 +32,12 @@ impl kept::Store for Client {
         Ok(if namespace.is_empty() { key.to_string() } else { format!("{namespace}:{key}") })
     }
 
-    async fn read(&mut self, key: &Key, purpose: ReadFor<'_>) -> Result<Snapshot<Version>> {
+    async fn read(&mut self, key: &Key, purpose: ReadFor<'_>) -> Result<Snapshot<SqliteVersion>> {
         let looks = matches!(purpose, ReadFor::Look);
         let namespace = self.options.namespace.clone();
         let file = if looks { self.open_to_look().await? } else { self.file_now()? };
         let database = if looks { self.database.as_mut() } else { Some(self.open().await?.0) };
-        let (mut row, mut listed) = (Row::default(), Vec::new());
+        let (mut row, mut listed) = (StoredRow::default(), Vec::new());
         if let Some(database) = database {
             row = database.read(&namespace, key).await?;
             let orders = matches!(purpose, ReadFor::Acquire { request, .. } if in_order(request) && request.entry == Entry::Fresh);
@@ -53,7 +53,7 @@ impl kept::Store for Client {
             ReadFor::Acquire { request, .. } => self.read_for_request(request, &mut snapshot)?,
             ReadFor::Release(token, _) => {
                 let witness = self.witness(key, file.as_deref());
-                snapshot.document.forsake(token, |hold| witness.stands(hold));
+                snapshot.document.drop_dead_holds(token, |hold| witness.has_process(hold));
             }
             ReadFor::Look => snapshot.outside = self.outside(key, &snapshot, file.as_deref())?,
             ReadFor::Change | ReadFor::Warn => {}
@@ -61,11 +61,11 @@ impl kept::Store for Client {
         Ok(snapshot)
     }
 
-    async fn swap(&mut self, key: &Key, was: Snapshot<Version>, change: Change<'_>) -> Result<bool> {
+    async fn swap(&mut self, key: &Key, was: Snapshot<SqliteVersion>, change: Change<'_>) -> Result<bool> {
         let (namespace, document, version) = (self.options.namespace.clone(), change.document, &was.version);
         let (now, fence) = (was.now(), change.granted.or(was.fence));
         let (revision, lock_file) = (version.revision, version.lock_file);
-        let write = Write { revision, fence, lock_file, document, now, ended: &change.ended, absorbed: &version.absorbed };
+        let write = RowWrite { revision, fence, lock_file, document, now, ended: &change.ended, absorbed: &version.absorbed };
         let durable = outlives_power_cut(&was.document, document);
         if !self.open().await?.0.swap((&namespace, key), write, durable).await? {
             return Ok(false);
@@ -77,7 +77,7 @@ impl kept::Store for Client {
         // bytes of an exclusive holder from now on.
         let lease_ended = was.document.ends_by_itself(Mode::Exclusive).is_some() && !document.has_holders();
         let alone = change.granted.is_some() && document.exclusive_owner().is_some();
-        self.ring |= !change.wake.is_empty() || lease_ended || alone && !document.queue().is_empty();
+        self.notify_watchers |= !change.wake.is_empty() || lease_ended || alone && !document.queue().is_empty();
         if let (Some(slot), Some(request)) = (self.slots.get_mut(key), change.request) {
             slot.granted = change.granted.map(|_| request.token);
             slot.seen = document.clone();
@@ -92,7 +92,7 @@ impl kept::Store for Client {
     fn advise(&mut self, request: &Request, busy: &mut Busy) {
         busy.notifies = true;
         // While a process has the lock, no time says when it ends.
-        if let Some(slot) = self.slots.get(&request.key).filter(|slot| !busy.passing && !slot.seen.has_room(request.mode, None)) {
+        if let Some(slot) = self.slots.get(&request.key).filter(|slot| !busy.transient && !slot.seen.has_room(request.mode, None)) {
             let ends = slot.seen.ends_by_itself(request.mode);
             busy.expires_in = ends.map(|ends| Duration::from_millis(ends.saturating_sub(slot.seen_at)));
         }
@@ -118,7 +118,7 @@ impl kept::Store for Client {
         }
     }
 
-    async fn scan(&mut self, start: &str) -> Result<Vec<(Key, Snapshot<Version>)>> {
+    async fn scan(&mut self, start: &str) -> Result<Vec<(Key, Snapshot<SqliteVersion>)>> {
         let file = self.open_to_look().await?;
         let Self { options, database, .. } = self;
         let Some(database) = database else { return Ok(Vec::new()) };
@@ -140,7 +140,7 @@ impl kept::Store for Client {
         let Self { options, database, .. } = self;
         let Some(database) = database else { return Ok(Vec::new()) };
         let rows = database.scan(&options.namespace, start).await?;
-        let wanted = |row: &Row| which == Which::All || row.document.run_record().keeps(row.now).is_some();
+        let wanted = |row: &StoredRow| which == Which::All || row.document.run_record().current_denial(row.now).is_some();
         Ok(rows.into_iter().filter(wanted).filter_map(|row| Key::new(row.key).ok()).collect())
     }
 

@@ -146,8 +146,8 @@ async fn odd_keys_and_namespaces_are_distinct() {
     for name in odd {
         granted(&mut a, &request(name)).await;
     }
-    let mut other = Sqlite::new(Options::at(&path, Namespace::new("other").unwrap()));
-    let mut none = Sqlite::new(Options::at(&path, Namespace::new("").unwrap()));
+    let mut other = Sqlite::new(SqliteOptions::at(&path, Namespace::new("other").unwrap()));
+    let mut none = Sqlite::new(SqliteOptions::at(&path, Namespace::new("").unwrap()));
     for name in odd {
         busy(&mut backend(&path), &request(name)).await;
         granted(&mut other, &request(name)).await;
@@ -213,7 +213,7 @@ async fn locked_bytes_mean_held_whatever_the_row_contains() {
     let file = LockFile::open(&path, false).unwrap();
     let mut a = backend(&path);
     let bytes = a.client().bytes(&key("job"));
-    assert!(file.try_lock(bytes.first(), super::super::lock_file::Kind::Write).unwrap());
+    assert!(file.try_lock(bytes.first(), super::super::lock_file::LockKind::Write).unwrap());
     let found = busy(&mut a, &request("job")).await;
     assert_eq!(found.holders.len(), 1);
     assert_eq!(found.holders[0].metadata, None);

@@ -16,7 +16,7 @@ use std::{
 
 use sqlx::{Connection, SqliteConnection};
 
-use super::{Options, Sqlite, lock_file::LockFile};
+use super::{Sqlite, SqliteOptions, lock_file::LockFile};
 use crate::lock::{
     Attempt, Backend, Busy, Effect, Entry, Grant, Key, Kind, Metadata, Mode, Namespace, Once, Release, Renewal, Request, RunPolicy, Scope,
     Tether, Token, Ttl, Wake,
@@ -31,7 +31,7 @@ fn ttl(seconds: u64) -> Ttl {
 }
 
 fn backend(path: &Path) -> Sqlite {
-    Sqlite::new(Options::at(path, Namespace::default()))
+    Sqlite::new(SqliteOptions::at(path, Namespace::default()))
 }
 
 fn request(name: &str) -> Request {

@@ -16,7 +16,7 @@ async fn the_first_use_creates_private_files() {
     let keep = tempfile::tempdir().unwrap();
     let directory = keep.path().join("state/dlock");
     let path = directory.join("dlock.db");
-    let options = Options { create_directory: true, ..Options::at(&path, Namespace::default()) };
+    let options = SqliteOptions { create_directory: true, ..SqliteOptions::at(&path, Namespace::default()) };
     let mut look = Sqlite::new(options.clone());
     assert!(look.inspect(&key("job")).await.unwrap().holders.is_empty());
     assert!(!directory.exists());

@@ -6,7 +6,7 @@ use std::{fs, process::Command};
 use tokio::time::timeout;
 
 use super::{
-    super::database::{Database, Write},
+    super::database::{Database, RowWrite},
     *,
 };
 use crate::lock::{Fence, ReleaseInfo, Renewal, RunState, Tether as _};
@@ -271,7 +271,8 @@ async fn a_write_to_a_collected_row_changes_nothing() {
     granted(&mut client, &first).await;
     let (mut database, _) = Database::open(&path).await.unwrap();
     let old = database.read(&namespace, &job).await.unwrap();
-    let write = |revision, document| Write { revision, fence: Some(Fence(1)), lock_file: 0, document, now: 1, ended: &[], absorbed: &[] };
+    let write =
+        |revision, document| RowWrite { revision, fence: Some(Fence(1)), lock_file: 0, document, now: 1, ended: &[], absorbed: &[] };
     for again in [false, true] {
         drop(sql(&path, "DELETE FROM locks").await);
         if again {

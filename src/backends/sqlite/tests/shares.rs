@@ -355,7 +355,7 @@ async fn a_request_during_a_grant_does_not_overtake_it() {
         assert!(a.client().slot(&held.key).unwrap().hold.try_take().unwrap());
         let wants = waiting(wants);
         let found = busy(&mut b, &wants).await;
-        assert!(found.passing && found.position.is_none() && found.expires_in.unwrap() < Duration::from_secs(1), "{found:?}");
+        assert!(found.transient && found.position.is_none() && found.expires_in.unwrap() < Duration::from_secs(1), "{found:?}");
         granted(&mut a, &held).await;
         assert_eq!(busy(&mut b, &wants).await.position, Some(1));
         release(&mut a, &held).await;

@@ -3,7 +3,7 @@
 use std::time::{Duration, Instant};
 
 use dlock::{
-    backends::redlock::{Options, Redlock},
+    backends::redlock::{Redlock, RedlockOptions},
     lease::{self, BootClock, Outcome},
     lock::{Effect, Fence, Release, Renewal, Scope},
 };
@@ -42,7 +42,7 @@ async fn a_silent_node_costs_its_timeout_once(lab: &Lab) {
     let mut fronts = Fronts::of(lab);
     fronts.0[2].set(Mode::BlackHole);
     let ports: Vec<u16> = fronts.0.iter().map(|proxy| proxy.port).collect();
-    let mut a = Client(Box::new(Redlock::new(Options { node_timeout: PATIENT, ..options(&ports, "dlock") })));
+    let mut a = Client(Box::new(Redlock::new(RedlockOptions { node_timeout: PATIENT, ..options(&ports, "dlock") })));
     let job = key("job");
     let began = Instant::now();
     let held = a.hold(&job).await;

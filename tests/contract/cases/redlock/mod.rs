@@ -9,7 +9,7 @@ mod starts;
 use std::{future::pending, time::Duration};
 
 use dlock::{
-    backends::redlock::{Options, Redlock},
+    backends::redlock::{Redlock, RedlockOptions},
     lease::{self, BootClock, Limits, Outcome, WaitPolicy},
 };
 
@@ -37,7 +37,7 @@ impl Fronts {
     /// Returns a client with this node timeout. The client has open connections, and has run every script once.
     async fn client(&self, node_timeout: Duration) -> Client {
         let ports: Vec<u16> = self.0.iter().map(|proxy| proxy.port).collect();
-        let mut client = Client(Box::new(Redlock::new(Options { node_timeout, ..options(&ports, "dlock") })));
+        let mut client = Client(Box::new(Redlock::new(RedlockOptions { node_timeout, ..options(&ports, "dlock") })));
         let held = client.hold(&key("warm")).await;
         client.renewed(&held, None).await;
         client.free(&held).await;

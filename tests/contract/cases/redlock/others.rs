@@ -5,8 +5,8 @@ use std::time::Duration;
 use dlock::{
     backends::{
         Secret, Tls,
-        redis::{Options as NodeOptions, Server},
-        redlock::{Options, Redlock},
+        redis::{RedisOptions, Server},
+        redlock::{Redlock, RedlockOptions},
     },
     lock::{Backend as _, Effect, Kind as ErrorKind, Scope},
 };
@@ -43,7 +43,7 @@ async fn other_libraries_and_dlock_exclude_each_other(lab: &Lab) {
     let job = key("job");
     assert!([0, 2, 4].into_iter().all(lock));
     let busy = a.refused(&request(&job, LONG)).await;
-    assert!(!busy.passing && busy.holders.len() == 1 && busy.holders[0].foreign, "{busy:?}");
+    assert!(!busy.transient && busy.holders.len() == 1 && busy.holders[0].foreign, "{busy:?}");
     let left = busy.expires_in.expect("an expiry");
     assert!(left > Duration::from_secs(3) && left <= Duration::from_secs(5), "{left:?}");
     let state = a.inspect(&job).await;
@@ -84,7 +84,7 @@ async fn strings_without_an_expiry_belong_to_another_library(lab: &Lab) {
         lab.redlock().node(n).command(&["SET", "dlock:job", "mK3xV9", "NX"]);
     }
     let busy = a.refused(&request(&job, LONG)).await;
-    assert!(!busy.passing && busy.holders.len() == 1 && busy.holders[0].foreign && busy.expires_in.is_none(), "{busy:?}");
+    assert!(!busy.transient && busy.holders.len() == 1 && busy.holders[0].foreign && busy.expires_in.is_none(), "{busy:?}");
     let state = a.inspect(&job).await;
     assert!(state.holders.len() == 1 && state.holders[0].foreign && state.holders[0].expires_in.is_none(), "{state:?}");
     for n in [0, 2] {
@@ -93,13 +93,13 @@ async fn strings_without_an_expiry_belong_to_another_library(lab: &Lab) {
     a.hold(&job).await;
 }
 
-fn at(host: &str, port: u16) -> NodeOptions {
-    NodeOptions::new(Server::Tcp { host: host.into(), port })
+fn at(host: &str, port: u16) -> RedisOptions {
+    RedisOptions::new(Server::Tcp { host: host.into(), port })
 }
 
 async fn one_server_under_two_names_counts_once(lab: &Lab) {
     let ports = lab.redlock().ports();
-    let two_of_three = Options::new(vec![at("127.0.0.1", ports[0]), at("localhost", ports[0]), at("127.0.0.1", ports[1])]);
+    let two_of_three = RedlockOptions::new(vec![at("127.0.0.1", ports[0]), at("localhost", ports[0]), at("127.0.0.1", ports[1])]);
     let mut a = Client(Box::new(Redlock::new(two_of_three)));
     let held = a.hold(&key("job")).await;
     let notices = a.0.notices();
@@ -130,8 +130,8 @@ async fn a_refused_password_is_denied(_: &Lab) {
     let servers: Vec<_> =
         (0..3).map(|_| support::redis::Redis::with(support::redis::Options { password: Some("right"), ..Default::default() })).collect();
     let with = |password: &str| {
-        let node = |server: &support::redis::Redis| NodeOptions { password: Some(Secret::new(password)), ..at("127.0.0.1", server.port) };
-        Redlock::new(Options::new(servers.iter().map(node).collect()))
+        let node = |server: &support::redis::Redis| RedisOptions { password: Some(Secret::new(password)), ..at("127.0.0.1", server.port) };
+        Redlock::new(RedlockOptions::new(servers.iter().map(node).collect()))
     };
     let error = with("wr0ng-secret").try_acquire(&request(&key("job"), LONG)).await.expect_err("refused");
     assert_eq!((error.kind, error.effect), (ErrorKind::Denied, Effect::NotApplied), "{error:?}");
@@ -153,8 +153,8 @@ async fn every_node_is_verified(_: &Lab) {
             .map(|server| std::fs::read(&server.certificates.as_ref().expect("a certificate").ca).expect("a certificate"));
         std::fs::write(&file, authorities.collect::<Vec<_>>().concat()).expect("a certificate");
         let tls = Some(Tls { ca_file: Some(file), ..Tls::default() });
-        let nodes = servers.iter().map(|server| NodeOptions { tls: tls.clone(), ..at("127.0.0.1", server.tls_port) });
-        Redlock::new(Options::new(nodes.collect()))
+        let nodes = servers.iter().map(|server| RedisOptions { tls: tls.clone(), ..at("127.0.0.1", server.tls_port) });
+        Redlock::new(RedlockOptions::new(nodes.collect()))
     };
     let mut all = Client(Box::new(with(3)));
     let held = all.hold(&key("job")).await;

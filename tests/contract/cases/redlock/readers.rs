@@ -201,7 +201,7 @@ async fn two_readers_with_one_highest_count_get_different_fences(lab: &Lab) {
     let (first, second) = tokio::join!(a.take(&one), after);
     assert_eq!(first.fence, Fence(ahead + 2));
     let Ok(dlock::lock::Attempt::Busy(busy)) = second else { panic!("the same fence twice: {second:?}") };
-    assert!(busy.passing, "{busy:?}");
+    assert!(busy.transient, "{busy:?}");
     assert_eq!(b.take(&two).await.fence, Fence(ahead + 3));
     a.renewed(&one, None).await;
     b.renewed(&two, None).await;
@@ -227,7 +227,7 @@ async fn a_fence_below_the_known_ones_is_refused(lab: &Lab) {
     let two = reader(&job, LONG);
     for behind in [10, 99] {
         set_counters(ahead + behind);
-        assert!(b.refused(&two).await.passing);
+        assert!(b.refused(&two).await.transient);
         assert_eq!(shares(lab), [1; NODES]);
     }
     set_counters(ahead + 199);
@@ -353,12 +353,12 @@ async fn a_waiting_writer_keeps_readers_out(lab: &Lab) {
     b.refused(&writer).await;
     assert_eq!(held_on(lab), 3);
     let busy = c.refused(&reader(&job, LONG)).await;
-    assert!(!busy.passing && busy.holders[0].mode == LockMode::Shared, "{busy:?}");
+    assert!(!busy.transient && busy.holders[0].mode == LockMode::Shared, "{busy:?}");
     assert!(busy.expires_in.is_some_and(|left| left > Duration::from_secs(10)), "{busy:?}");
     assert_eq!(shares(lab), [1, 1, 1, 0, 0]);
     // The free lock is kept for the writer.
     a.free(&held).await;
-    assert!(c.refused(&reader(&job, LONG)).await.passing);
+    assert!(c.refused(&reader(&job, LONG)).await.transient);
     b.take(&writer).await;
     b.free(&writer).await;
     c.take(&reader(&job, LONG)).await;

@@ -3,30 +3,30 @@
 use std::{collections::BTreeSet, time::Duration};
 
 use super::{
-    client::{Answer, Client},
+    client::{EtcdClient, EtcdResult},
     failure::Trouble,
-    names::{self, Names},
+    names::{self, EtcdNames},
     ops,
-    queue::{Look, mode_of},
+    queue::{LockAtRevision, mode_of},
 };
 use crate::{
-    backends::queue::record::Said,
+    backends::queue::record::ContenderInfo,
     lock::{Fence, Holder, Key, LockState, Result, Waiter, Which},
 };
 
 /// Returns the state of one lock.
-pub(super) async fn inspect(client: &mut Client, key: &Key) -> Answer<LockState> {
-    let names = Names::new(&client.options().namespace, key);
+pub(super) async fn inspect(client: &mut EtcdClient, key: &Key) -> EtcdResult<LockState> {
+    let names = EtcdNames::new(&client.options().namespace, key);
     let mut ops = ops::look(&names, ops::ALL);
     ops.push(ops::get(&names.last()));
     let mut answers = client.run(ops).await?;
     let look = answers.look(&names)?;
     let last = answers.one()?.and_then(|kv| str::from_utf8(&kv.value).ok()?.parse().ok()).map(Fence);
-    let holders = tell(client, &look, look.queue.holders(), true).await?;
+    let holders = read_holders(client, &look, look.queue.holders(), true).await?;
     Ok(LockState {
         nodes: Vec::new(),
         key: key.clone(),
-        stored_as: names.shown(),
+        stored_as: names.display_name(),
         // The current holders came after the last hold that was released.
         last_fence: holders.iter().filter_map(|holder| holder.fence).max().or(last),
         holders,
@@ -35,7 +35,7 @@ pub(super) async fn inspect(client: &mut Client, key: &Key) -> Answer<LockState>
 }
 
 /// Returns the state of the held locks whose keys begin with `start`, by key.
-pub(super) async fn list(client: &mut Client, start: &str) -> Answer<Vec<LockState>> {
+pub(super) async fn list(client: &mut EtcdClient, start: &str) -> EtcdResult<Vec<LockState>> {
     let namespace = client.options().namespace.clone();
     let start = names::prefix(&namespace) + &names::ENCODING.encode_str(start);
     let mut answers = client.run(vec![ops::under(&start, true)]).await?;
@@ -56,7 +56,7 @@ pub(super) async fn list(client: &mut Client, start: &str) -> Answer<Vec<LockSta
 }
 
 /// Returns the keys that begin with `start` and have a fence, a record or a run record, by key.
-pub(super) async fn known(client: &mut Client, start: &str, which: Which) -> Answer<Vec<Key>> {
+pub(super) async fn known(client: &mut EtcdClient, start: &str, which: Which) -> EtcdResult<Vec<Key>> {
     let namespace = client.options().namespace.clone();
     let mut keys = BTreeSet::new();
     for folder in names::records(&namespace) {
@@ -75,43 +75,48 @@ pub(super) async fn known(client: &mut Client, start: &str, which: Which) -> Ans
 /// Returns the holders at these positions. With `ends`, adds the rest of their leases, with one request for each.
 ///
 /// etcd has no clock for the time of a grant, and counts leases in whole seconds.
-pub(super) async fn tell(client: &mut Client, look: &Look, holders: impl Iterator<Item = usize>, ends: bool) -> Answer<Vec<Holder>> {
-    let mut told = Vec::new();
+pub(super) async fn read_holders(
+    client: &mut EtcdClient,
+    look: &LockAtRevision,
+    holders: impl Iterator<Item = usize>,
+    ends: bool,
+) -> EtcdResult<Vec<Holder>> {
+    let mut found = Vec::new();
     for at in holders {
         let one = &look.contenders[at];
-        let said = one.said()?;
+        let info = one.info()?;
         let lease = match one.lease {
             0 => None,
             _ if !ends => None,
-            lease => match left(client, lease).await? {
-                Left::For { left, ago } => Some((left, ago)),
-                Left::Over | Left::Unknown => None,
+            lease => match remaining(client, lease).await? {
+                Remaining::For { left, ago } => Some((left, ago)),
+                Remaining::Over | Remaining::Unknown => None,
             },
         };
-        let record = look.record_of(one).map(|record| &record.says);
-        told.push(Holder {
+        let record = look.record_of(one).map(|record| &record.hold_record);
+        found.push(Holder {
             permit: look.number_of(at).map(|number| number.number),
-            foreign: one.value.is_some() && said.is_none(),
+            foreign: one.value.is_some() && info.is_none(),
             fence: Some(one.fence()),
             renewed_ago: lease.map(|(_, ago)| ago),
             expires_in: lease.map(|(left, _)| left),
             holds: look.holds_of(one.lease),
-            ..Said::holder(said.as_ref(), record, look.queue.all()[at].mode)
+            ..ContenderInfo::holder(info.as_ref(), record, look.queue.all()[at].mode)
         });
     }
-    Ok(told)
+    Ok(found)
 }
 
 /// Returns the waiters, by the data that they wrote.
-fn waiters(look: &Look) -> Result<Vec<Waiter>> {
+fn waiters(look: &LockAtRevision) -> Result<Vec<Waiter>> {
     let waiter = |at: usize| -> Result<Waiter> {
-        Ok(Waiter { metadata: look.contenders[at].said()?.and_then(|said| said.metadata), waiting_for: None, in_order: true })
+        Ok(Waiter { metadata: look.contenders[at].info()?.and_then(|info| info.metadata), waiting_for: None, in_order: true })
     };
     look.queue.waiters().map(waiter).collect()
 }
 
 /// The rest of a lease.
-pub(super) enum Left {
+pub(super) enum Remaining {
     /// The rest of the lease, rounded up.
     For {
         /// The time until the lease ends.
@@ -126,14 +131,14 @@ pub(super) enum Left {
 }
 
 /// Returns the rest of a lease.
-pub(super) async fn left(client: &mut Client, lease: i64) -> Answer<Left> {
+pub(super) async fn remaining(client: &mut EtcdClient, lease: i64) -> EtcdResult<Remaining> {
     let answer = match client.time_to_live(lease).await {
         Ok(answer) => answer,
-        Err(Trouble::NoLease) => return Ok(Left::Over),
-        Err(Trouble::Refused(_)) => return Ok(Left::Unknown),
+        Err(Trouble::NoLease) => return Ok(Remaining::Over),
+        Err(Trouble::Refused(_)) => return Ok(Remaining::Unknown),
         Err(trouble) => return Err(trouble),
     };
-    let (Ok(left), Ok(granted)) = (u64::try_from(answer.ttl), u64::try_from(answer.granted_ttl)) else { return Ok(Left::Over) };
+    let (Ok(left), Ok(granted)) = (u64::try_from(answer.ttl), u64::try_from(answer.granted_ttl)) else { return Ok(Remaining::Over) };
     let left = Duration::from_secs((left + 1).min(granted));
-    Ok(Left::For { left, ago: Duration::from_secs(granted).saturating_sub(left) })
+    Ok(Remaining::For { left, ago: Duration::from_secs(granted).saturating_sub(left) })
 }

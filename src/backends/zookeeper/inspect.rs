@@ -7,17 +7,17 @@ use std::time::Duration;
 
 use super::{
     contender::ContenderNode,
-    failure::{self, Asked},
-    hold::{Hold, Seen},
-    names::{Names, holds_of},
-    record::{Granted, last_fence},
-    session::Session,
-    wire::{Answer, Ask, Node, Reply, Stat},
+    failure::{self, ZkResult},
+    hold::{LockListing, ZkHold},
+    names::{ZkNames, holds_of},
+    record::{GrantMark, last_fence},
+    session::ZkSession,
+    wire::{Ask, NodeKind, Reply, Stat, WireReply},
 };
 use crate::{
     backends::queue::{
         self,
-        record::{HoldRecord, Said},
+        record::{ContenderInfo, HoldRecord},
     },
     lock::{Attempt, Busy, Fence, Holder, Request, Result, Waiter},
 };
@@ -29,28 +29,28 @@ const MOST: usize = 1000;
 
 /// A lock at the time of a look.
 #[derive(Debug, Default)]
-pub(super) struct Look {
+pub(super) struct LockSummary {
     pub(super) holders: Vec<Holder>,
     pub(super) waiters: Vec<Waiter>,
     pub(super) last_fence: Option<Fence>,
 }
 
 /// A contender, and its node's content.
-struct Entry<'a> {
+struct ContenderEntry<'a> {
     contender: &'a ContenderNode,
-    said: Option<Said>,
+    info: Option<ContenderInfo>,
     stat: Stat,
 }
 
 /// Reads the holders' data, or with `whole` that of all contenders. With `timed`, makes a node to learn the time.
-pub(super) async fn look(session: &mut Session, names: &Names, seen: &Seen, whole: bool, timed: bool) -> Asked<Look> {
-    let shown: Vec<usize> = (0..seen.line.len()).filter(|at| whole || seen.queue.holds(*at)).take(MOST).collect();
-    let paths: Vec<String> = shown.iter().map(|at| names.contender(&seen.line[*at].name)).collect();
+pub(super) async fn look(session: &mut ZkSession, names: &ZkNames, seen: &LockListing, whole: bool, timed: bool) -> ZkResult<LockSummary> {
+    let shown: Vec<usize> = (0..seen.contenders.len()).filter(|at| whole || seen.queue.holds(*at)).take(MOST).collect();
+    let paths: Vec<String> = shown.iter().map(|at| names.contender(&seen.contenders[*at].name)).collect();
     let now = format!("{}/%now-", names.folder());
     let mut requests = vec![Ask::Read(&names.meta)];
     requests.extend(paths.iter().map(|path| Ask::Read(path)));
-    if timed && !seen.line.is_empty() {
-        requests.push(Ask::Create(&now, &[], Node::Contender));
+    if timed && !seen.contenders.is_empty() {
+        requests.push(Ask::Create(&now, &[], NodeKind::Contender));
     }
     let mut answers = session.ask(&requests).await?.into_iter();
     let last_fence = data(answers.next()).and_then(|(data, stat)| last_fence(&data, stat.mzxid));
@@ -60,36 +60,36 @@ pub(super) async fn look(session: &mut Session, names: &Names, seen: &Seen, whol
         let Some((data, stat)) = data(answers.next()) else { continue };
         let holds = seen.queue.holds(at);
         // A waiter may run any version.
-        let said = if holds { Said::read(&data)? } else { Said::read(&data).unwrap_or_default() };
+        let info = if holds { ContenderInfo::read(&data)? } else { ContenderInfo::read(&data).unwrap_or_default() };
         newest = newest.max(stat.mtime);
-        if holds { &mut granted } else { &mut waiting }.push(Entry { contender: &seen.line[at], said, stat });
+        if holds { &mut granted } else { &mut waiting }.push(ContenderEntry { contender: &seen.contenders[at], info, stat });
     }
-    if let Some(Ok(Reply::Made { stat, .. })) = answers.next() {
+    if let Some(Ok(Reply::Created { stat, .. })) = answers.next() {
         newest = newest.max(stat.ctime);
     }
     let mut holders = Vec::new();
     for entry in granted {
-        holders.push(holder(session, names, &entry, &seen.beside, &mut newest).await?);
+        holders.push(holder(session, names, &entry, &seen.side_nodes, &mut newest).await?);
     }
     let waiters = waiting
         .into_iter()
         .map(|entry| {
             let waiting_for = Some(between(entry.stat.ctime, newest));
-            Waiter { metadata: entry.said.and_then(|said| said.metadata), waiting_for, in_order: true }
+            Waiter { metadata: entry.info.and_then(|info| info.metadata), waiting_for, in_order: true }
         })
         .collect();
     let last_fence = holders.iter().filter_map(|holder| holder.fence).chain(last_fence).max();
-    Ok(Look { holders, waiters, last_fence })
+    Ok(LockSummary { holders, waiters, last_fence })
 }
 
-impl Hold {
+impl ZkHold {
     /// Returns the holders, for a waiter or a request that does not wait.
-    pub(super) async fn busy(&mut self, request: &Request, seen: &Seen) -> Result<Attempt> {
+    pub(super) async fn busy(&mut self, request: &Request, seen: &LockListing) -> Result<Attempt> {
         let Some(session) = &mut self.session else { return Err(failure::unsettled()) };
         // A waiter learns the time from the other contenders' nodes: that saves a write for each look.
-        let Look { holders, .. } = look(session, &self.names, seen, false, self.place.is_none()).await?;
+        let LockSummary { holders, .. } = look(session, &self.names, seen, false, self.place.is_none()).await?;
         let at = self.place.as_ref().filter(|_| request.waiting).and_then(|place| seen.find(&place.contender.name));
-        let position = at.map(|at| seen.queue.place(at));
+        let position = at.map(|at| seen.queue.position(at));
         let next = position.is_none_or(|position| position == 1);
         let soonest = if request.waiting { SOONEST } else { Duration::ZERO };
         // Without a holder, the server notifies a waiter that becomes first.
@@ -99,27 +99,34 @@ impl Hold {
     }
 }
 
-async fn holder(session: &mut Session, names: &Names, entry: &Entry<'_>, beside: &[String], newest: &mut i64) -> Asked<Holder> {
+async fn holder(
+    session: &mut ZkSession,
+    names: &ZkNames,
+    entry: &ContenderEntry<'_>,
+    side_nodes: &[String],
+    newest: &mut i64,
+) -> ZkResult<Holder> {
     let mode = entry.contender.mode;
-    let Some(said) = &entry.said else { return Ok(Said::holder(None, None, mode)) };
+    let Some(info) = &entry.info else { return Ok(ContenderInfo::holder(None, None, mode)) };
     let guid = entry.contender.guid().unwrap_or_default();
     let (mark, start) = (names.mark(guid), holds_of(guid));
-    let holds: Vec<String> = beside.iter().filter(|name| name.starts_with(&start)).map(|name| format!("{}/{name}", names.meta)).collect();
+    let holds: Vec<String> =
+        side_nodes.iter().filter(|name| name.starts_with(&start)).map(|name| format!("{}/{name}", names.meta)).collect();
     let mut requests = vec![Ask::Read(&mark)];
     requests.extend(holds.iter().map(|path| Ask::Read(path)));
     let mut answers = session.ask(&requests).await?.into_iter();
     let mark = data(answers.next());
     let granted = mark.as_ref().map(|(_, mark)| mark.ctime);
-    let says = mark.as_ref().and_then(|(says, _)| Granted::read(says));
-    let record: Option<HoldRecord> = says.as_ref().map(|says| says.hold.clone());
-    let heirloom = says.and_then(|says| says.heirloom);
+    let grant_mark = mark.as_ref().and_then(|(data, _)| GrantMark::read(data));
+    let record: Option<HoldRecord> = grant_mark.as_ref().map(|grant_mark| grant_mark.hold.clone());
+    let inherited_session = grant_mark.and_then(|grant_mark| grant_mark.inherited_session);
     let holds: Vec<(i64, u64)> = answers
         .filter_map(|answer| data(Some(answer)))
         .map(|(data, stat)| (stat.mtime, std::str::from_utf8(&data).ok().and_then(|text| text.parse().ok()).unwrap_or_default()))
         .collect();
     let renewed = holds.iter().map(|(renewed, _)| *renewed).max();
     // After a handover, the heirs keep the session of the contender's node alive by writing the mark.
-    let handed_down = mark.zip(heirloom).map(|((_, mark), heirloom)| (mark.mtime, heirloom.timeout_ms));
+    let handed_down = mark.zip(inherited_session).map(|((_, mark), inherited_session)| (mark.mtime, inherited_session.timeout_ms));
     let heirs_wrote = handed_down.map(|(written, _)| written);
     *newest = [renewed, granted, heirs_wrote].into_iter().flatten().fold(*newest, i64::max);
     let now = *newest;
@@ -131,7 +138,7 @@ async fn holder(session: &mut Session, names: &Names, entry: &Entry<'_>, beside:
         // Without a hold's node, the session has ended: servers remove its nodes in no order, and this one last.
         expires_in: Some(handed_down.as_ref().or(holds.iter().max_by_key(|hold| left(hold))).map_or(Duration::ZERO, left)),
         holds: u32::try_from(holds.len()).unwrap_or(u32::MAX).max(1),
-        ..Said::holder(Some(said), record.as_ref(), mode)
+        ..ContenderInfo::holder(Some(info), record.as_ref(), mode)
     })
 }
 
@@ -145,14 +152,14 @@ fn between(then: i64, now: i64) -> Duration {
 }
 
 /// Returns the children of a node; none if it doesn't exist.
-pub(super) fn children(answer: Option<Answer>) -> Vec<String> {
+pub(super) fn children(answer: Option<WireReply>) -> Vec<String> {
     match answer {
         Some(Ok(Reply::Children(names))) => names,
         _ => Vec::new(),
     }
 }
 
-fn data(answer: Option<Answer>) -> Option<(Vec<u8>, Stat)> {
+fn data(answer: Option<WireReply>) -> Option<(Vec<u8>, Stat)> {
     match answer {
         Some(Ok(Reply::Data { data, stat })) => Some((data, stat)),
         _ => None,

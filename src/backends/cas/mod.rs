@@ -6,7 +6,7 @@
 //! anyway, so the late swap fails); a hold ends by its time (the client writes that before it reports it, so no late renewal
 //! revives the hold).
 
-mod look;
+mod inspect;
 mod step;
 
 use std::time::Duration;
@@ -43,7 +43,7 @@ pub trait Store: Admin {
     }
 
     /// Releases a hold in one step. Returns false if the lock must be read.
-    async fn free(&mut self, _key: &Key, _token: &Token, _parting: &ReleaseInfo) -> Result<bool> {
+    async fn free(&mut self, _key: &Key, _token: &Token, _info: &ReleaseInfo) -> Result<bool> {
         Ok(false)
     }
 
@@ -57,8 +57,8 @@ pub trait Store: Admin {
     /// With [`Effect::Unknown`](crate::lock::Effect::Unknown) if the document may be written.
     async fn swap(&mut self, key: &Key, was: Snapshot<Self::Version>, change: Change<'_>) -> Result<bool>;
 
-    /// See [`Backend::wait`]; `passing` says that the lock was last found busy only in passing.
-    async fn wait(&mut self, request: &Request, at_most: Duration, passing: bool) -> Result<Wake>;
+    /// See [`Backend::wait`]; `transient` says that the lock was last found busy only in passing.
+    async fn wait(&mut self, request: &Request, at_most: Duration, transient: bool) -> Result<Wake>;
 
     /// Returns the outlook of a busy request: whether a release ends its wait, and whether it should look when the lease ends.
     fn advise(&mut self, _request: &Request, busy: &mut Busy) {
@@ -152,7 +152,7 @@ pub struct Outside {
     /// The ms until it ends; `None` if it doesn't end by itself.
     pub left: Option<u64>,
     /// Whether it is a claim, which is decided in a moment.
-    pub passing: bool,
+    pub transient: bool,
 }
 
 /// A write.
@@ -193,20 +193,20 @@ impl<V> Snapshot<V> {
 }
 
 /// The backend of a store.
-pub struct Kept<S> {
+pub struct CasBackend<S> {
     pub(super) store: S,
     /// Waiters of this client that may be in a queue. Added before asking, since an unanswered request may have been served.
     queued: Vec<(Key, Token)>,
     /// A grant with an unknown answer, which may still be written.
     unsure: Option<(Key, Token)>,
     /// Whether the lock was last found busy only in passing.
-    passing: bool,
+    transient: bool,
 }
 
-impl<S: Store> Kept<S> {
+impl<S: Store> CasBackend<S> {
     /// Returns the backend of `store`.
     pub(super) fn of(store: S) -> Self {
-        Self { store, queued: Vec::new(), unsure: None, passing: false }
+        Self { store, queued: Vec::new(), unsure: None, transient: false }
     }
 }
 
@@ -221,7 +221,7 @@ fn changed_meanwhile() -> Error {
 }
 
 #[async_trait(?Send)]
-impl<S: Store> Backend for Kept<S> {
+impl<S: Store> Backend for CasBackend<S> {
     fn identity(&self) -> Identity {
         self.store.identity()
     }
@@ -231,7 +231,7 @@ impl<S: Store> Backend for Kept<S> {
     }
 
     async fn wait(&mut self, request: &Request, at_most: Duration) -> Result<Wake> {
-        self.store.wait(request, at_most, self.passing).await
+        self.store.wait(request, at_most, self.transient).await
     }
 
     async fn leave_queue(&mut self, request: &Request) -> Result<()> {
@@ -243,7 +243,7 @@ impl<S: Store> Backend for Kept<S> {
     }
 
     async fn release(&mut self, key: &Key, token: &Token, info: &ReleaseInfo) -> Result<Release> {
-        self.give_back(key, token, info).await
+        self.release(key, token, info).await
     }
 
     async fn amend(&mut self, key: &Key, change: Amendment<'_>) -> Result<bool> {
@@ -282,7 +282,7 @@ impl<S: Store> Backend for Kept<S> {
 }
 
 #[async_trait(?Send)]
-impl<S: Store> Admin for Kept<S> {
+impl<S: Store> Admin for CasBackend<S> {
     async fn init(&mut self) -> Result<Init> {
         self.store.init().await
     }

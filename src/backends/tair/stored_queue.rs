@@ -20,8 +20,8 @@ use ::redis::{Pipeline, Value};
 use super::{queue::said_of, value::readable};
 use crate::{
     backends::{
-        kept::in_order,
-        redis::{history::to_json, names::Names, reply},
+        cas::in_order,
+        redis::{history::to_json, names::RedisNames, reply},
     },
     lock::{
         Error, Request, Result,
@@ -38,23 +38,23 @@ pub(super) const LOOK: Duration = Duration::from_millis(400);
 
 /// The queue as stored.
 #[derive(Debug, Default)]
-pub(super) struct Line {
+pub(super) struct StoredQueue {
     turns: Vec<(String, String)>,
     queue: Vec<(String, String)>,
     said: Vec<(String, String)>,
 }
 
 /// Adds the command that reads `…:turns`.
-pub(super) fn read_turns(pipeline: &mut Pipeline, names: &Names) {
+pub(super) fn read_turns(pipeline: &mut Pipeline, names: &RedisNames) {
     pipeline.cmd("HGETALL").arg(&names.turns);
 }
 
 /// Adds the commands that read the unfair exclusive waiters.
-pub(super) fn read_queue(pipeline: &mut Pipeline, names: &Names) {
+pub(super) fn read_queue(pipeline: &mut Pipeline, names: &RedisNames) {
     pipeline.cmd("ZRANGE").arg(&names.queue).arg(0).arg(-1).arg("WITHSCORES").cmd("HGETALL").arg(&names.waiters);
 }
 
-impl Line {
+impl StoredQueue {
     /// Reads the replies to [`read_turns`] and, if it was sent, [`read_queue`].
     pub(super) fn read(turns: &Value, queue: &[Value]) -> Result<Self> {
         let pairs = |reply: &Value| Ok::<_, Error>(readable(reply)?.and_then(reply::pairs).unwrap_or_default());
@@ -85,7 +85,7 @@ impl Line {
         for (micros, hold, json) in all {
             if let Some(json) = json {
                 if let Ok(waiter) = serde_json::from_str(json) {
-                    document.line_up(waiter);
+                    document.enqueue(waiter);
                 }
             } else if let Some((seen, metadata)) = said_of(&self.said, hold) {
                 document.absorb(hold.to_owned(), metadata, micros / 1000, seen);
@@ -99,7 +99,7 @@ impl Line {
     }
 
     /// Removes all offers, after a grant.
-    pub(super) fn clear(&self, pipeline: &mut Pipeline, names: &Names) {
+    pub(super) fn clear(&self, pipeline: &mut Pipeline, names: &RedisNames) {
         let calls: Vec<&str> = self.turns.iter().map(|(name, _)| &**name).filter(|name| name.starts_with("c:")).collect();
         if !calls.is_empty() {
             pipeline.cmd("HDEL").arg(&names.turns).arg(calls);
@@ -110,7 +110,7 @@ impl Line {
     pub(super) fn write(
         &self,
         pipeline: &mut Pipeline,
-        names: &Names,
+        names: &RedisNames,
         request: &Request,
         queue: [&[QueueEntry]; 2],
         now_us: u64,
@@ -150,14 +150,14 @@ impl Line {
 }
 
 /// Removes waiters that died or missed their offers.
-pub(super) fn remove_gone(pipeline: &mut Pipeline, names: &Names, own: Option<&str>, [before, after]: [&[QueueEntry]; 2]) {
+pub(super) fn remove_gone(pipeline: &mut Pipeline, names: &RedisNames, own: Option<&str>, [before, after]: [&[QueueEntry]; 2]) {
     for gone in before.iter().filter(|known| Some(&*known.hold) != own && after.iter().all(|other| other.hold != known.hold)) {
         remove(pipeline, names, &gone.hold, gone.is_plain());
     }
 }
 
 /// Removes a waiter.
-pub(super) fn remove(pipeline: &mut Pipeline, names: &Names, hold: &str, plain: bool) {
+pub(super) fn remove(pipeline: &mut Pipeline, names: &RedisNames, hold: &str, plain: bool) {
     if plain {
         pipeline.cmd("ZREM").arg(&names.queue).arg(hold).cmd("HDEL").arg(&names.waiters).arg(hold);
     } else {
@@ -177,7 +177,7 @@ mod tests {
     fn all_waiters_are_in_one_queue() {
         let reader = r#"{"h":"bb","m":"s","b":1000,"l":1500}"#;
         let fair = r#"{"h":"dd","m":"x","f":true,"b":1000,"l":1000}"#;
-        let line = Line {
+        let line = StoredQueue {
             turns: pairs(&[
                 ("dd", &format!("1000900:{fair}")),
                 ("c:cc", "1600"),
@@ -197,7 +197,7 @@ mod tests {
         document.expire(16_200);
         assert_eq!(document.queue().len(), 3, "a waiter that has not asked for so long is gone");
         let mut clear = Pipeline::new();
-        line.clear(&mut clear, &Names::new(&crate::lock::Namespace::default(), &crate::lock::Key::new("job").unwrap()).unwrap());
+        line.clear(&mut clear, &RedisNames::new(&crate::lock::Namespace::default(), &crate::lock::Key::new("job").unwrap()).unwrap());
         assert_eq!(clear.len(), 1);
     }
 }

@@ -45,7 +45,7 @@ pub fn fence(fence: Fence, others: impl Iterator<Item = Fence>) -> String {
 }
 
 /// Returns `user@host`, or only one of them; `None` if both are unknown.
-pub fn who(metadata: Option<&Metadata>) -> Option<String> {
+pub fn user_at_host(metadata: Option<&Metadata>) -> Option<String> {
     let metadata = metadata?;
     let name = |text: &Option<String>| text.as_deref().map(|text| clean(text, MAX_NAME));
     match (name(&metadata.user), name(&metadata.host)) {
@@ -58,7 +58,8 @@ pub fn who(metadata: Option<&Metadata>) -> Option<String> {
 
 /// Returns the holder's name, for use in a sentence.
 pub fn holder(holder: &Holder) -> String {
-    who(holder.metadata.as_ref()).unwrap_or_else(|| if holder.foreign { "a client that is not dlock" } else { "another process" }.into())
+    user_at_host(holder.metadata.as_ref())
+        .unwrap_or_else(|| if holder.foreign { "a client that is not dlock" } else { "another process" }.into())
 }
 
 /// Returns the name of the command.
@@ -111,7 +112,7 @@ mod tests {
             description: Some("x\n".repeat(5 << 20)),
             ..Metadata::default()
         };
-        let who = who(Some(&metadata)).unwrap();
+        let who = user_at_host(Some(&metadata)).unwrap();
         assert!(who.starts_with("an\\u{1b}[2Ja\\r\\u{202e}@hhh") && who.chars().count() < 100, "{who}");
         assert!(note(Some(&metadata)).is_some_and(|note| note.chars().count() <= MAX_NOTE + 2 && !note.contains('\n')));
     }

@@ -1,11 +1,11 @@
 //! A lock for display: its state in the store, and the run policy that denies it while it is free.
 
-use super::{Now, time::millis, who};
+use super::{Now, holders, time::millis};
 use crate::lock::{Denial, LastRun, LockState, Rule, RunRecord};
 
 /// A lock for display.
 #[derive(Clone, Debug)]
-pub struct Lock {
+pub struct LockView {
     /// Its state in the store.
     pub state: LockState,
     /// Why the free lock is denied to every host, or to other hosts.
@@ -16,16 +16,16 @@ pub struct Lock {
     pub start: Option<LastRun>,
 }
 
-impl From<LockState> for Lock {
+impl From<LockState> for LockView {
     fn from(state: LockState) -> Self {
         Self { state, denial: None, option: String::new(), start: None }
     }
 }
 
-impl Lock {
+impl LockView {
     /// Creates a lock from its state and its run records, judged now.
     pub fn with_record(state: LockState, record: RunRecord, now: &Now) -> Self {
-        let denial = record.keeps(now.unix_ms()).filter(|_| state.holders.is_empty());
+        let denial = record.current_denial(now.unix_ms()).filter(|_| state.holders.is_empty());
         let option = denial.as_ref().map(|denial| denial.rule.to_string()).unwrap_or_default();
         let start = record.start.filter(|start| start.at_ms.saturating_add(start.window_ms) > now.unix_ms());
         Self { state, denial, option, start }
@@ -40,7 +40,7 @@ pub fn until(denial: &Denial, now: &Now) -> String {
 
 /// Returns why the lock is denied: `at least 1h, began 16:49:54 root@web1`.
 pub fn why(denial: &Denial, now: &Now) -> String {
-    let who = who::who(denial.metadata.as_ref()).map(|who| format!(" {who}")).unwrap_or_default();
+    let who = holders::user_at_host(denial.metadata.as_ref()).map(|who| format!(" {who}")).unwrap_or_default();
     let began = denial.began.map(|ago| format!(", began {}", now.moment(now.unix_ms().saturating_sub(millis(ago))))).unwrap_or_default();
     format!("{}{began}{who}", denial.rule)
 }

@@ -1,15 +1,15 @@
 //! A position in the queue: entering the queue, answering from one look to the next, and leaving.
 
 use super::{
-    acquire::Taking,
-    client::{Answer, Client},
-    failure, hold, look,
-    lookout::{self, Lookout},
-    names::Names,
+    acquire::AcquireAttempt,
+    client::{EtcdClient, EtcdResult},
+    failure, hold, inspect,
+    monitor::{self, QueueMonitor},
+    names::EtcdNames,
     ops,
-    queue::{Before, Look},
+    queue::{AwaitedKeys, LockAtRevision},
     runs,
-    session::{Queued, Session, Standing},
+    session::{EtcdSession, HoldState, Queued},
     waiting,
 };
 use crate::{
@@ -22,63 +22,63 @@ const CHECKS: u32 = 5;
 /// The number of first waiters that learn when a holder's lease ends. A thousand waiters that ask keep the server busy for seconds.
 const NEAR: u32 = 3;
 
-impl Taking<'_> {
+impl AcquireAttempt<'_> {
     /// Keeps a waiter that is not yet first in the queue, on a lease that was granted now or is still alive.
-    pub(super) async fn behind(mut self, look: &Look, at: usize) -> Answer<Attempt> {
+    pub(super) async fn wait_behind(mut self, look: &LockAtRevision, at: usize) -> EtcdResult<Attempt> {
         let mode = self.request.mode;
         let blocker = look.queue.blocker(mode, at).map(|other| &look.contenders[other]);
         if let Some(endless) = blocker.filter(|one| one.lease == 0) {
-            return Err(failure::no_end(&endless.name).into());
+            return Err(failure::never_expires(&endless.name).into());
         }
         if !self.request.waiting {
             return self.declined(look).await;
         }
         self.drop_leases().await;
-        let place = look.queue.place(at);
-        let busy = Busy { position: Some(place), ..self.told(look, place <= NEAR).await? };
+        let place = look.queue.position(at);
+        let busy = Busy { position: Some(place), ..self.read_busy(look, place <= NEAR).await? };
         let permits = matches!(mode, Mode::Permits(_)).then_some(look.queue.permits());
         // Only the first waiter behind sees what a reader or writer in front of a permit's waiter does.
         let checks = if permits.is_some() && blocker.is_some() { u32::MAX } else { 0 };
         let before = look.before(&self.session.names, mode, at);
-        let lookout = Lookout::seen(look.looked_after);
-        let mut queued = Queued { permits, checks, before, lookout, busy: busy.clone(), ..self.queued(look, at, self.granted) };
-        if let (Standing::Queued(old), None) = (&self.session.stage, self.granted) {
+        let monitor = QueueMonitor::new(look.has_monitor);
+        let mut queued = Queued { permits, checks, before, monitor, busy: busy.clone(), ..self.queued(look, at, self.granted) };
+        if let (HoldState::Queued(old), None) = (&self.session.state, self.granted) {
             // The position is the same as at the last look.
-            (queued.alive_until, queued.called, queued.unanswered, queued.lookout) =
-                (old.alive_until, old.called, old.unanswered, old.lookout);
+            (queued.alive_until, queued.probed, queued.unanswered, queued.monitor) =
+                (old.alive_until, old.probed, old.unanswered, old.monitor);
         }
-        queued.catch_up(look.looked_after, look.call_of(self.session.lease));
-        self.session.stage = Standing::Queued(queued);
+        queued.catch_up(look.has_monitor, look.probe_of(self.session.lease));
+        self.session.state = HoldState::Queued(queued);
         Ok(Attempt::Busy(busy))
     }
 
     /// Returns the own position. `extended` is the lease's length if the lease was extended now.
-    fn queued(&self, look: &Look, at: usize, extended: Option<Ttl>) -> Queued {
+    fn queued(&self, look: &LockAtRevision, at: usize, extended: Option<Ttl>) -> Queued {
         Queued {
             own: self.own.clone(),
             created: look.contenders[at].created,
-            before: Before::default(),
+            before: AwaitedKeys::default(),
             permits: None,
             seen: look.revision,
             busy: Busy::default(),
             checks: u32::MAX,
             ttl: extended.unwrap_or(self.request.ttl),
             alive_until: waiting::fresh_until(extended, false),
-            called: false,
+            probed: false,
             unanswered: false,
-            lookout: Lookout::Another,
+            monitor: QueueMonitor::Another,
         }
     }
 
     /// Handles a first contender that the run policy denies the lock. A waiter stays first, and extends its lease by asking again.
-    pub(super) async fn stay_first(self, look: &Look, at: usize, ttl: Ttl, denial: (Denial, i64)) -> Answer<Attempt> {
-        let before = Before { key: Some(self.own.clone()), ..Before::default() };
-        self.session.stage = Standing::Queued(Queued { before, ..self.queued(look, at, Some(ttl)) });
+    pub(super) async fn stay_first(self, look: &LockAtRevision, at: usize, ttl: Ttl, denial: (Denial, i64)) -> EtcdResult<Attempt> {
+        let before = AwaitedKeys { key: Some(self.own.clone()), ..AwaitedKeys::default() };
+        self.session.state = HoldState::Queued(Queued { before, ..self.queued(look, at, Some(ttl)) });
         self.refused(look, denial).await
     }
 
     /// Answers a request that does not wait and does not have the lock.
-    pub(super) async fn declined(mut self, look: &Look) -> Answer<Attempt> {
+    pub(super) async fn declined(mut self, look: &LockAtRevision) -> EtcdResult<Attempt> {
         let own = self.session.lease;
         let is_other = |at: usize| look.contenders[at].lease != own;
         // If another waiter is there, only an at-least is judged. It denies the lock to every process, the first waiter too.
@@ -91,42 +91,42 @@ impl Taking<'_> {
         self.busy(look).await
     }
 
-    async fn refused(mut self, look: &Look, denial: (Denial, i64)) -> Answer<Attempt> {
+    async fn refused(mut self, look: &LockAtRevision, denial: (Denial, i64)) -> EtcdResult<Attempt> {
         self.drop_leases().await;
-        let waits = match &self.session.stage {
-            Standing::Queued(queued) if self.request.waiting => Some(queued.ttl.get()),
+        let waits = match &self.session.state {
+            HoldState::Queued(queued) if self.request.waiting => Some(queued.ttl.get()),
             _ => None,
         };
         let denial = runs::with_times(self.client, denial, waits).await;
         if !self.request.waiting {
-            self.go(look).await?;
+            self.withdraw(look).await?;
         }
         Ok(Attempt::Denied(denial))
     }
 
     /// Reports that another process has the lock to a request that does not wait. Leaves no key of this request.
-    async fn busy(mut self, look: &Look) -> Answer<Attempt> {
+    async fn busy(mut self, look: &LockAtRevision) -> EtcdResult<Attempt> {
         let (mode, end) = (self.request.mode, look.queue.len());
         let blocker = look.queue.blocker(mode, end).map(|other| &look.contenders[other]);
-        let endless = blocker.filter(|one| one.lease == 0).map(|one| failure::no_end(&one.name));
-        let told = self.told(look, true).await;
-        let ahead = look.first_waiting(self.session.lease).filter(|_| told.is_ok() && look.queue.only_waiters_block(mode));
+        let endless = blocker.filter(|one| one.lease == 0).map(|one| failure::never_expires(&one.name));
+        let busy = self.read_busy(look, true).await;
+        let ahead = look.first_waiting(self.session.lease).filter(|_| busy.is_ok() && look.queue.only_waiters_block(mode));
         let removed = match &ahead {
-            Some(ahead) => lookout::remove_if_gone(self.client, &self.session.names, ahead).await?,
+            Some(ahead) => monitor::remove_if_gone(self.client, &self.session.names, ahead).await?,
             None => false,
         };
         let free = removed || look.queue.may_hold(mode, end);
-        self.go(look).await?;
+        self.withdraw(look).await?;
         match endless {
             Some(error) => Err(error.into()),
-            None => told.map(|told| Attempt::Busy(Busy { passing: told.passing || free, ..told })),
+            None => busy.map(|busy| Attempt::Busy(Busy { transient: busy.transient || free, ..busy })),
         }
     }
 
     /// Returns the holders of the lock, and whether this waiter is next. With `ends`, adds when the holders' leases end.
-    async fn told(&mut self, look: &Look, ends: bool) -> Answer<Busy> {
+    async fn read_busy(&mut self, look: &LockAtRevision, ends: bool) -> EtcdResult<Busy> {
         let own = |at: &usize| look.contenders[*at].lease == self.session.lease;
-        let holders = look::tell(self.client, look, look.queue.holders().filter(|at| !own(at)), ends).await?;
+        let holders = inspect::read_holders(self.client, look, look.queue.holders().filter(|at| !own(at)), ends).await?;
         let next = look.queue.waiters().next().is_none_or(|at| own(&at));
         Ok(queue::busy(self.request.mode, holders, None, next))
     }
@@ -139,7 +139,7 @@ impl Taking<'_> {
     }
 
     /// Removes everything of this request. Without the lease no further key is put.
-    async fn go(&mut self, look: &Look) -> Answer<()> {
+    async fn withdraw(&mut self, look: &LockAtRevision) -> EtcdResult<()> {
         if look.contenders.iter().any(|one| one.lease == self.session.lease) {
             hold::leave(self.client, self.session, self.request.mode).await
         } else {
@@ -149,21 +149,21 @@ impl Taking<'_> {
 }
 
 /// Stops a granted waiter from being the queue monitor. Its command need not wait for that.
-pub(super) fn retire(client: &Client, session: &Session) {
-    if let Standing::Queued(queued) = &session.stage
-        && queued.lookout.is_own()
+pub(super) fn retire(client: &EtcdClient, session: &EtcdSession) {
+    if let HoldState::Queued(queued) = &session.state
+        && queued.monitor.is_own()
     {
-        client.revoke_meanwhile(session.lookout());
+        client.revoke_meanwhile(session.monitor_lease());
     }
 }
 
 /// Returns the answer for a queue position without reading the whole queue; `None` if something changed.
-pub(super) async fn still_queued(
-    client: &mut Client,
-    (names, lease): (&Names, i64),
+pub(super) async fn check_position(
+    client: &mut EtcdClient,
+    (names, lease): (&EtcdNames, i64),
     queued: &mut Queued,
     watched: bool,
-) -> Answer<Option<Busy>> {
+) -> EtcdResult<Option<Busy>> {
     // The farther behind a waiter is, the less its exact position matters.
     let checks = CHECKS.max(queued.busy.position.unwrap_or_default() / 8);
     if queued.checks >= checks || queued.busy.position == Some(1) {
@@ -174,18 +174,18 @@ pub(super) async fn still_queued(
         // The watch would have reported a change, through a member that answered recently.
         return Ok(Some(queued.busy.clone()));
     }
-    let Before { key, record, .. } = &queued.before;
+    let AwaitedKeys { key, record, .. } = &queued.before;
     let keys: Vec<_> = [&queued.own].into_iter().chain(key).chain(record).collect();
     let mut ops: Vec<_> = keys.iter().map(|key| ops::peek(key)).collect();
-    ops.extend([ops::peek(&names.lookout()), ops::get(&names.call(lease)), ops::count(&names.numbers())]);
+    ops.extend([ops::peek(&names.monitor()), ops::get(&names.probe(lease)), ops::count(&names.numbers())]);
     let mut answers = client.run(ops).await?;
     let mut unchanged = true;
     for _ in keys {
         // None of these keys was put since the last look, and neither was the record.
         unchanged &= answers.one()?.is_some_and(|kv| kv.mod_revision <= queued.seen);
     }
-    let (post, call) = (answers.one()?, answers.keys()?);
-    queued.catch_up(post.is_some(), lookout::calls(names, &call).first().map(|(_, call)| *call));
+    let (monitor_key, probe) = (answers.one()?, answers.keys()?);
+    queued.catch_up(monitor_key.is_some(), monitor::probes(names, &probe).first().map(|(_, probe)| *probe));
     let permits = answers.last_count();
     unchanged &= queued.permits.is_none_or(|before| before == permits);
     if unchanged {

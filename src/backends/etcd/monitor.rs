@@ -1,25 +1,25 @@
 //! Finds waiters that died, so that a living waiter need not prove all the time that it lives.
 //!
-//! Comments say "queue monitor" and "probe"; names in code say `lookout` and `call`. A waiter only extends its lease, once per third of its
-//! length. One waiter, the queue monitor, checks the front of the queue every second. The monitor probes the waiters at the front, and more
-//! of them while they don't answer. A probe is a key that the probed waiter watches. A probed waiter extends its lease at once, answers,
-//! and then extends its lease every [`BEAT`]. A waiter that is silent for [`SILENT`] after its probe is dead. It is removed once it is in
-//! the way.
+//! A waiter only extends its lease, once per third of its length. One waiter, the queue monitor, checks the front of the queue every
+//! second. The monitor probes the waiters at the front, and more of them while they don't answer. A probe is a key that the probed waiter
+//! watches. A probed waiter extends its lease at once, answers, and then extends it every [`BEAT`]. A waiter that is silent for [`SILENT`]
+//! after its probe is dead, and is removed once it is in the way.
 //!
-//! The monitor's key is [`Names::lookout`], on a lease of a few seconds. All waiters watch that key. When the key goes, a waiter recreates
-//! it. The server tells how long ago a lease was extended. A probe states that time as of its creation, so any client can judge the answer.
+//! The monitor's key is [`EtcdNames::monitor`], on a lease of a few seconds. All waiters watch the key. When the key goes, a waiter
+//! recreates it. The server tells how long ago a lease was extended. A probe states that time as of its creation, so any client can judge
+//! the answer.
 
 use std::time::Duration;
 
 use tokio::time::Instant;
 
 use super::{
-    client::{Answer, Client},
+    client::{EtcdClient, EtcdResult},
     failure::Trouble,
     messages::KeyValue,
-    names::Names,
+    names::EtcdNames,
     ops,
-    queue::{Keys, Look},
+    queue::{Keys, LockAtRevision},
     session::Queued,
     waiting::{after, is_past},
 };
@@ -46,31 +46,31 @@ pub(super) const HERE: &str = "here";
 /// The number of living waiters that the queue monitor wants at the front; it looks no further.
 const LIVING: usize = 2;
 /// The number of waiters that one round probes. Each silent waiter adds two.
-const CALLS: usize = 8;
+const PROBES_PER_ROUND: usize = 8;
 /// The number of waiters that are read together, and removed together.
 const TOGETHER: usize = 30;
 
 /// The queue monitor, as far as a waiter knows.
 #[derive(Clone, Copy, Debug)]
-pub(super) enum Lookout {
+pub(super) enum QueueMonitor {
     Another,
     /// There is none; from this moment on this waiter may apply.
-    Wanted(Instant),
+    Vacant(Instant),
     /// This waiter is the monitor; its next round is due at this moment.
     Own(Instant),
 }
 
-impl Lookout {
+impl QueueMonitor {
     /// Returns the state of a waiter that sees whether a queue monitor is there.
-    pub(super) fn seen(is_there: bool) -> Self {
-        if is_there { Self::Another } else { Self::Wanted(after(Duration::ZERO)) }
+    pub(super) fn new(is_there: bool) -> Self {
+        if is_there { Self::Another } else { Self::Vacant(after(Duration::ZERO)) }
     }
 
     /// Returns the state of a waiter at this position after a change of the monitor's key.
-    pub(super) fn heard(self, is_gone: bool, place: Option<u32>) -> Self {
-        let spread = (SPREAD_MS * u64::from(place.unwrap_or(1))).min(LATEST_MS);
+    pub(super) fn key_changed(self, is_gone: bool, position: Option<u32>) -> Self {
+        let spread = (SPREAD_MS * u64::from(position.unwrap_or(1))).min(LATEST_MS);
         match (self, is_gone) {
-            (_, true) => Self::Wanted(after(Duration::from_millis(crate::lock::random() % spread.max(1)))),
+            (_, true) => Self::Vacant(after(Duration::from_millis(crate::lock::random() % spread.max(1)))),
             // This waiter put the key itself.
             (own @ Self::Own(_), false) => own,
             (_, false) => Self::Another,
@@ -81,7 +81,7 @@ impl Lookout {
     pub(super) fn due(&self) -> Option<Instant> {
         match self {
             Self::Another => None,
-            Self::Wanted(due) | Self::Own(due) => Some(*due),
+            Self::Vacant(due) | Self::Own(due) => Some(*due),
         }
     }
 
@@ -91,44 +91,44 @@ impl Lookout {
 }
 
 /// Does what is due. `lease` is the lease for the queue monitor's key, and `own` is the waiter's own lease.
-pub(super) async fn serve(client: &mut Client, names: &Names, queued: &mut Queued, (lease, own): (i64, i64)) -> Answer<()> {
-    let due = match queued.lookout {
-        Lookout::Another => return Ok(()),
+pub(super) async fn serve(client: &mut EtcdClient, names: &EtcdNames, queued: &mut Queued, (lease, own): (i64, i64)) -> EtcdResult<()> {
+    let due = match queued.monitor {
+        QueueMonitor::Another => return Ok(()),
         // The first waiter has no other waiter to monitor.
-        Lookout::Wanted(_) if queued.busy.position == Some(1) => {
-            queued.lookout = Lookout::Another;
+        QueueMonitor::Vacant(_) if queued.busy.position == Some(1) => {
+            queued.monitor = QueueMonitor::Another;
             return Ok(());
         }
-        Lookout::Wanted(_) if !take_post(client, names, lease, own).await? => {
-            queued.lookout = Lookout::Another;
+        QueueMonitor::Vacant(_) if !become_monitor(client, names, lease, own).await? => {
+            queued.monitor = QueueMonitor::Another;
             return Ok(());
         }
-        Lookout::Wanted(_) => after(Duration::ZERO),
-        Lookout::Own(due) => {
+        QueueMonitor::Vacant(_) => after(Duration::ZERO),
+        QueueMonitor::Own(due) => {
             if client.keep_alive(lease).await?.is_none() {
-                queued.lookout = Lookout::Wanted(after(Duration::ZERO));
+                queued.monitor = QueueMonitor::Vacant(after(Duration::ZERO));
                 return Ok(());
             }
             due
         }
     };
     // A monitor that is late itself, on a busy host, does not judge others.
-    let next = if is_past(due + ROUND) { ROUND } else { look_after(client, names, &queued.own).await? };
-    queued.lookout = Lookout::Own(after(next));
+    let next = if is_past(due + ROUND) { ROUND } else { check_front(client, names, &queued.own).await? };
+    queued.monitor = QueueMonitor::Own(after(next));
     Ok(())
 }
 
 /// Stops being the queue monitor. If the request fails, the monitor's key ends with its lease.
-pub(super) async fn retire(client: &mut Client, queued: &mut Queued, lease: i64) {
-    if queued.lookout.is_own() {
-        queued.lookout = Lookout::Another;
+pub(super) async fn retire(client: &mut EtcdClient, queued: &mut Queued, lease: i64) {
+    if queued.monitor.is_own() {
+        queued.monitor = QueueMonitor::Another;
         let _ = client.revoke(lease).await;
     }
 }
 
 /// Returns whether this waiter became the queue monitor. It probes itself thereby: the next monitor must know soon whether it died.
-async fn take_post(client: &mut Client, names: &Names, lease: i64, own: i64) -> Answer<bool> {
-    let name = names.lookout();
+async fn become_monitor(client: &mut EtcdClient, names: &EtcdNames, lease: i64, own: i64) -> EtcdResult<bool> {
+    let name = names.monitor();
     if client.run(vec![ops::peek(&name)]).await?.one()?.is_some_and(|kv| kv.lease != lease) {
         return Ok(false);
     }
@@ -137,7 +137,7 @@ async fn take_post(client: &mut Client, names: &Names, lease: i64, own: i64) -> 
         Err(trouble) => return Err(trouble),
     }
     let compare = vec![ops::absent(&name)];
-    let success = vec![ops::put(&name, "", lease), ops::put(&names.call(own), "0", own)];
+    let success = vec![ops::put(&name, "", lease), ops::put(&names.probe(own), "0", own)];
     let mut answers = client.txn(compare, success, vec![ops::peek(&name)]).await?;
     // An earlier request of this waiter, whose answer was lost, may have put the key.
     let ours = answers.succeeded || answers.one()?.is_some_and(|kv| kv.lease == lease);
@@ -148,8 +148,8 @@ async fn take_post(client: &mut Client, names: &Names, lease: i64, own: i64) -> 
 }
 
 /// Probes the waiters at the front that were not probed, and removes dead ones. Returns the delay until the next round.
-async fn look_after(client: &mut Client, names: &Names, own: &str) -> Answer<Duration> {
-    let (mut called, mut living, mut silent, mut seen) = (0, 0, 0, 0);
+async fn check_front(client: &mut EtcdClient, names: &EtcdNames, own: &str) -> EtcdResult<Duration> {
+    let (mut probed, mut living, mut silent, mut seen) = (0, 0, 0, 0);
     let mut gone = Vec::new();
     let mut alone = false;
     'front: loop {
@@ -163,12 +163,12 @@ async fn look_after(client: &mut Client, names: &Names, own: &str) -> Answer<Dur
             }
             let Some(ahead) = look.waiting(at) else { continue };
             match judge(client, names, &ahead).await? {
-                State::Lives => living += 1,
-                State::Silent => silent += 1,
-                State::Called => called += 1,
-                State::Gone => gone.push(ahead),
+                WaiterState::Lives => living += 1,
+                WaiterState::Silent => silent += 1,
+                WaiterState::Probed => probed += 1,
+                WaiterState::Gone => gone.push(ahead),
             }
-            if living == LIVING || called >= CALLS + 2 * (silent + gone.len()) {
+            if living == LIVING || probed >= PROBES_PER_ROUND + 2 * (silent + gone.len()) {
                 break 'front;
             }
         }
@@ -182,14 +182,14 @@ async fn look_after(client: &mut Client, names: &Names, own: &str) -> Answer<Dur
             remove(client, names, some).await?;
         }
     }
-    Ok(if called > 0 && living < LIVING { AGAIN } else { ROUND })
+    Ok(if probed > 0 && living < LIVING { AGAIN } else { ROUND })
 }
 
 /// Reads the first `most` contenders, with their records and the keys that concern them.
-async fn front(client: &mut Client, names: &Names, most: usize) -> Answer<Look> {
+async fn front(client: &mut EtcdClient, names: &EtcdNames, most: usize) -> EtcdResult<LockAtRevision> {
     let limit = i64::try_from(most).unwrap_or(i64::MAX);
-    let mut answers = client.run(vec![ops::first(&names.folder, limit), ops::under(&names.beside(), false)]).await?;
-    let (keys, beside) = (answers.keys()?, answers.keys()?);
+    let mut answers = client.run(vec![ops::first(&names.folder, limit), ops::under(&names.side_keys(), false)]).await?;
+    let (keys, side_keys) = (answers.keys()?, answers.keys()?);
     let ids = keys.iter().filter_map(|kv| Some(names.open_as(str::from_utf8(&kv.key).ok()?.rsplit('/').next()?.rsplit('-').next()?)));
     let records: Vec<_> = ids.map(|record| ops::get(&record)).collect();
     let mut open = Vec::new();
@@ -199,12 +199,16 @@ async fn front(client: &mut Client, names: &Names, most: usize) -> Answer<Look> 
             open.extend(answers.one()?);
         }
     }
-    Ok(Look::new(names, answers.revision, Keys { contenders: keys.clone(), with_values: keys, open, beside, ..Keys::default() })?)
+    Ok(LockAtRevision::new(
+        names,
+        answers.revision,
+        Keys { contenders: keys.clone(), with_values: keys, open, side_keys, ..Keys::default() },
+    )?)
 }
 
 /// A probe of a waiter.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Call {
+pub(super) enum Probe {
     /// Not answered. The number is how long the waiter's lease had not been extended when the probe was made.
     Open(i64),
     Answered,
@@ -212,53 +216,53 @@ pub(super) enum Call {
 
 /// Answers the probe of this waiter, which has extended its lease. If the store refuses, the waiter only counts as slow: its extended lease
 /// keeps it from being removed.
-pub(super) async fn answer(client: &mut Client, names: &Names, own: i64) {
-    let _ = client.run(vec![ops::put(&names.call(own), HERE, own)]).await;
+pub(super) async fn answer(client: &mut EtcdClient, names: &EtcdNames, own: i64) {
+    let _ = client.run(vec![ops::put(&names.probe(own), HERE, own)]).await;
 }
 
 /// Returns the probes among the keys below a lock's last fence: the lease of each probed waiter, and the probe's content.
-pub(super) fn calls(names: &Names, keys: &[KeyValue]) -> Vec<(i64, Call)> {
-    let folder = names.calls();
-    let call = |kv: &KeyValue| {
+pub(super) fn probes(names: &EtcdNames, keys: &[KeyValue]) -> Vec<(i64, Probe)> {
+    let folder = names.probes();
+    let probe = |kv: &KeyValue| {
         let lease = i64::from_str_radix(str::from_utf8(&kv.key).ok()?.strip_prefix(&*folder)?, 16).ok()?;
-        let said = str::from_utf8(&kv.value).ok()?;
-        Some((lease, if said == HERE { Call::Answered } else { Call::Open(said.parse().ok()?) }))
+        let value = str::from_utf8(&kv.value).ok()?;
+        Some((lease, if value == HERE { Probe::Answered } else { Probe::Open(value.parse().ok()?) }))
     };
-    keys.iter().filter_map(call).collect()
+    keys.iter().filter_map(probe).collect()
 }
 
 /// The state of a waiter.
-enum State {
+enum WaiterState {
     Lives,
     /// For longer than a probed waiter is silent.
     Silent,
     /// The waiter was probed just now.
-    Called,
+    Probed,
     Gone,
 }
 
 /// Judges whether a waiter lives. Probes a waiter of which nothing is known.
-async fn judge(client: &mut Client, names: &Names, one: &Ahead) -> Answer<State> {
+async fn judge(client: &mut EtcdClient, names: &EtcdNames, one: &StoredWaiter) -> EtcdResult<WaiterState> {
     let lease = match client.time_to_live(one.lease).await {
         Ok(lease) => lease,
         // The waiter's key expires by itself, or this user may not read the lease.
-        Err(Trouble::NoLease | Trouble::Refused(_)) => return Ok(State::Silent),
+        Err(Trouble::NoLease | Trouble::Refused(_)) => return Ok(WaiterState::Silent),
         Err(trouble) => return Err(trouble),
     };
     let silent = lease.granted_ttl - lease.ttl;
-    match one.called {
-        _ if !one.answers => Ok(State::Silent),
-        Some(Call::Answered) if silent >= SILENT => Ok(State::Gone),
-        Some(Call::Answered) => Ok(if silent < ANSWERED { State::Lives } else { State::Silent }),
-        Some(Call::Open(called)) if silent >= SILENT.max(called + ANSWERED) => Ok(State::Gone),
+    match one.probed {
+        _ if !one.answers => Ok(WaiterState::Silent),
+        Some(Probe::Answered) if silent >= SILENT => Ok(WaiterState::Gone),
+        Some(Probe::Answered) => Ok(if silent < ANSWERED { WaiterState::Lives } else { WaiterState::Silent }),
+        Some(Probe::Open(probed)) if silent >= SILENT.max(probed + ANSWERED) => Ok(WaiterState::Gone),
         // With a shorter silence the waiter has extended its lease. Its answer is on its way or lost: it is probed anew.
-        Some(Call::Open(called)) if silent + 2 >= called => Ok(State::Silent),
+        Some(Probe::Open(probed)) if silent + 2 >= probed => Ok(WaiterState::Silent),
         _ => {
             // The probe lies on the lease of the probed waiter, and is put only if that waiter's key is still there.
             let compare = vec![ops::created_at(&one.key, one.created)];
-            let call = ops::put(&names.call(one.lease), silent.to_string(), one.lease);
-            match client.run_if(compare, vec![call]).await {
-                Ok(_) | Err(Trouble::NoLease | Trouble::Full(_)) => Ok(State::Called),
+            let probe = ops::put(&names.probe(one.lease), silent.to_string(), one.lease);
+            match client.run_if(compare, vec![probe]).await {
+                Ok(_) | Err(Trouble::NoLease | Trouble::Full(_)) => Ok(WaiterState::Probed),
                 Err(trouble) => Err(trouble),
             }
         }
@@ -267,7 +271,7 @@ async fn judge(client: &mut Client, names: &Names, one: &Ahead) -> Answer<State>
 
 /// A waiter as it was read. It is unchanged as long as its key and its record are.
 #[derive(Clone, Debug)]
-pub(super) struct Ahead {
+pub(super) struct StoredWaiter {
     pub key: String,
     pub created: i64,
     pub lease: i64,
@@ -276,22 +280,22 @@ pub(super) struct Ahead {
     pub revision: i64,
     /// Whether dlock created the waiter, which then answers a probe.
     pub answers: bool,
-    pub called: Option<Call>,
+    pub probed: Option<Probe>,
 }
 
 /// Removes a dead waiter on behalf of a process that does not wait. Returns whether it did. Probes a waiter that was not probed.
-pub(super) async fn remove_if_gone(client: &mut Client, names: &Names, one: &Ahead) -> Answer<bool> {
-    Ok(matches!(judge(client, names, one).await?, State::Gone) && remove(client, names, std::slice::from_ref(one)).await?)
+pub(super) async fn remove_if_gone(client: &mut EtcdClient, names: &EtcdNames, one: &StoredWaiter) -> EtcdResult<bool> {
+    Ok(matches!(judge(client, names, one).await?, WaiterState::Gone) && remove(client, names, std::slice::from_ref(one)).await?)
 }
 
 /// Removes several dead waiters in one step. Returns whether it removed any.
 ///
 /// A holder is never removed: a grant rewrites or removes the record, and compares the key in the same step. A waiter that is alive after
 /// all finds its key gone, and queues up anew.
-async fn remove(client: &mut Client, names: &Names, gone: &[Ahead]) -> Answer<bool> {
+async fn remove(client: &mut EtcdClient, names: &EtcdNames, gone: &[StoredWaiter]) -> EtcdResult<bool> {
     let each = gone.iter().map(|one| {
         let compare = vec![ops::created_at(&one.key, one.created), ops::unchanged(&one.record, one.revision)];
-        ops::when(compare, vec![ops::delete(&one.key), ops::delete(&one.record), ops::delete(&names.call(one.lease))], Vec::new())
+        ops::when(compare, vec![ops::delete(&one.key), ops::delete(&one.record), ops::delete(&names.probe(one.lease))], Vec::new())
     });
     let mut answers = client.run(each.collect()).await?;
     Ok(answers.any_branch())

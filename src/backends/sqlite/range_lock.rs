@@ -15,28 +15,28 @@ use std::{
 
 use tokio::sync::Notify;
 
-use super::lock_file::{Kind, LockFile, Range};
+use super::lock_file::{LockFile, LockKind, Range};
 
 /// The stack of the thread, which makes one system call.
 const STACK: usize = 64 * 1024;
 
 /// A range of the lock file that this process has locked, wants, or does not want.
-pub(super) struct Latch {
+pub(super) struct RangeLock {
     file: Arc<LockFile>,
     range: Range,
-    kind: Kind,
-    shared: Arc<Shared>,
+    kind: LockKind,
+    shared: Arc<RangeLockShared>,
 }
 
 #[derive(Default)]
-struct Shared {
-    state: Mutex<State>,
+struct RangeLockShared {
+    state: Mutex<RangeLockState>,
     changed: Notify,
 }
 
 /// Each lock and unlock of the range happens under the mutex, together with the change of this state.
 #[derive(Default)]
-struct State {
+struct RangeLockState {
     wanted: bool,
     locked: bool,
     thread: bool,
@@ -45,14 +45,14 @@ struct State {
     failed: Option<io::Error>,
 }
 
-impl Shared {
-    fn state(&self) -> MutexGuard<'_, State> {
+impl RangeLockShared {
+    fn state(&self) -> MutexGuard<'_, RangeLockState> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
-impl Latch {
-    pub(super) fn new(file: Arc<LockFile>, range: Range, kind: Kind) -> Self {
+impl RangeLock {
+    pub(super) fn new(file: Arc<LockFile>, range: Range, kind: LockKind) -> Self {
         Self { file, range, kind, shared: Arc::default() }
     }
 
@@ -79,7 +79,7 @@ impl Latch {
     }
 
     /// Unlocks the range, or stops wanting it.
-    pub(super) fn let_go(&self) {
+    pub(super) fn unlock(&self) {
         let mut state = self.shared.state();
         state.wanted = false;
         if state.locked {
@@ -96,7 +96,7 @@ impl Latch {
         state.narrowed = Some(part);
     }
 
-    /// Waits until this process has the range. A dropped future stays in the kernel's queue until [`Latch::let_go`].
+    /// Waits until this process has the range. A dropped future stays in the kernel's queue until [`RangeLock::unlock`].
     pub(super) async fn wait(&self) -> io::Result<()> {
         self.queue_up()?;
         loop {

@@ -2,10 +2,10 @@
 
 use std::time::Duration;
 
-use super::{Base, Change, Kept, ReadFor, Snapshot, Store, changed_meanwhile, in_order};
+use super::{Base, CasBackend, Change, ReadFor, Snapshot, Store, changed_meanwhile, in_order};
 use crate::lock::{
     Attempt, Busy, Entry, Error, Fence, Grant, Intent, Key, Kind, Mode, Release, ReleaseInfo, Renewal, Request, Result, Token,
-    document::{Document, Moment},
+    document::{Document, RequestContext},
 };
 
 /// How often a step begins anew because other clients were faster.
@@ -13,7 +13,7 @@ const TRIES: usize = 100;
 /// Fences stay below this: JSON readers have no exact numbers from here on.
 const LAST_FENCE: u64 = 1 << 53;
 
-impl<S: Store> Kept<S> {
+impl<S: Store> CasBackend<S> {
     /// Takes a lock, enters it, or joins its queue.
     pub(super) async fn take(&mut self, request: &Request) -> Result<Attempt> {
         self.store.identity().capabilities.check(request)?;
@@ -36,13 +36,13 @@ impl<S: Store> Kept<S> {
             }
             claims = fresh;
         }
-        Ok(self.answered(request, passing()).await)
+        Ok(self.answered(request, transient()).await)
     }
 
     /// Returns `None` if the lock must be read anew.
     async fn decide(&mut self, request: &Request, snapshot: Snapshot<S::Version>) -> Result<Option<Attempt>> {
         let (now_us, apart, outside, base) = (snapshot.now_us, snapshot.apart, snapshot.outside.clone(), snapshot.base);
-        let moment = Moment { now: snapshot.now(), outside: snapshot.outside_until(), fence: snapshot.next_fence() };
+        let moment = RequestContext { now: snapshot.now(), outside: snapshot.outside_until(), fence: snapshot.next_fence() };
         let mut document = snapshot.document.clone();
         document.expire(moment.now);
         let answer = if apart && request.waiting {
@@ -80,7 +80,7 @@ impl<S: Store> Kept<S> {
         }
         if !written {
             // A claim is lost only if its time is over: then another client holds the lock, or soon will.
-            return Ok((granted && base == Base::Claim).then(passing));
+            return Ok((granted && base == Base::Claim).then(transient));
         }
         if let Attempt::Busy(busy) = &mut answer {
             if apart && request.waiting {
@@ -88,7 +88,7 @@ impl<S: Store> Kept<S> {
             }
             if let Some(outside) = outside {
                 busy.expires_in = outside.left.map(Duration::from_millis);
-                (busy.holders, busy.passing) = (vec![outside.holder], outside.passing);
+                (busy.holders, busy.transient) = (vec![outside.holder], outside.transient);
             }
             self.store.advise(request, busy);
         }
@@ -97,7 +97,7 @@ impl<S: Store> Kept<S> {
 
     /// Records the consequence of an answer for waiting.
     async fn answered(&mut self, request: &Request, attempt: Attempt) -> Attempt {
-        self.passing = matches!(&attempt, Attempt::Busy(Busy { passing: true, .. }));
+        self.transient = matches!(&attempt, Attempt::Busy(Busy { transient: true, .. }));
         if matches!(attempt, Attempt::Granted(_)) {
             // If this fails, the entry ends by itself.
             let _ = self.leave_list(request).await;
@@ -168,7 +168,7 @@ impl<S: Store> Kept<S> {
     }
 
     /// Releases a hold.
-    pub(super) async fn give_back(&mut self, key: &Key, token: &Token, info: &ReleaseInfo) -> Result<Release> {
+    pub(super) async fn release(&mut self, key: &Key, token: &Token, info: &ReleaseInfo) -> Result<Release> {
         if self.store.free(key, token, info).await? {
             return Ok(Release::Released);
         }
@@ -223,8 +223,8 @@ impl<S: Store> Kept<S> {
     }
 }
 
-fn passing() -> Attempt {
-    Attempt::Busy(Busy { passing: true, ..Busy::default() })
+fn transient() -> Attempt {
+    Attempt::Busy(Busy { transient: true, ..Busy::default() })
 }
 
 fn beyond() -> Error {

@@ -11,47 +11,47 @@ use tokio::io::{Interest, unix::AsyncFd};
 
 /// What happened to the lock file.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Sound {
-    /// A process set its times ([`LockFile::ring`](super::lock_file::LockFile::ring)).
-    Bell,
+pub(super) enum LockFileEvent {
+    /// A process set its times ([`LockFile::notify_watchers`](super::lock_file::LockFile::notify_watchers)).
+    Touched,
     /// That, or a process that could write the file has closed it.
-    Door,
+    TouchedOrClosed,
 }
 
-pub(super) struct Alarm {
+pub(super) struct LockFileWatch {
     watch: AsyncFd<OwnedFd>,
-    sound: Sound,
+    event: LockFileEvent,
 }
 
-impl Alarm {
+impl LockFileWatch {
     /// Watches the file from now on. No later notice is missed.
-    pub(super) fn new(lock_file: &Path, sound: Sound) -> io::Result<Self> {
+    pub(super) fn new(lock_file: &Path, event: LockFileEvent) -> io::Result<Self> {
         let fd = init(CreateFlags::CLOEXEC | CreateFlags::NONBLOCK)?;
-        let bell = WatchFlags::ATTRIB | WatchFlags::DELETE_SELF | WatchFlags::MOVE_SELF;
-        let flags = if sound == Sound::Door { bell | WatchFlags::CLOSE_WRITE } else { bell };
+        let touched = WatchFlags::ATTRIB | WatchFlags::DELETE_SELF | WatchFlags::MOVE_SELF;
+        let flags = if event == LockFileEvent::TouchedOrClosed { touched | WatchFlags::CLOSE_WRITE } else { touched };
         add_watch(&fd, lock_file, flags)?;
         // Deprecated because a type's descriptor might change or be closed under tokio's feet; an OwnedFd's can't.
         #[allow(deprecated)]
         let watch = AsyncFd::with_interest(fd, Interest::READABLE)?;
-        Ok(Self { watch, sound })
+        Ok(Self { watch, event })
     }
 
     /// Whether it notices that.
-    pub(super) fn hears(&self, sound: Sound) -> bool {
-        sound == Sound::Bell || self.sound == sound
+    pub(super) fn reports(&self, event: LockFileEvent) -> bool {
+        event == LockFileEvent::Touched || self.event == event
     }
 
     /// Waits for a notice since the last call. Cancel safe.
-    pub(super) async fn rung(&self) -> io::Result<Sound> {
+    pub(super) async fn next_event(&self) -> io::Result<LockFileEvent> {
         loop {
             let mut ready = self.watch.readable().await?;
             let drained = ready.try_io(|fd| {
                 let mut buffer = [MaybeUninit::<u8>::uninit(); 4096];
                 let mut events = Reader::new(fd, &mut buffer);
-                let mut heard = Sound::Door;
+                let mut heard = LockFileEvent::TouchedOrClosed;
                 loop {
                     if events.next()?.events() != ReadFlags::CLOSE_WRITE {
-                        heard = Sound::Bell;
+                        heard = LockFileEvent::Touched;
                     }
                     if events.is_buffer_empty() {
                         return Ok(heard);

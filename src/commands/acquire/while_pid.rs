@@ -1,4 +1,4 @@
-//! A lock that a detached keeper renews for as long as a process lives.
+//! A lock that a detached renewer renews for as long as a process lives.
 
 use std::{
     cell::RefCell,
@@ -9,11 +9,11 @@ use std::{
 
 use rustix::process::{Signal, pidfd_send_signal};
 
-use super::{AcquireSettings, Hold, Taken, give_back, take};
+use super::{AcquireSettings, Taken, TakenLock, release, take};
 use crate::{
     commands::{
         Context,
-        hold::until::{Over, Until, check_process, open_process},
+        hold::until::{HoldEnd, Until, check_process, open_process},
         interrupted,
         take::keep,
     },
@@ -21,25 +21,25 @@ use crate::{
     lease::{self, BootClock, Budget, Clock as _, Lease, Limits, Loss, ask, wall_ms},
     lock::{self, Backend, BootTime, Break, End, Error, HistoryEntry, Intent, Key, Kind, ReleaseInfo, Result, Scope},
     output::{Syslog, drain, loss, mark},
-    supervise::{Detach, Keeper, Monitor, Signals, fork_keeper, fork_monitor},
+    supervise::{Detach, Monitor, RenewerFork, Signals, fork_monitor, fork_renewer},
 };
 
 /// The time limit of the query how a lost hold ended.
 const ASIDE: Limits<'static> = Limits::of(Duration::from_secs(2));
-/// How long the remaining output may take before the keeper detaches from the terminal.
+/// How long the remaining output may take before the renewer detaches from the terminal.
 const LAST_WORD: Duration = Duration::from_millis(100);
 
-/// Acquires the lock, prints its token, and leaves a keeper running.
+/// Acquires the lock, prints its token, and leaves a renewer running.
 ///
 /// # Errors
-/// The same as for a lock without a keeper.
+/// The same as for a lock without a renewer.
 pub fn run(settings: &AcquireSettings, pid: i32, context: &Context) -> Result<u8> {
     context.out.check_token_has_a_reader()?;
     check_process(pid)?;
-    let forked = fork_keeper().map_err(|error| Error::new(Kind::Unavailable, "no keeper can be started").source(error))?;
+    let forked = fork_renewer().map_err(|error| Error::new(Kind::Unavailable, "no keeper can be started").source(error))?;
     match forked {
-        Keeper::Caller(status) => Ok(status),
-        Keeper::Worker(caller) => {
+        RenewerFork::Caller(status) => Ok(status),
+        RenewerFork::Renewer(caller) => {
             // Before the wait: the process may end meanwhile, and its PID may be reused.
             let process = open_process(pid)?;
             let key = settings.wanted.key.clone();
@@ -57,8 +57,8 @@ async fn work(settings: &AcquireSettings, pid: i32, context: &Context, caller: D
     let stop = until.ended_or(interrupted(&mut signals));
     let mut holds = match Box::pin(take(&settings.wanted, true, program, context, stop)).await? {
         Taken::Granted(holds) => holds,
-        Taken::Stopped(Over::Ended) => return Ok(exit::OK),
-        Taken::Stopped(Over::Signal(signal)) => return Ok(super::stopped(signal, &settings.wanted.key, context)),
+        Taken::Stopped(HoldEnd::Ended) => return Ok(exit::OK),
+        Taken::Stopped(HoldEnd::Signal(signal)) => return Ok(super::stopped(signal, &settings.wanted.key, context)),
         Taken::Not(status) => return Ok(status),
     };
     if let Some(status) = super::print(&mut holds, context).await {
@@ -74,8 +74,8 @@ async fn work(settings: &AcquireSettings, pid: i32, context: &Context, caller: D
     Ok(exit::OK)
 }
 
-/// Renews until the process has ended, and sends it TERM if a lock is lost or broken. The keeper's output is not read.
-async fn keep_on(mut holds: Vec<Hold>, limits: Limits<'_>, until: &Until, mut signals: Signals, monitor: &Monitor) {
+/// Renews until the process has ended, and sends it TERM if a lock is lost or broken. The renewer's output is not read.
+async fn keep_on(mut holds: Vec<TakenLock>, limits: Limits<'_>, until: &Until, mut signals: Signals, monitor: &Monitor) {
     let began = BootClock.now();
     let mut intent = Intent::Extend(None);
     let mut broken: Option<Break> = None;
@@ -89,23 +89,23 @@ async fn keep_on(mut holds: Vec<Hold>, limits: Limits<'_>, until: &Until, mut si
             deadlines[at] = budget.kill_at(lease.t0);
             monitor.extend(earliest(&deadlines));
         };
-        // A keeper that gets a signal releases the locks once; then only the process's end counts.
+        // A renewer that gets a signal releases the locks once; then only the process's end counts.
         let over = tokio::select! {
             biased;
             loss = keep(&mut holds, limits, intent, &extended) => Err(loss),
             over = until.ended_or(interrupted(&mut signals)) => Ok(over),
         };
         match over {
-            Ok(Over::Signal(_)) if (broken.is_some() || lost) && !std::mem::replace(&mut signalled, true) => {}
+            Ok(HoldEnd::Signal(_)) if (broken.is_some() || lost) && !std::mem::replace(&mut signalled, true) => {}
             Ok(_) | Err(Err(_)) => break,
-            // As with `run`, the release follows the protected process's end; but the keeper never sends KILL.
+            // As with `run`, the release follows the protected process's end; but the renewer never sends KILL.
             Err(Ok((at, Loss::Broken(by)))) => {
                 say(&holds[at].lease.key, &format!("broken {}", mark(&by)));
                 end(until);
                 broken = Some(by);
                 intent = Intent::Drain;
             }
-            // The keeper renews the other locks until the process has ended.
+            // The renewer renews the other locks until the process has ended.
             Err(Ok((at, Loss::NotOwner))) => {
                 let mut hold = holds.remove(at);
                 if !was_released(&mut hold).await {
@@ -115,7 +115,7 @@ async fn keep_on(mut holds: Vec<Hold>, limits: Limits<'_>, until: &Until, mut si
                 }
             }
             Err(Ok((at, unconfirmed @ Loss::Unconfirmed { .. }))) => {
-                let Hold { mut backend, lease } = holds.remove(at);
+                let TakenLock { mut backend, lease } = holds.remove(at);
                 let how = loss(&unconfirmed);
                 say(&lease.key, &format!("lost: {how}"));
                 end(until);
@@ -136,12 +136,12 @@ async fn keep_on(mut holds: Vec<Hold>, limits: Limits<'_>, until: &Until, mut si
     let held = BootClock.now().since(began);
     let held_ms = u64::try_from(held.as_millis()).ok();
     let info = ReleaseInfo { end: Some(ended), why, at_ms: Some(wall_ms()), held_ms, ..Scope::Tree.into() };
-    give_back(&mut holds, &info, limits).await;
+    release(&mut holds, &info, limits).await;
 }
 
-/// Returns when the monitor must signal the process if the keeper sends no extension.
-fn deadlines(holds: &[Hold]) -> Vec<BootTime> {
-    let deadline = |hold: &Hold| hold.budget().map_or(hold.lease.t0, |budget| budget.kill_at(hold.lease.t0));
+/// Returns when the monitor must signal the process if the renewer sends no extension.
+fn deadlines(holds: &[TakenLock]) -> Vec<BootTime> {
+    let deadline = |hold: &TakenLock| hold.budget().map_or(hold.lease.t0, |budget| budget.kill_at(hold.lease.t0));
     holds.iter().map(deadline).collect()
 }
 
@@ -150,10 +150,10 @@ fn earliest(deadlines: &[BootTime]) -> BootTime {
 }
 
 /// Whether the lost hold was released by `dlock release` with the printed token.
-async fn was_released(Hold { backend, lease }: &mut Hold) -> bool {
+async fn was_released(TakenLock { backend, lease }: &mut TakenLock) -> bool {
     let question = async |backend: &mut dyn Backend| backend.history(&lease.key).await;
-    let told = ask(&mut **backend, &BootClock, ASIDE, ("history", Some(&lease.key)), question).await;
-    told.is_ok_and(|told| told.past.iter().any(|past| past.fence == Some(lease.fence) && past.end == End::Released))
+    let history = ask(&mut **backend, &BootClock, ASIDE, ("history", Some(&lease.key)), question).await;
+    history.is_ok_and(|history| history.past.iter().any(|past| past.fence == Some(lease.fence) && past.end == End::Released))
 }
 
 /// Sends TERM to the process.

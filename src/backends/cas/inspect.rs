@@ -1,9 +1,9 @@
 //! Looking at locks.
 
-use super::{Kept, ReadFor, Snapshot, Store};
+use super::{CasBackend, ReadFor, Snapshot, Store};
 use crate::lock::{End, Fence, History, Key, LockState, Result};
 
-impl<S: Store> Kept<S> {
+impl<S: Store> CasBackend<S> {
     pub(super) async fn read_lock(&mut self, key: &Key) -> Result<LockState> {
         let snapshot = self.store.read(key, ReadFor::Look).await?;
         self.state(key.clone(), snapshot)

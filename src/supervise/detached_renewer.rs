@@ -18,11 +18,11 @@ use super::{
 };
 
 /// Which side of the fork this is.
-pub enum Keeper {
+pub enum RenewerFork {
     /// The original process, with its exit status from the worker.
     Caller(u8),
     /// The forked process that does the work, and may outlive the caller.
-    Worker(Detach),
+    Renewer(Detach),
 }
 
 /// The worker's handle to let the caller exit.
@@ -38,7 +38,7 @@ pub struct Detach {
 ///
 /// # Errors
 /// If the system has no processes or descriptors left.
-pub fn fork_keeper() -> io::Result<Keeper> {
+pub fn fork_renewer() -> io::Result<RenewerFork> {
     let (read, write) = pipe_with(PipeFlags::CLOEXEC)?;
     // If SIGCHLD were ignored, the kernel would reap the worker and the caller would lose its status.
     sys::set_ignored(libc::SIGCHLD, false);
@@ -47,9 +47,9 @@ pub fn fork_keeper() -> io::Result<Keeper> {
             set_parent_process_death_signal(Some(Signal::TERM))?;
             drop(read);
             close_others(&[&write])?;
-            Ok(Keeper::Worker(Detach { caller: write.into() }))
+            Ok(RenewerFork::Renewer(Detach { caller: write.into() }))
         }
-        Fork::Parent(worker) => {
+        Fork::Parent(renewer) => {
             drop(write);
             // The terminal sends these signals to the worker as well, and the worker handles them.
             for signal in [Signal::INT, Signal::QUIT] {
@@ -57,10 +57,10 @@ pub fn fork_keeper() -> io::Result<Keeper> {
             }
             let mut status = [0];
             if File::from(read).read_exact(&mut status).is_ok() {
-                return Ok(Keeper::Caller(status[0]));
+                return Ok(RenewerFork::Caller(status[0]));
             }
             loop {
-                match waitpid(Some(worker), WaitOptions::empty()) {
+                match waitpid(Some(renewer), WaitOptions::empty()) {
                     Err(rustix::io::Errno::INTR) | Ok(None) => {}
                     Err(error) => return Err(error.into()),
                     Ok(Some((_, ended))) => {
@@ -68,7 +68,7 @@ pub fn fork_keeper() -> io::Result<Keeper> {
                             sys::set_ignored(signal, false);
                             reraise(signal);
                         }
-                        return Ok(Keeper::Caller(ended.exit_status().and_then(|status| u8::try_from(status).ok()).unwrap_or(70)));
+                        return Ok(RenewerFork::Caller(ended.exit_status().and_then(|status| u8::try_from(status).ok()).unwrap_or(70)));
                     }
                 }
             }
