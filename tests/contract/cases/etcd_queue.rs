@@ -203,10 +203,7 @@ async fn a_holder_notices_that_its_key_is_gone(lab: &Lab) {
     for how in ["deleted", "revoked", "without a watch before"] {
         let held = a.hold(&key("job")).await;
         if how != "without a watch before" {
-            assert!(
-                timeout(SLACK, a.0.tether().expect("a session").watch(&held.key, &held.token)).await.is_err(),
-                "the watch ended too early"
-            );
+            assert!(timeout(SLACK, a.0.tether().expect("a session").watch(&held.key, &held.token)).await.is_err(), "too early");
             a.renewed(&held, None).await;
         }
         let own = holder_key(lab);

@@ -127,21 +127,21 @@ impl Side {
 /// The source of the expected answers.
 enum Reference {
     Memory(Side),
-    ReferenceQueue(ReferenceQueue),
+    Queue(ReferenceQueue),
 }
 
 impl Reference {
     async fn ask(&mut self, client: usize, operation: &Operation) -> String {
         match self {
             Self::Memory(side) => side.ask(client, operation).await,
-            Self::ReferenceQueue(queue) => queue.ask(operation),
+            Self::Queue(queue) => queue.ask(operation),
         }
     }
 
     async fn look(&mut self) -> String {
         match self {
             Self::Memory(side) => side.look().await,
-            Self::ReferenceQueue(queue) => queue.look(),
+            Self::Queue(queue) => queue.look(),
         }
     }
 }
@@ -274,15 +274,14 @@ async fn play(lab: &Lab, seed: u64) -> Result<(), String> {
         reference.push(Client(Box::new(Memory::new(store.clone(), Namespace::default()))));
         tried.push(lab.client().await);
     }
-    let members = lab.kind.keeps_positions();
-    let mut tried = Side::new(tried, members.then(HashSet::new));
-    let mut reference =
-        if members { Reference::ReferenceQueue(ReferenceQueue::default()) } else { Reference::Memory(Side::new(reference, None)) };
+    let ordered = lab.kind.keeps_positions();
+    let mut tried = Side::new(tried, ordered.then(HashSet::new));
+    let mut reference = if ordered { Reference::Queue(ReferenceQueue::default()) } else { Reference::Memory(Side::new(reference, None)) };
     let mut made: Vec<(usize, Request)> = Vec::new();
     let (mut transcript, mut slowest) = (String::new(), Duration::ZERO);
     for step in 0..STEPS {
         let (client, operation) = next(&mut dice, &mut made, lab.kind);
-        if members {
+        if ordered {
             for (client, request) in made.iter().filter(|(_, request)| request.waiting) {
                 tried.clients[*client].wait(request, LISTEN).await;
             }
@@ -304,7 +303,7 @@ async fn play(lab: &Lab, seed: u64) -> Result<(), String> {
         slowest = slowest.max(began.elapsed());
         if matches!(operation, Operation::Crash(_)) {
             let passes = lab.outlast(SHORT);
-            if members { wait_while(&mut tried.clients, &made, passes).await } else { passes.await }
+            if ordered { wait_while(&mut tried.clients, &made, passes).await } else { passes.await }
         }
         let looked = Instant::now();
         let _ = write!(expected, "; then {}", reference.look().await);

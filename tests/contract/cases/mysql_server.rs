@@ -369,8 +369,7 @@ async fn login_methods_work_or_are_named(lab: &Lab) {
     (local.sql.password, local.sql.server) = (None, Server::Unix { path: server.socket(), port: server.port });
     client(&local).await.refused(&request(&key("job"), LONG)).await;
     a.free(&held).await;
-    let error =
-        backend(with("ed")).try_acquire(&request(&key("job"), LONG)).await.expect_err("a login method that the driver doesn't know");
+    let error = backend(with("ed")).try_acquire(&request(&key("job"), LONG)).await.expect_err("an unknown login method");
     assert_eq!((error.kind, error.effect), (ErrorKind::Config, Effect::NotApplied), "{error:?}");
     assert!(error.message.contains("client_ed25519") && !error.message.contains("sqlx"), "{error:?}");
     assert!(error.hint.as_deref().is_some_and(|hint| hint.contains("ALTER USER")), "{error:?}");

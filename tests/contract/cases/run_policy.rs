@@ -98,7 +98,7 @@ impl Client {
     }
 
     /// Takes the lock, and ends the run with this state.
-    pub async fn complete_run(&mut self, request: &Request, state: RunState) -> Grant {
+    pub async fn run(&mut self, request: &Request, state: RunState) -> Grant {
         let grant = self.take(request).await;
         self.end_run(request, state).await;
         grant
@@ -112,7 +112,7 @@ impl Client {
 async fn a_lock_without_a_record_denies_no_run(lab: &Lab) {
     let (mut a, mut b) = (lab.client().await, lab.client().await);
     let all = RunPolicy { skew_guard: Some(BRIEF), at_least: Some(BRIEF), ..once(WINDOW, 0, false) };
-    b.complete_run(&request(&key("job"), LONG), RunState::Started).await;
+    b.run(&request(&key("job"), LONG), RunState::Started).await;
     a.take(&asking("job", &all)).await;
     let other = asking("job", &guarded("b", BRIEF));
     let busy = b.refused(&other).await;
@@ -122,14 +122,14 @@ async fn a_lock_without_a_record_denies_no_run(lab: &Lab) {
 async fn the_skew_guard_denies_tries_from_other_hosts(lab: &Lab) {
     let (mut a, mut b) = (lab.client().await, lab.client().await);
     let begun = tokio::time::Instant::now();
-    let grant = a.complete_run(&asking("job", &guarded("a", BRIEF)), RunState::Ok).await;
+    let grant = a.run(&asking("job", &guarded("a", BRIEF)), RunState::Ok).await;
     let refusal = b.denied(&asking("job", &guarded("b", SHORT))).await;
     assert_eq!((refusal.rule, refusal.fence), (Rule::SkewGuard(BRIEF), Some(grant.fence)), "{refusal:?}");
     assert_eq!(refusal.metadata, Some(runner("web1")));
     assert!(refusal.again_in.is_none_or(|left| left <= BRIEF + SHORT), "{refusal:?}");
     // A run without a guard, and one without a policy.
-    b.complete_run(&asking("job", &run_policy("b")), RunState::Ok).await;
-    b.complete_run(&request(&key("job"), LONG), RunState::Started).await;
+    b.run(&asking("job", &run_policy("b")), RunState::Ok).await;
+    b.run(&request(&key("job"), LONG), RunState::Started).await;
     assert_eq!(b.denied(&asking("job", &guarded("b", BRIEF))).await.fence, Some(grant.fence), "the fence is that of the run with a guard");
     lab.pass((BRIEF + lab.kind.late() + Duration::from_millis(100)).saturating_sub(begun.elapsed())).await;
     let mut late = 0;
@@ -168,14 +168,14 @@ async fn free(lab: &Lab, client: &mut Client, request: &Request) -> Result<Grant
 
 async fn at_least_denies_every_run(lab: &Lab) {
     let (mut a, mut b) = (lab.client().await, lab.client().await);
-    let grant = a.complete_run(&asking("job", &kept(WINDOW)), RunState::Ok).await;
+    let grant = a.run(&asking("job", &kept(WINDOW)), RunState::Ok).await;
     for request in [request(&key("job"), LONG), asking("job", &guarded("b", BRIEF)), asking("job", &kept(BRIEF))] {
         let refusal = b.denied(&request).await;
         assert_eq!((refusal.rule, refusal.fence), (Rule::AtLeast(WINDOW), Some(grant.fence)));
     }
     a.denied(&asking("job", &guarded("a", BRIEF))).await;
     assert!(b.inspect(&key("job")).await.holders.is_empty(), "the lock has no holder");
-    a.complete_run(&asking("brief", &kept(SHORT)), RunState::Ok).await;
+    a.run(&asking("brief", &kept(SHORT)), RunState::Ok).await;
     lab.outlast(SHORT).await;
     assert!(free(lab, &mut b, &request(&key("brief"), LONG)).await.is_ok());
 }
@@ -191,7 +191,7 @@ async fn at_least_outlasts_a_runner_that_crashed(lab: &Lab) {
 
 async fn at_least_denies_readers(lab: &Lab) {
     let (mut a, mut b) = (lab.client().await, lab.client().await);
-    a.complete_run(&asking("job", &kept(WINDOW)), RunState::Ok).await;
+    a.run(&asking("job", &kept(WINDOW)), RunState::Ok).await;
     b.denied(&Request { mode: Mode::Shared, ..request(&key("job"), LONG) }).await;
 }
 
@@ -218,13 +218,13 @@ async fn a_waiter_waits_for_the_run_policy_too(lab: &Lab) {
 
 async fn a_window_has_one_run(lab: &Lab) {
     let (mut a, mut b) = (lab.client().await, lab.client().await);
-    let grant = a.complete_run(&asking("job", &once(WINDOW, 9, true)), RunState::Ok).await;
+    let grant = a.run(&asking("job", &once(WINDOW, 9, true)), RunState::Ok).await;
     let refusal = b.denied(&asking("job", &once(WINDOW, 9, true))).await;
     assert_eq!((refusal.rule, refusal.fence), (Rule::Once(RunState::Ok), Some(grant.fence)));
     assert_eq!(refusal.metadata, Some(runner("web1")));
     a.denied(&asking("job", &once(WINDOW, 9, true))).await;
     // A window ends by the store's clock.
-    a.complete_run(&asking("brief", &once(BRIEF, 0, false)), RunState::Ok).await;
+    a.run(&asking("brief", &once(BRIEF, 0, false)), RunState::Ok).await;
     let began = tokio::time::Instant::now();
     b.denied(&asking("brief", &once(BRIEF, 0, false))).await;
     lab.pass((BRIEF + lab.kind.late()).saturating_sub(began.elapsed()) + Duration::from_millis(100)).await;
@@ -245,31 +245,31 @@ async fn a_failed_run_is_retried_up_to_the_limit(lab: &Lab) {
     let (mut a, mut b) = (lab.client().await, lab.client().await);
     let twice = once(WINDOW, 2, false);
     for _ in 0..3 {
-        a.complete_run(&asking("job", &twice), RunState::Failed).await;
+        a.run(&asking("job", &twice), RunState::Failed).await;
         assert_eq!(b.denied(&asking("job", &once(WINDOW, 0, true))).await.rule, Rule::Once(RunState::Failed));
     }
     assert_eq!(b.denied(&asking("job", &twice)).await.rule, Rule::Once(RunState::Failed));
-    b.complete_run(&asking("job", &once(WINDOW, u32::MAX, false)), RunState::Ok).await;
+    b.run(&asking("job", &once(WINDOW, u32::MAX, false)), RunState::Ok).await;
     assert_eq!(b.denied(&asking("job", &once(WINDOW, u32::MAX, true))).await.rule, Rule::Once(RunState::Ok));
 }
 
 async fn a_cancelled_run_denies_no_other_run(lab: &Lab) {
     let (mut a, mut b) = (lab.client().await, lab.client().await);
     let all = |place: &str| RunPolicy { place: place.into(), skew_guard: Some(WINDOW), at_least: Some(WINDOW), ..once(WINDOW, 0, false) };
-    a.complete_run(&asking("job", &all("a")), RunState::Cancelled).await;
-    b.complete_run(&asking("job", &all("b")), RunState::Cancelled).await;
+    a.run(&asking("job", &all("a")), RunState::Cancelled).await;
+    b.run(&asking("job", &all("b")), RunState::Cancelled).await;
     let taken = asking("job", &all("a"));
     a.take(&taken).await;
     let undone = a.0.release(&taken.key, &taken.token, &ReleaseInfo::UNDO).await.expect("release");
     assert_eq!(undone, Release::Released);
-    b.complete_run(&asking("job", &all("b")), RunState::Ok).await;
+    b.run(&asking("job", &all("b")), RunState::Ok).await;
     assert_eq!(a.denied(&asking("job", &all("a"))).await.rule, Rule::AtLeast(WINDOW));
     // A failed run before the cancelled one stays failed.
     let twice = once(WINDOW, 1, false);
-    a.complete_run(&asking("twice", &twice), RunState::Failed).await;
-    a.complete_run(&asking("twice", &twice), RunState::Cancelled).await;
+    a.run(&asking("twice", &twice), RunState::Failed).await;
+    a.run(&asking("twice", &twice), RunState::Cancelled).await;
     assert_eq!(a.denied(&asking("twice", &once(WINDOW, 0, true))).await.rule, Rule::Once(RunState::Failed));
-    a.complete_run(&asking("twice", &twice), RunState::Failed).await;
+    a.run(&asking("twice", &twice), RunState::Failed).await;
     assert_eq!(a.denied(&asking("twice", &twice)).await.rule, Rule::Once(RunState::Failed));
 }
 
@@ -323,8 +323,8 @@ async fn one_of_many_simultaneous_runs_starts(lab: &Lab) {
 async fn runs_without_a_policy_leave_the_record_alone(lab: &Lab) {
     let (mut a, mut b) = (lab.client().await, lab.client().await);
     let all = RunPolicy { skew_guard: Some(WINDOW), ..once(WINDOW, 0, false) };
-    let grant = a.complete_run(&asking("job", &all), RunState::Ok).await;
-    let other = b.complete_run(&request(&key("job"), LONG), RunState::Started).await;
+    let grant = a.run(&asking("job", &all), RunState::Ok).await;
+    let other = b.run(&request(&key("job"), LONG), RunState::Started).await;
     assert!(other.fence > grant.fence);
     let held = request(&key("job"), LONG);
     b.take(&held).await;
@@ -338,12 +338,12 @@ async fn runs_without_a_policy_leave_the_record_alone(lab: &Lab) {
 async fn each_lock_has_its_own_record(lab: &Lab) {
     let (mut a, mut b) = (lab.client().await, lab.client_in("elsewhere").await);
     let all = RunPolicy { skew_guard: Some(WINDOW), at_least: Some(WINDOW), ..once(WINDOW, 0, false) };
-    a.complete_run(&asking("job", &all), RunState::Ok).await;
+    a.run(&asking("job", &all), RunState::Ok).await;
     for name in ["jo", "JOB", "job/1", "job%"] {
         assert_eq!(a.record(&key(name)).await, RunRecord::default(), "{name}");
-        a.complete_run(&asking(name, &RunPolicy { place: "b".into(), ..all.clone() }), RunState::Ok).await;
+        a.run(&asking(name, &RunPolicy { place: "b".into(), ..all.clone() }), RunState::Ok).await;
     }
-    b.complete_run(&asking("job", &RunPolicy { place: "b".into(), ..all.clone() }), RunState::Ok).await;
+    b.run(&asking("job", &RunPolicy { place: "b".into(), ..all.clone() }), RunState::Ok).await;
 }
 
 async fn the_record_is_reported(lab: &Lab) {
@@ -465,7 +465,7 @@ async fn an_operator_can_ignore_the_record_but_not_a_holder(lab: &Lab) {
     a.end_run(&first, RunState::Ok).await;
     b.denied(&asking("job", &RunPolicy { place: "b".into(), ..all.clone() })).await;
     let again = anyway("b");
-    let fence = b.complete_run(&again, RunState::Failed).await.fence;
+    let fence = b.run(&again, RunState::Failed).await.fence;
     let record = b.record(&key("job")).await;
     assert_eq!(
         record.cooldown.map(|cooldown| (cooldown.fence, cooldown.place)),
@@ -475,28 +475,28 @@ async fn an_operator_can_ignore_the_record_but_not_a_holder(lab: &Lab) {
     assert_eq!(record.start.map(|start| (start.fence, start.state, start.tries)), Some((fence, RunState::Failed, 1)));
     // The same for a run without a policy of its own.
     let plain = asking("job", &RunPolicy { anyway: true, ..run_policy("c") });
-    a.complete_run(&plain, RunState::Ok).await;
+    a.run(&plain, RunState::Ok).await;
     a.denied(&asking("job", &kept(BRIEF))).await;
 }
 
 async fn a_forgotten_record_denies_no_run(lab: &Lab) {
     let (mut a, mut b) = (lab.client().await, lab.client().await);
     let all = RunPolicy { skew_guard: Some(WINDOW), at_least: Some(WINDOW), ..once(WINDOW, 0, false) };
-    a.complete_run(&asking("job", &all), RunState::Ok).await;
+    a.run(&asking("job", &all), RunState::Ok).await;
     b.denied(&asking("job", &all)).await;
-    b.complete_run(&asking("job", &RunPolicy::forgetting("b".into())), RunState::Cancelled).await;
+    b.run(&asking("job", &RunPolicy::forgetting("b".into())), RunState::Cancelled).await;
     let record = b.record(&key("job")).await;
     assert!(record.cooldown.is_none() && record.start.is_none_or(|start| start.state == RunState::Cancelled && start.tries == 0));
-    a.complete_run(&asking("job", &all), RunState::Ok).await;
+    a.run(&asking("job", &all), RunState::Ok).await;
 }
 
 async fn keys_are_listed_by_their_runs(lab: &Lab) {
     let mut a = lab.client().await;
     for (name, run_policy) in [("it-kept", kept(WINDOW)), ("it-guarded", guarded("a", WINDOW)), ("it-over", kept(SHORT / 10))] {
-        a.complete_run(&asking(name, &run_policy), RunState::Ok).await;
+        a.run(&asking(name, &run_policy), RunState::Ok).await;
     }
-    a.complete_run(&request(&key("it-plain"), LONG), RunState::Started).await;
-    a.complete_run(&request(&key("other/{x}%"), LONG), RunState::Started).await;
+    a.run(&request(&key("it-plain"), LONG), RunState::Started).await;
+    a.run(&request(&key("other/{x}%"), LONG), RunState::Started).await;
     let names = async |a: &mut Client, start: &str, which| {
         let known = a.0.known(start, which).await.unwrap_or_else(|error| panic!("known: {error:?}"));
         known.into_iter().map(|key| key.to_string()).collect::<Vec<_>>()

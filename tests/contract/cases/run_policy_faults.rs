@@ -56,7 +56,7 @@ async fn warm(lab: &Lab) -> (Proxy, Client) {
     let proxy = Proxy::to(server.port());
     let mut client = Client(server.through(proxy.port).await);
     let held = asking("warm", &everything("a", 0));
-    client.complete_run(&held, RunState::Cancelled).await;
+    client.run(&held, RunState::Cancelled).await;
     client.inspect(&key("warm")).await;
     (proxy, client)
 }
@@ -94,7 +94,7 @@ async fn a_start_given_up_on_is_undone(lab: &Lab) {
             let outcome = lease::acquire(&mut *a.0, &BootClock, asked.clone(), WaitPolicy::Try, LIMITS, stop, |_| {}).await;
             assert!(matches!(outcome, Ok(Outcome::Stopped(()))), "{outcome:?}");
             let mut b = lab.client().await;
-            b.complete_run(&asking(asked.key.as_str(), &everything("b", 0)), RunState::Ok).await;
+            b.run(&asking(asked.key.as_str(), &everything("b", 0)), RunState::Ok).await;
         }
     }
 }
@@ -172,7 +172,7 @@ fn refused(attempt: Attempt) -> Denial {
 async fn a_waiter_delayed_by_at_least_stays_first(lab: &Lab) {
     let (mut a, mut b, mut c) = (lab.client().await, lab.client().await, lab.client().await);
     let began = tokio::time::Instant::now();
-    let grant = a.complete_run(&asking("job", &kept(BRIEF * 2)), RunState::Ok).await;
+    let grant = a.run(&asking("job", &kept(BRIEF * 2)), RunState::Ok).await;
     let (first, second) = (waiting(&key("job"), LONG), waiting(&key("job"), LONG));
     let refusal = refused(b.attempt(&first).await);
     assert_eq!((refusal.rule, refusal.fence), (Rule::AtLeast(BRIEF * 2), Some(grant.fence)));
@@ -241,17 +241,17 @@ async fn starts_end_with_their_leases_and_leave_no_lease(lab: &Lab) {
         serde_json::from_str::<serde_json::Value>(&json).expect("JSON")["kvs"][0]["lease"].as_i64().expect("a lease")
     };
     let short = RunPolicy { skew_guard: Some(SHORT), at_least: None, ..once(BRIEF, 9, false) };
-    a.complete_run(&asking("job", &short), RunState::Failed).await;
+    a.run(&asking("job", &short), RunState::Failed).await;
     assert_eq!(lab.etcd().etcd().keys(&folder), [format!("{folder}guard"), format!("{folder}once")]);
     let first = leases("once");
-    a.complete_run(&asking("job", &short), RunState::Failed).await;
+    a.run(&asking("job", &short), RunState::Failed).await;
     assert_ne!(leases("once"), first);
     assert!(!lab.etcd().etcd().leases().contains(&format!("{first:016x}")), "the lease of the previous try has ended");
     lab.pass(BRIEF + lab.kind.late() * 2).await;
     assert_eq!(lab.etcd().etcd().keys(&folder), [""; 0]);
     // A denied run leaves no lease; the length of its leases is unique.
     let long = |place: &str| RunPolicy { skew_guard: Some(WINDOW), at_least: None, ..once(WINDOW, 0, false) }.at(place);
-    a.complete_run(&asking("job", &long("a")), RunState::Ok).await;
+    a.run(&asking("job", &long("a")), RunState::Ok).await;
     let odd = Duration::from_secs(4711);
     let other = RunPolicy { skew_guard: Some(odd), ..once(odd, 0, false) }.at("b");
     b.denied(&asking("job", &other)).await;
@@ -275,8 +275,8 @@ impl At for RunPolicy {
 
 async fn a_start_is_kept_as_long_as_a_run_policy_needs_it(lab: &Lab) {
     let mut a = lab.client().await;
-    let fence = a.complete_run(&asking("long", &once(WINDOW, 0, false)), RunState::Ok).await.fence;
-    a.complete_run(&asking("brief", &RunPolicy { skew_guard: Some(SHORT), ..once(SHORT, 0, false) }), RunState::Ok).await;
+    let fence = a.run(&asking("long", &once(WINDOW, 0, false)), RunState::Ok).await.fence;
+    a.run(&asking("brief", &RunPolicy { skew_guard: Some(SHORT), ..once(SHORT, 0, false) }), RunState::Ok).await;
     let held = asking("held", &once(SHORT, 0, false));
     let own = a.take(&held).await.fence;
     assert!(a.0.amend(&key("held"), Amendment::Warn(own, 1)).await.expect("claim"));
@@ -288,5 +288,5 @@ async fn a_start_is_kept_as_long_as_a_run_policy_needs_it(lab: &Lab) {
     let refusal = a.denied(&asking("long", &once(WINDOW, 9, true))).await;
     assert_eq!((refusal.rule, refusal.fence), (Rule::Once(RunState::Ok), Some(fence)));
     assert_eq!(a.0.release(&held.key, &held.token, &Scope::Tree.into()).await.expect("release"), Release::Released);
-    a.complete_run(&Request { waiting: true, ..asking("brief", &once(SHORT, 0, false)) }, RunState::Ok).await;
+    a.run(&Request { waiting: true, ..asking("brief", &once(SHORT, 0, false)) }, RunState::Ok).await;
 }

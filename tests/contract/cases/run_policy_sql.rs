@@ -70,7 +70,7 @@ const COLUMNS: [&str; 16] = [
 
 async fn tables_without_starts_are_upgraded(lab: &Lab) {
     let mut a = lab.client().await;
-    let before = a.complete_run(&request(&key("job"), LONG), RunState::Started).await.fence;
+    let before = a.run(&request(&key("job"), LONG), RunState::Started).await.fence;
     let drop = COLUMNS.map(|column| format!("DROP COLUMN {column}")).join(", ");
     let others = lab.either("dlock_fences", "dlock_sessions");
     for table in ["dlock", others] {
@@ -92,7 +92,7 @@ async fn tables_without_starts_are_upgraded(lab: &Lab) {
     let mut c = lab.client().await;
     assert_eq!(c.0.init().await.expect("init"), Init::Created);
     assert_eq!(c.0.init().await.expect("init"), Init::UpToDate);
-    let after = c.complete_run(&asking("job", &once(WINDOW, 0, false)), RunState::Ok).await.fence;
+    let after = c.run(&asking("job", &once(WINDOW, 0, false)), RunState::Ok).await.fence;
     assert!(after > before, "{after:?} {before:?}");
     assert_eq!(b.denied(&asking("job", &once(WINDOW, 0, true))).await.rule, Rule::Once(RunState::Ok));
 }
@@ -102,7 +102,7 @@ async fn starts_in_the_future_deny_runs_and_pauses_do_not(lab: &Lab) {
     let (mut a, mut b) = (lab.client().await, lab.client().await);
     let minute = Duration::from_secs(60);
     let all = RunPolicy { skew_guard: Some(minute), at_least: Some(minute), ..once(minute, 1, false) };
-    a.complete_run(&asking("job", &all), RunState::Failed).await;
+    a.run(&asking("job", &all), RunState::Failed).await;
     assert_eq!(b.denied(&asking("job", &guarded("b", minute))).await.rule, Rule::AtLeast(minute));
     sql(
         lab,
@@ -111,15 +111,15 @@ async fn starts_in_the_future_deny_runs_and_pauses_do_not(lab: &Lab) {
     );
     let refusal = b.denied(&asking("job", &once(minute, 0, true))).await;
     assert_eq!((refusal.rule, refusal.began), (Rule::Once(RunState::Failed), None));
-    b.complete_run(&asking("job", &guarded("b", minute)), RunState::Ok).await;
-    b.complete_run(&asking("job", &once(minute, 1, false)), RunState::Failed).await;
+    b.run(&asking("job", &guarded("b", minute)), RunState::Ok).await;
+    b.run(&asking("job", &once(minute, 1, false)), RunState::Failed).await;
     assert_eq!(b.record(&key("job")).await.start.map(|start| start.tries), Some(2));
 }
 
 async fn a_denied_waiter_keeps_nothing(lab: &Lab) {
     let (mut a, mut b, mut c) = (lab.client().await, lab.client().await, lab.client().await);
     let kept = RunPolicy { at_least: Some(WINDOW), ..guarded("a", WINDOW) };
-    a.complete_run(&asking("job", &kept), RunState::Ok).await;
+    a.run(&asking("job", &kept), RunState::Ok).await;
     let waiting = Request { waiting: true, ..request(&key("job"), LONG) };
     let (one, two) = (b.denied(&waiting).await, c.denied(&Request { waiting: true, ..request(&key("job"), LONG) }).await);
     assert_eq!(one.rule, two.rule);
@@ -132,12 +132,12 @@ async fn a_denied_waiter_keeps_nothing(lab: &Lab) {
     a.take(&request(&key("job"), LONG)).await;
 }
 
-/// The request was sent before the other run started, with an earlier time.
+/// The waiting request carries a time from before the other run started.
 async fn a_run_that_started_during_the_wait_for_the_row_counts(lab: &Lab) {
     let (mut a, mut b) = (lab.client().await, lab.client().await);
     let wanted = once(WINDOW, 0, false);
     let held = request(&key("job"), LONG);
-    a.complete_run(&held, RunState::Started).await;
+    a.run(&held, RunState::Started).await;
     let run = lab.meanwhile(lab.either(
         "BEGIN; SELECT 1 FROM dlock FOR UPDATE; SELECT pg_sleep(0.5);
          UPDATE dlock SET start_at = timezone('utc', clock_timestamp()), start_fence = fence + 1, fence = fence + 1, start_stage = 'ok',
@@ -168,8 +168,8 @@ async fn a_start_repeated_after_its_lease_is_one_start(lab: &Lab) {
 async fn starts_that_run_policies_need_are_not_collected(lab: &Lab) {
     let mut a = lab.client().await;
     let days = |days: u64| Duration::from_secs(days * 24 * 3600);
-    a.complete_run(&asking("job", &once(days(10), 0, false)), RunState::Ok).await;
-    a.complete_run(&asking("kept", &RunPolicy { at_least: Some(days(10)), ..guarded("a", days(1)) }), RunState::Ok).await;
+    a.run(&asking("job", &once(days(10), 0, false)), RunState::Ok).await;
+    a.run(&asking("kept", &RunPolicy { at_least: Some(days(10)), ..guarded("a", days(1)) }), RunState::Ok).await;
     let age = |days: u32| {
         sql(
             lab,
@@ -299,12 +299,12 @@ async fn a_sessions_start_given_up_on_is_undone(lab: &Lab) {
 async fn a_run_with_a_policy_is_one_round_trip(lab: &Lab) {
     let proxy = Proxy::to(lab.postgres().server().port);
     let mut a = lab.postgres().through(&proxy);
-    a.complete_run(&asking("job", &guarded("a", WINDOW)), RunState::Ok).await;
+    a.run(&asking("job", &guarded("a", WINDOW)), RunState::Ok).await;
     let before = proxy.requests();
-    a.complete_run(&asking("job", &guarded("a", WINDOW)), RunState::Ok).await;
-    a.complete_run(&asking("job", &RunPolicy { skew_guard: Some(WINDOW), ..once(Duration::from_millis(1), 0, false) }), RunState::Ok).await;
+    a.run(&asking("job", &guarded("a", WINDOW)), RunState::Ok).await;
+    a.run(&asking("job", &RunPolicy { skew_guard: Some(WINDOW), ..once(Duration::from_millis(1), 0, false) }), RunState::Ok).await;
     lab.pass(Duration::from_millis(5)).await;
-    a.complete_run(&asking("job", &RunPolicy { skew_guard: Some(WINDOW), ..once(Duration::from_millis(1), 0, false) }), RunState::Ok).await;
+    a.run(&asking("job", &RunPolicy { skew_guard: Some(WINDOW), ..once(Duration::from_millis(1), 0, false) }), RunState::Ok).await;
     assert_eq!(proxy.requests() - before, 6);
     a.denied(&asking("job", &guarded("b", WINDOW))).await;
     assert_eq!(proxy.requests() - before, 8, "a denied run also reads the reason");

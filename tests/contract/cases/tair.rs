@@ -238,7 +238,7 @@ async fn keys_of_another_scheme_block_no_lock(lab: &Lab) {
     let server = lab.tair().server();
     server.command(&["HSET", "dlock:{dlock:job}:starts", "ps", "1"]);
     let mut a = lab.client().await;
-    a.complete_run(&asking("job", &once(WINDOW, 0, false)), RunState::Ok).await;
+    a.run(&asking("job", &once(WINDOW, 0, false)), RunState::Ok).await;
     let other = match lab.tair().mode {
         TairMode::Plain => "exstrtype",
         TairMode::Version => "string",

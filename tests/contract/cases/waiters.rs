@@ -37,7 +37,7 @@ const LIMIT: Duration = Duration::from_secs(300);
 const LIMITS: Limits<'static> = Limits::of(Duration::from_secs(20));
 
 /// A server of this case alone that accepts enough sessions.
-enum Deployment {
+enum OwnServer {
     MariaDb(mariadb::MariaDb),
     Postgres(Postgres),
 }
@@ -66,7 +66,7 @@ impl Clients {
     }
 }
 
-impl Deployment {
+impl OwnServer {
     fn make(lab: &Lab) -> (Self, Clients) {
         // One session for each waiter. With mode=row a few have a second one to count fences; and the test has one to inspect.
         let most = support::many_waiters() + 50;
@@ -175,20 +175,20 @@ async fn many_waiters_survive_a_holder_that_vanished(lab: &Lab) {
     if files.maximum.is_some_and(|most| most < 12_000) {
         return support::skip("many_waiters_survive_a_holder_that_vanished", "too few files may be open");
     }
-    let (deployment, clients) = Deployment::make(lab);
-    clients.at(deployment.port()).0.init().await.expect("init");
+    let (server, clients) = OwnServer::make(lab);
+    clients.at(server.port()).0.init().await.expect("init");
     let set = LocalSet::new();
-    let run = set.run_until(run_waiters(lab, &deployment, &clients));
+    let run = set.run_until(run_waiters(lab, &server, &clients));
     tokio::time::timeout(LIMIT, run).await.expect("all waiters got the lock");
 }
 
-async fn run_waiters(lab: &Lab, deployment: &Deployment, clients: &Clients) {
-    let holder = Holder::start(clients, Proxy::to(deployment.port()));
+async fn run_waiters(lab: &Lab, server: &OwnServer, clients: &Clients) {
+    let holder = Holder::start(clients, Proxy::to(server.port()));
     let (began, memory) = (Instant::now(), procfs::rss_kib(std::process::id()));
     let grants = Rc::new(Grants::default());
     let (count, mut waiting) = (u32::try_from(support::many_waiters()).expect("few"), Vec::new());
     for n in 0..count {
-        waiting.push(spawn_local(wait_and_release(clients.at(deployment.port()), Rc::clone(&grants))));
+        waiting.push(spawn_local(wait_and_release(clients.at(server.port()), Rc::clone(&grants))));
         // Connections are made one at a time: no waiter may time out while it connects.
         while grants.joined.get() + 8 < n {
             lab.pass(Duration::from_millis(1)).await;
@@ -218,12 +218,12 @@ async fn run_waiters(lab: &Lab, deployment: &Deployment, clients: &Clients) {
     let drain_delay = if lab.kind.held_by_session() { Duration::from_millis(500) } else { Duration::ZERO };
     assert!(first >= TTL && first < TTL + SHORT + drain_delay, "{first:?}");
     assert!(each < 512, "{each} KiB for each waiter");
-    let state = clients.at(deployment.port()).inspect(&key("job")).await;
+    let state = clients.at(server.port()).inspect(&key("job")).await;
     assert!(state.holders.is_empty() && state.waiters.is_empty(), "{state:?}");
     // Connections end some time after their clients are dropped.
     let until = Instant::now() + Duration::from_secs(20);
-    while deployment.sessions() > 0 {
-        assert!(Instant::now() < until, "{} sessions are left", deployment.sessions());
+    while server.sessions() > 0 {
+        assert!(Instant::now() < until, "{} sessions are left", server.sessions());
         lab.pass(Duration::from_millis(50)).await;
     }
 }

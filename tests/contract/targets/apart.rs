@@ -1,4 +1,4 @@
-//! Cases that share a store, each in namespaces of its own.
+//! Cases that share a store, each in its own namespaces.
 
 use std::sync::atomic::{AtomicU32, Ordering};
 

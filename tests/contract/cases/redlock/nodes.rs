@@ -94,7 +94,7 @@ async fn a_majority_down_is_unavailable_and_leaves_nothing(lab: &Lab) {
 
 async fn a_denial_needs_no_answer_of_a_frozen_node(lab: &Lab) {
     let once = once(WINDOW, 0, false);
-    let grant = lab.client().await.complete_run(&asking("job", &once), RunState::Ok).await;
+    let grant = lab.client().await.run(&asking("job", &once), RunState::Ok).await;
     lab.redlock().node(4).freeze();
     let outcome = core_acquire(&mut lab.client().await, asking("job", &once)).await;
     lab.redlock().node(4).thaw();

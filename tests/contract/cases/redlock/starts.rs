@@ -65,16 +65,12 @@ async fn a_start_that_a_majority_may_know_counts(lab: &Lab) {
     let mut fronts = Fronts::of(lab);
     let mut a = fronts.client(HASTY).await;
     let wanted = asking("job", &once(WINDOW, 0, false));
-    a.complete_run(&wanted, RunState::Ok).await;
-    a.complete_run(&asking("other", &kept(WINDOW)), RunState::Ok).await;
+    a.run(&wanted, RunState::Ok).await;
+    a.run(&asking("other", &kept(WINDOW)), RunState::Ok).await;
     for n in 0..2 {
         lab.redlock().node(n).command(&["FLUSHALL"]);
     }
-    assert_eq!(
-        a.denied(&asking("job", &once(WINDOW, 0, false))).await.rule,
-        Rule::Once(RunState::Ok),
-        "three of five nodes know the start"
-    );
+    assert_eq!(a.denied(&asking("job", &once(WINDOW, 0, false))).await.rule, Rule::Once(RunState::Ok), "3 of 5 know");
     lab.redlock().node(2).command(&["FLUSHALL"]);
     fronts.0[2].set(Mode::Refuse);
     assert_eq!(a.denied(&asking("job", &once(WINDOW, 0, false))).await.rule, Rule::Once(RunState::Ok), "two know, one may");
