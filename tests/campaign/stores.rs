@@ -256,7 +256,8 @@ fn redis() -> Box<dyn Store> {
             let lasting = server.keys().into_iter().filter(|(name, ms)| *ms == -1 && keys.iter().any(|key| name.contains(key)));
             let lasting =
                 lasting.filter(|(name, _)| !name.starts_with("redisson_lock_token:")).map(|(name, _)| format!("{name} has no expiry"));
-            clients.lines().skip(1).map(str::to_owned).chain(lasting).collect()
+            let clients = clients.lines().filter(|client| !client.contains(" cmd=client|list "));
+            clients.map(str::to_owned).chain(lasting).collect()
         },
         ..ServerStore::new(server, ALL, "redis://{}/0", ports)
     })

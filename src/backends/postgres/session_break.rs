@@ -77,7 +77,7 @@ impl Sessions {
             return Ok(false);
         }
         if pid == LEFT {
-            let sql = self.tables.fill("DELETE FROM {sessions} WHERE name = $1 AND fence = $2 AND server IS DISTINCT FROM {server}");
+            let sql = self.tables.fill(include_str!("sql/break_left.sql"));
             let values = [Value::Text(&name), Value::Int(i64::try_from(fence.0).unwrap_or(i64::MAX))];
             self.aside(async |table| table.session.query(&sql, &values).await).await?;
         } else if let Some(began) = began {

@@ -91,6 +91,8 @@ impl Sessions {
 
     /// `None` if something may be in the way, and nothing was done.
     async fn count(&mut self, request: &Request, at: usize, judged: Option<(&RunRecord, u64)>) -> Result<Option<Begun>> {
+        // One that is late would count another fence for this hold.
+        self.end_counting().await?;
         let begin = Begin::of(request, judged);
         let (metadata, hold) = (json(request.metadata.as_ref())?, request.token.hold_text());
         let name = self.names.of(&request.key);
@@ -155,22 +157,25 @@ impl Sessions {
     /// start, rather too few runs, and lets the next holder wait.
     pub(super) async fn forget(&mut self, key: &Key, token: &Token, run_state: Option<RunState>) {
         let which = if run_state == Some(RunState::Cancelled) { "" } else { "AND s.server IS DISTINCT FROM {server}" };
-        let (name, hold, counting) = (self.names.of(key), token.hold_text(), self.counting.clone());
+        let (name, hold) = (self.names.of(key), token.hold_text());
         let sql = self
             .tables
             .fill(&include_str!("sql/forget_hold.sql").replace("{which}", which))
             .replace("{became}", &starts::became(run_state, "f.fence"));
-        let undone: Result<()> = self
-            .aside(async |table| {
-                for other in counting {
-                    table.session.end_other(&other).await?;
-                }
-                table.session.query(&sql, &[Value::Text(&name), Value::Text(&hold)]).await.map(|_| ())
-            })
-            .await;
-        if undone.is_ok() {
-            self.counting.clear();
+        if self.end_counting().await.is_ok() {
+            let values = [Value::Text(&name), Value::Text(&hold)];
+            let forgotten: Result<()> = self.aside(async |table| table.session.query(&sql, &values).await.map(|_| ())).await;
+            drop(forgotten);
         }
+    }
+
+    /// Ends the side sessions that were asked to count a fence and did not answer.
+    async fn end_counting(&mut self) -> Result<()> {
+        while let Some(other) = self.counting.last().cloned() {
+            self.aside(async |table| table.session.end_other(&other).await).await?;
+            self.counting.pop();
+        }
+        Ok(())
     }
 
     pub(super) async fn record(&mut self, name: &str) -> Result<RunRecord> {

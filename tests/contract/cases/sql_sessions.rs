@@ -1,8 +1,11 @@
 //! Locks that are held by sessions of a SQL server: how they end, and their readers and writers.
 
-use std::time::Duration;
+use std::{future::pending, time::Duration};
 
-use dlock::lock::{Attempt, Fence, Mode, Release, Renewal, Request, Scope};
+use dlock::{
+    lease::{self, BootClock, Limits, Outcome, WaitPolicy},
+    lock::{Attempt, Fence, Mode, Release, Renewal, Request, Scope, Token},
+};
 use tokio::time::Instant;
 
 use super::{Case, cases};
@@ -19,6 +22,7 @@ pub fn all() -> Vec<Case> {
         a_renewal_whose_answer_was_lost_keeps_the_lock,
         fences_rise_when_holders_crash,
         each_hold_has_a_lifeline,
+        a_late_request_for_a_fence_counts_no_other_one,
     ];
     all.extend(cases![|kind| kind.held_by_session() && kind.shared() =>
         a_stream_of_readers_does_not_starve_a_writer,
@@ -53,6 +57,37 @@ async fn a_session_that_is_ended_is_noticed_at_once(lab: &Lab) {
     assert!(drain_delay >= Duration::from_millis(500), "{drain_delay:?} is too short for the old holder to stop its command");
     b.free(&next).await;
     assert_eq!(a.take(&request(&job, LONG)).await.drain_delay, Duration::ZERO, "the hold was released");
+}
+
+/// The request that counts the fence is delivered after its own retry was answered.
+async fn a_late_request_for_a_fence_counts_no_other_one(lab: &Lab) {
+    for mode in [Mode::Exclusive, Mode::Shared] {
+        let (proxy, mut a) = by_proxy(lab).await;
+        let job = key(&format!("job-{mode:?}"));
+        let wanted = Request { mode, ..request(&job, LONG) };
+        if a.0.identity().capabilities.check(&wanted).is_err() {
+            continue;
+        }
+        // The lock has its rows, and the sessions are open.
+        a.take(&Request { token: Token::random(), ..wanted.clone() }).await;
+        a = Client(lab.server().through(proxy.port).await);
+        let first = Request { token: Token::random(), ..request(&key("warm"), LONG) };
+        a.take(&first).await;
+        a.free(&first).await;
+        if mode == Mode::Exclusive {
+            lab.pass(SLACK).await;
+        }
+        let late = stretched(Duration::from_secs(2));
+        proxy.trap("fence + 1,", Fault::Late(late));
+        let limits = Limits::of(Duration::from_secs(2));
+        let asked = lease::acquire(&mut *a.0, &BootClock, wanted.clone(), WaitPolicy::For(LONG), limits, pending::<()>(), |_| {});
+        let Outcome::Granted(lease) = asked.await.expect("granted") else { panic!("busy") };
+        assert_eq!(proxy.sprung(), 1);
+        lab.pass(late).await;
+        let state = lab.client().await.inspect(&job).await;
+        assert!(state.holders.iter().any(|holder| holder.fence == Some(lease.fence)), "{mode:?}: {} in {state:?}", lease.fence);
+        assert_eq!(a.0.release(&job, &lease.token, &Scope::Tree.into()).await.expect("released"), Release::Released);
+    }
 }
 
 async fn a_cut_connection_is_noticed_at_once(lab: &Lab) {

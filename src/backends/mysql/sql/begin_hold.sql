@@ -1,12 +1,13 @@
 -- Counts the fence of a hold that was just taken, and says whose it is, unless a start of a run before may be in the way, or the lease of
 -- a hold whose server was restarted or replaced, or the lock may be kept in another mode. A retry gets the same fence, and
--- nothing if the hold was undone. The fence is committed while the lock is held, so that it survives however the hold ends.
+-- nothing if the hold was undone; so does a request that arrives after its own retry, for an older session, too. The fence is committed while the lock is held, so that it survives however the hold ends.
 UPDATE :sessions
    SET :start_set
        fence = GREATEST(fence + 1, TIMESTAMPDIFF(MICROSECOND, '1970-01-01', UTC_TIMESTAMP(6))),
        session = :session, root = :root, since = UTC_TIMESTAMP(6), renewed_at = UTC_TIMESTAMP(6), ttl_ms = :ttl, metadata = :metadata,
        server = :server, ends = NULL
- WHERE name = :name AND :has AND NOT (root <=> :root AND session IS NULL) AND :clear
+ WHERE name = :name AND :has AND NOT (root <=> :root AND session IS NULL) AND NOT (root <=> :root AND session >= :session AND :lives)
+   AND :clear
    AND EXISTS (SELECT 1 FROM :table AS k WHERE k.name = :name AND k.mode = :mode)
    AND NOT (session IS NOT NULL AND root <> :root AND :left) AND NOT EXISTS (SELECT 1 FROM :readers WHERE name = :name AND root <> :root AND :left);
 SELECT fence, layout, TIMESTAMPDIFF(MICROSECOND, '1970-01-01', UTC_TIMESTAMP(6)) FROM :sessions

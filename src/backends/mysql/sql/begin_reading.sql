@@ -5,7 +5,8 @@ UPDATE :sessions
        session = NULL, root = NULL, metadata = NULL, server = NULL, ends = NULL
  WHERE name = :name AND :has AND :clear
    AND EXISTS (SELECT 1 FROM :table AS k WHERE k.name = :name AND k.mode = :mode)
-   AND NOT (session IS NOT NULL AND root <> :root AND :left);
+   AND NOT (session IS NOT NULL AND root <> :root AND :left)
+   AND NOT EXISTS (SELECT 1 FROM :readers WHERE name = :name AND root = :root AND session >= :session AND :lives);
 INSERT INTO :readers (name, root, fence, session, since, renewed_at, ttl_ms, metadata, server)
 SELECT :name, :root, LAST_INSERT_ID(), :session, UTC_TIMESTAMP(6), UTC_TIMESTAMP(6), :ttl, :metadata, :server FROM DUAL WHERE ROW_COUNT() > 0 AND :has
     ON DUPLICATE KEY UPDATE fence = VALUES(fence), session = VALUES(session), since = VALUES(since), renewed_at = VALUES(renewed_at),
