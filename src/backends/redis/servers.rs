@@ -63,12 +63,12 @@ impl ServerConnection {
 pub(super) struct Servers {
     options: RedisOptions,
     idle: Vec<ServerConnection>,
-    whereabouts: Whereabouts,
+    topology: Topology,
     /// The most replicas that each node was known to have.
     replicas: Vec<(Option<Address>, u32)>,
 }
 
-enum Whereabouts {
+enum Topology {
     /// There is one server, which the options name.
     Known,
     /// There is one master, which sentinels name.
@@ -79,12 +79,12 @@ enum Whereabouts {
 
 impl Servers {
     pub(super) fn new(options: RedisOptions) -> Self {
-        let whereabouts = match &options.server {
-            Server::Tcp { .. } | Server::Unix(_) => Whereabouts::Known,
-            Server::Sentinel(sentinel) => Whereabouts::Sentinel(Sentinels::new(sentinel.clone())),
-            Server::Cluster(seeds) => Whereabouts::Cluster(Cluster::new(seeds.clone())),
+        let topology = match &options.server {
+            Server::Tcp { .. } | Server::Unix(_) => Topology::Known,
+            Server::Sentinel(sentinel) => Topology::Sentinel(Sentinels::new(sentinel.clone())),
+            Server::Cluster(seeds) => Topology::Cluster(Cluster::new(seeds.clone())),
         };
-        Self { options, idle: Vec::new(), whereabouts, replicas: Vec::new() }
+        Self { options, idle: Vec::new(), topology, replicas: Vec::new() }
     }
 
     pub(super) fn options(&self) -> &RedisOptions {
@@ -107,12 +107,12 @@ impl Servers {
     }
 
     pub(super) fn is_cluster(&self) -> bool {
-        matches!(self.whereabouts, Whereabouts::Cluster(_))
+        matches!(self.topology, Topology::Cluster(_))
     }
 
     /// A connection to the server that has the lock stored as `name`.
     pub(super) async fn take(&mut self, name: &str) -> Result<ServerConnection> {
-        let Whereabouts::Cluster(cluster) = &mut self.whereabouts else { return self.to(None).await };
+        let Topology::Cluster(cluster) = &mut self.topology else { return self.to(None).await };
         let node = match cluster.take_owner(name) {
             Some(node) => node,
             None => match cluster.find(&self.options, name).await? {
@@ -132,17 +132,17 @@ impl Servers {
 
     /// Learns which other nodes could be asked one day, unless that is known.
     pub(super) async fn learn_over(&mut self, line: &mut ServerConnection) -> Result<()> {
-        match &mut self.whereabouts {
-            Whereabouts::Cluster(cluster) => cluster.learn_over(line).await,
-            Whereabouts::Known | Whereabouts::Sentinel(_) => Ok(()),
+        match &mut self.topology {
+            Topology::Cluster(cluster) => cluster.learn_over(line).await,
+            Topology::Known | Topology::Sentinel(_) => Ok(()),
         }
     }
 
     /// The connection over which the lock was found busy, if all that happened since would have come over it. No I/O.
     pub(super) fn take_asked(&mut self, name: &str, key: &Key) -> Option<ServerConnection> {
-        let node = match &mut self.whereabouts {
-            Whereabouts::Cluster(cluster) => Some(cluster.take_owner(name)?),
-            Whereabouts::Known | Whereabouts::Sentinel(_) => None,
+        let node = match &mut self.topology {
+            Topology::Cluster(cluster) => Some(cluster.take_owner(name)?),
+            Topology::Known | Topology::Sentinel(_) => None,
         };
         let line = self.take_idle(node.as_ref())?;
         if line.connection.asked.as_ref() == Some(key) {
@@ -154,7 +154,7 @@ impl Servers {
 
     /// The connection is at rest, and its server has the lock.
     pub(super) fn put_back(&mut self, name: &str, line: ServerConnection) {
-        if let (Whereabouts::Cluster(cluster), Some(node), false) = (&mut self.whereabouts, &line.node, line.asking) {
+        if let (Topology::Cluster(cluster), Some(node), false) = (&mut self.topology, &line.node, line.asking) {
             cluster.set_owner(name, node.clone());
         }
         self.rest(line);
@@ -168,7 +168,7 @@ impl Servers {
     /// The connection is at rest after this reply. A server that can't serve now may not be the one to ask next time.
     pub(super) fn put_back_after(&mut self, name: &str, line: ServerConnection, reply: &Value) {
         let forget = match reply {
-            Value::ServerError(error) => !matches!(self.whereabouts, Whereabouts::Known) && self.refused(error).is_transient(),
+            Value::ServerError(error) => !matches!(self.topology, Topology::Known) && self.refused(error).is_transient(),
             _ => false,
         };
         if !forget {
@@ -192,16 +192,16 @@ impl Servers {
 
     /// Notes where the lock was said to be, without going there.
     pub(super) fn moved(&mut self, name: &str, redirect: &Redirect) {
-        if let (Whereabouts::Cluster(cluster), Redirect::Moved(node)) = (&mut self.whereabouts, redirect) {
+        if let (Topology::Cluster(cluster), Redirect::Moved(node)) = (&mut self.topology, redirect) {
             cluster.set_owner(name, node.clone());
         }
     }
 
     /// All the servers that have locks, each to be given to [`Servers::to`].
     pub(super) async fn all(&mut self) -> Result<Vec<Option<Address>>> {
-        match &mut self.whereabouts {
-            Whereabouts::Cluster(cluster) => Ok(cluster.find_masters(&self.options).await?.into_iter().map(Some).collect()),
-            Whereabouts::Known | Whereabouts::Sentinel(_) => Ok(vec![None]),
+        match &mut self.topology {
+            Topology::Cluster(cluster) => Ok(cluster.find_masters(&self.options).await?.into_iter().map(Some).collect()),
+            Topology::Known | Topology::Sentinel(_) => Ok(vec![None]),
         }
     }
 
@@ -210,9 +210,9 @@ impl Servers {
         if let Some(line) = self.take_idle(node.as_ref()) {
             return Ok(line);
         }
-        let connection = match (&mut self.whereabouts, &node) {
-            (Whereabouts::Sentinel(sentinels), _) => sentinels.open_master(&self.options).await?,
-            (Whereabouts::Cluster(_), Some(node)) => {
+        let connection = match (&mut self.topology, &node) {
+            (Topology::Sentinel(sentinels), _) => sentinels.open_master(&self.options).await?,
+            (Topology::Cluster(_), Some(node)) => {
                 RedisConnection::open(&self.options.at(node)).await.map_err(|error| failure::of("node", node, error))?
             }
             _ => RedisConnection::open(&self.options).await?,
@@ -228,9 +228,9 @@ impl Servers {
 
     /// An error that a server answered with, in run policy of the deployment.
     pub(super) fn refused(&self, error: &ServerError) -> Error {
-        match (&self.whereabouts, error.code()) {
-            (Whereabouts::Sentinel(_), "READONLY" | "UNBLOCKED" | "MASTERDOWN") => failure::no_master(),
-            (Whereabouts::Cluster(_), "MOVED" | "ASK" | "READONLY") => failure::lost_in_cluster(),
+        match (&self.topology, error.code()) {
+            (Topology::Sentinel(_), "READONLY" | "UNBLOCKED" | "MASTERDOWN") => failure::no_master(),
+            (Topology::Cluster(_), "MOVED" | "ASK" | "READONLY") => failure::lost_in_cluster(),
             _ => failure::refused(error),
         }
     }

@@ -7,9 +7,8 @@ use ::redis::Value;
 use super::{
     CAPABILITIES, Failures, Redlock, flag, most_common,
     nodes::{NodeAnswers, majority},
-    release_keys, script,
+    release_keys, script, script_reply,
     view::{MajorityView, NodeLock},
-    word,
 };
 use crate::{
     backends::redis::{failure, history::to_json, reply, starts},
@@ -154,7 +153,7 @@ impl Redlock {
         let mut committed = 0;
         let mut failures = Vec::new();
         for (n, answer) in answers.into_iter().enumerate() {
-            match answer.map(word) {
+            match answer.map(script_reply) {
                 Some(Ok((said, _))) if said == "committed" => committed += 1,
                 Some(Err(error)) => failures.push((n, error)),
                 Some(Ok(_)) | None => {}
@@ -264,7 +263,7 @@ impl Votes {
             let Some(answer) = answer else { continue };
             // A node that is ours or free is free for us.
             let mut seen = Some(NodeLock { kind: "none".into(), ..NodeLock::default() });
-            match word(answer).and_then(|(said, rest)| votes.add(n, &said, &rest)) {
+            match script_reply(answer).and_then(|(said, rest)| votes.add(n, &said, &rest)) {
                 Ok(None) => {}
                 Ok(busy) => seen = busy,
                 Err(error) => {

@@ -5,7 +5,7 @@
 
 use std::collections::BTreeMap;
 
-use super::{Failures, Redlock, acquire::counted_records, flag, reading::PER_LOCK, script, word};
+use super::{Failures, Redlock, acquire::counted_records, flag, reading::PER_LOCK, script, script_reply};
 use crate::{
     backends::redis::{
         failure,
@@ -63,7 +63,7 @@ impl Redlock {
         let mut failures: Failures = Vec::new();
         for (n, answer) in answers.into_iter().enumerate() {
             let Some(answer) = answer else { continue };
-            match word(answer) {
+            match script_reply(answer) {
                 Ok((said, _)) if said == "done" => done += 1,
                 Ok((said, _)) if said == "changed" => changed += 1,
                 Ok(_) => failures.push((n, failure::unreadable())),

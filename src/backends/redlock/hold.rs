@@ -1,6 +1,6 @@
 //! Extending a hold and giving it back.
 
-use super::{CAPABILITIES, Failures, Redlock, flag, most_common, release_keys, script, word};
+use super::{CAPABILITIES, Failures, Redlock, flag, most_common, release_keys, script, script_reply};
 use crate::{
     backends::redis::{answer::read_mark, failure, history::how, reply},
     lock::{Effect, End, Fence, Intent, Key, Release, ReleaseInfo, Renewal, Result, Scope, Token, Ttl},
@@ -39,7 +39,7 @@ impl Redlock {
         let mut failures: Failures = Vec::new();
         for (n, answer) in answers.into_iter().enumerate() {
             let Some(answer) = answer else { continue };
-            match word(answer) {
+            match script_reply(answer) {
                 Ok((said, rest)) => match (&*said, &rest[..]) {
                     ("not-held", []) => not_held += 1,
                     // A mark is on a majority of the nodes, or will be: one that says so is enough.
@@ -104,7 +104,7 @@ impl Redlock {
         let mut failures: Failures = Vec::new();
         for (n, answer) in answers.into_iter().enumerate() {
             let Some(answer) = answer else { continue };
-            match word(answer) {
+            match script_reply(answer) {
                 Ok((said, rest)) => match (&*said, &rest[..]) {
                     ("released", []) => done[n] = true,
                     ("still-held", [count]) => {

@@ -118,7 +118,7 @@ pub struct Redlock {
 }
 
 /// A script's reply: a word and what belongs to it.
-type Word = (String, Vec<Value>);
+type ScriptReply = (String, Vec<Value>);
 
 impl Redlock {
     /// A backend for `options`. Without I/O.
@@ -235,7 +235,7 @@ fn release_keys(names: RedisNames) -> Vec<String> {
 }
 
 /// What a node answered to a script.
-fn word(answer: Result<Value>) -> Result<Word> {
+fn script_reply(answer: Result<Value>) -> Result<ScriptReply> {
     let reply = answer?;
     let (first, rest) = reply::items(&reply).and_then(<[Value]>::split_first).ok_or_else(failure::unreadable)?;
     let first = reply::text(first).ok_or_else(failure::unreadable)?;

@@ -64,7 +64,7 @@ pub(super) fn add_reads(pipeline: &mut Pipeline, names: &RedisNames) {
 }
 
 /// What one node says of a lock.
-pub(super) struct Read {
+pub(super) struct NodeRead {
     pub(super) seen: NodeLock,
     waiters: Vec<Waiter>,
     counter: Option<u64>,
@@ -230,7 +230,7 @@ impl Redlock {
     }
 }
 
-pub(super) fn read_one(replies: &[Value]) -> Result<Read> {
+pub(super) fn read_one(replies: &[Value]) -> Result<NodeRead> {
     let [time, kind, value, pttl, record, queue, said, counter, shared_as, shares, line] = replies else {
         return Err(failure::unreadable());
     };
@@ -255,7 +255,7 @@ pub(super) fn read_one(replies: &[Value]) -> Result<Read> {
     }
     waiting.sort_by_key(|(_, arrival)| arrival.parse::<i64>().ok());
     let none = Value::Nil;
-    Ok(Read {
+    Ok(NodeRead {
         seen,
         waiters: waiters(now, waiting, readable(said)?.unwrap_or(&none)),
         counter: readable(counter)?.and_then(reply::int).and_then(|count| u64::try_from(count).ok()),

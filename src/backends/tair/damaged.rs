@@ -6,7 +6,7 @@ use super::{
     history,
     options::TairMode,
     stored_queue::StoredQueue,
-    value::{self, TairSnapshot, What},
+    value::{self, StoredValue, TairSnapshot},
 };
 use crate::{backends::redis::damaged::reply, damage, lock::document::Document};
 
@@ -36,7 +36,7 @@ fn damaged_values_are_refused_or_read() {
         let Ok(seen) = TairSnapshot::read(mode, &replies) else { return };
         read += 1;
         let now = seen.now_us.unwrap_or_default() / 1000;
-        if let What::Held(mut document, _) = seen.what {
+        if let StoredValue::Held(mut document, _) = seen.what {
             document.expire(now);
             let _ = (document.holders(now), value::holders(&document));
         }

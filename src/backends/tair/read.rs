@@ -8,7 +8,7 @@ use super::{
     TairStore, history,
     options::TairMode,
     stored_queue::{self, StoredQueue},
-    value::{self, READS, Stored, TairSnapshot, What, created, readable},
+    value::{self, READS, Stored, StoredValue, TairSnapshot, created, readable},
 };
 use crate::{
     backends::{
@@ -255,16 +255,16 @@ fn snapshot(
     let expires_in = left.map(std::time::Duration::from_millis);
     match (made, seen.what) {
         (Some(made), _) => (base, stored) = (Base::Claim, Some(made)),
-        (None, What::Held(held, value)) => (document, base, stored) = (*held, Base::Document, Some(value)),
+        (None, StoredValue::Held(held, value)) => (document, base, stored) = (*held, Base::Document, Some(value)),
         // Of an earlier attempt whose answer was lost.
-        (None, What::Claimed(claim, value)) if Some(&claim.hold) == own.as_ref() => (base, stored) = (Base::Claim, Some(value)),
-        (None, What::Claimed(claim, _)) => {
+        (None, StoredValue::Claimed(claim, value)) if Some(&claim.hold) == own.as_ref() => (base, stored) = (Base::Claim, Some(value)),
+        (None, StoredValue::Claimed(claim, _)) => {
             let holder = Holder { foreign: false, metadata: claim.metadata, ..foreign(Mode::Exclusive, expires_in) };
             outside = Some(Outside { holder, left, transient: true });
         }
-        (None, What::Foreign) => outside = Some(Outside { holder: foreign(Mode::Exclusive, expires_in), left, transient: false }),
-        (None, What::Nothing) => {}
-        (None, What::NoLock(kind)) => return Err(failure::no_lock(&format!("a {kind}"))),
+        (None, StoredValue::Foreign) => outside = Some(Outside { holder: foreign(Mode::Exclusive, expires_in), left, transient: false }),
+        (None, StoredValue::Nothing) => {}
+        (None, StoredValue::NoLock(kind)) => return Err(failure::no_lock(&format!("a {kind}"))),
     }
     let now_us = match seen.now_us {
         Some(now) => now,
