@@ -1,7 +1,7 @@
-//! Tells the compiler which commit this is, for `dlock --version --verbose`.
+//! Passes the commit to the compiler, for `dlock --version --verbose`.
 //!
-//! A packaged crate has no repository, but a note of cargo's on its commit. A package that builds from a bare tree sets
-//! `DLOCK_BUILD_COMMIT` itself. Development builds name none: each commit would compile the crate anew.
+//! A packaged crate has no repository, but cargo's file `.cargo_vcs_info.json` names the commit. A package built from a bare tree sets
+//! `DLOCK_BUILD_COMMIT` itself. Development builds name no commit: otherwise each commit would recompile the crate.
 
 use std::{env, fs, path::Path, process::Command};
 
@@ -14,7 +14,7 @@ fn main() {
     println!("cargo:rustc-env=DLOCK_COMMIT={}", commit.as_deref().unwrap_or("unknown"));
 }
 
-/// The commit that `cargo package` wrote down.
+/// Returns the commit that `cargo package` recorded.
 fn packaged() -> Option<String> {
     let note = fs::read_to_string(".cargo_vcs_info.json").ok()?;
     let (_, rest) = note.split_once("\"sha1\"")?;
@@ -23,7 +23,7 @@ fn packaged() -> Option<String> {
     Some(format!("{commit}{}", if modified { "-modified" } else { "" }))
 }
 
-/// The commit of the repository around the sources, with its date.
+/// Returns the commit of the repository around the sources, with its date.
 fn checked_out() -> Option<String> {
     if env::var("PROFILE").ok()? != "release" {
         return Some("development".to_owned());

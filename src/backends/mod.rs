@@ -1,4 +1,4 @@
-//! One folder per store. They see [`crate::lock`] and nothing else.
+//! One folder per store. Backends depend on [`crate::lock`] only.
 
 pub mod cas;
 pub mod etcd;
@@ -20,7 +20,7 @@ pub use self::net::{secret::Secret, tls::Tls};
 
 use crate::lock::{Capabilities, Check, Library};
 
-/// What each store can do: what its backend says of itself.
+/// The capabilities of each store's backend.
 pub const CAPABILITIES: &[(&str, &Capabilities)] = &[
     ("SQLite", &sqlite::CAPABILITIES),
     ("Redis, Sentinel, Cluster", &redis::CAPABILITIES),
@@ -36,7 +36,7 @@ pub const CAPABILITIES: &[(&str, &Capabilities)] = &[
     ("etcd", &etcd::CAPABILITIES),
 ];
 
-/// What `doctor` looks at, by store: what the backends say of themselves is made of these same tables.
+/// The checks of `doctor`, by store. The backends' own lists use the same tables.
 pub const CHECKS: &[(&str, &[&[Check]])] = &[
     ("SQLite", &[sqlite::examine::CHECKS]),
     ("Every Redis server, those of Redlock and Tair too", &[redis::examine::SERVER, &[transport::CHECK]]),
@@ -50,7 +50,7 @@ pub const CHECKS: &[(&str, &[&[Check]])] = &[
     ("etcd", &[etcd::examine::CHECKS]),
 ];
 
-/// The layout that this version keeps in each store. Another major number is refused.
+/// Returns the layout version of each store's data. A newer major version is refused.
 pub fn layouts() -> Vec<(&'static str, String)> {
     let sql = format!("{}.{}", sql::LAYOUT / 100, sql::LAYOUT % 100);
     vec![
@@ -65,7 +65,7 @@ pub fn layouts() -> Vec<(&'static str, String)> {
     ]
 }
 
-/// The libraries that are known, by store.
+/// The known lock libraries, by store.
 pub const LIBRARIES: &[(&str, &[Library])] = &[
     ("Redis, Sentinel, Cluster", &redis::sharing::LIBRARIES),
     ("Redlock and Tair", &redis::sharing::OF_STRINGS),

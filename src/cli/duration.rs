@@ -61,7 +61,7 @@ mod tests {
     }
 
     #[test]
-    fn rubbish_is_refused() {
+    fn invalid_durations_are_refused() {
         let long = "9".repeat(400);
         for text in ["", " ", ".", "1.2.3", "-1", "-1s", "NaN", "nan", "inf", "1e30", "5 parsecs", "s", "+5", "0x10", &long] {
             assert!(parse(text).is_err(), "{text:?}");

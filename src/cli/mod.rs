@@ -145,7 +145,7 @@ mod tests {
     }
 
     #[test]
-    fn json_is_asked_for_before_the_command_only() {
+    fn json_options_count_only_before_the_command() {
         let asked = |text: &str| wants_json(&text.split(' ').map(OsString::from).collect::<Vec<_>>());
         assert!(asked("dlock inspect --bogus --json") && asked("dlock -o json x") && asked("dlock --output=json x"));
         assert!(!asked("dlock run -k x -- cmd --json") && !asked("dlock inspect x"));

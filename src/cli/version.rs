@@ -25,7 +25,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn only_the_verbose_one_names_stores() {
+    fn only_the_verbose_version_names_stores() {
         let of = |line: &str| text("dlock 1\n", &line.split(' ').map(OsString::from).collect::<Vec<_>>());
         assert_eq!(of("dlock --version"), "dlock 1\n");
         for line in ["dlock --version -v", "dlock -vV", "dlock --verbose -V"] {

@@ -260,7 +260,7 @@ mod tests {
     use crate::lease::BootClock;
 
     #[test]
-    fn the_end_does_not_wait_for_a_resolver_that_hangs() {
+    fn the_exit_does_not_wait_for_a_hanging_resolver() {
         let began = BootClock::read();
         let work = async {
             drop(tokio::task::spawn_blocking(|| std::thread::sleep(Duration::from_secs(20))));

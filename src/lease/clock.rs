@@ -86,7 +86,7 @@ mod tests {
 
     /// A paused runtime's timers stand still while the thread sleeps, as all timers do in a suspend.
     #[tokio::test(start_paused = true)]
-    async fn what_came_due_in_a_suspend_is_done_within_a_second() {
+    async fn a_deadline_during_a_suspend_fires_within_a_second() {
         let when = BootClock::read().plus(Duration::from_millis(1500));
         let mut sleep = pin!(BootClock.sleep_until(when));
         assert!(timeout(Duration::ZERO, &mut sleep).await.is_err(), "it is too early");

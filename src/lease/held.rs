@@ -60,7 +60,7 @@ mod tests {
     use crate::damage;
 
     #[test]
-    fn holds_come_back_and_the_innermost_wins() {
+    fn holds_survive_a_round_trip_and_the_innermost_wins() {
         let key = |name: &str| Key::new(name).unwrap();
         let (first, second, third) = (Token::random(), Token::random(), Token::random());
         let held = Held::default().and(1, &key("a b/c%"), first).and(2, &key("a b/c%"), second).and(1, &key("x"), third);
@@ -73,14 +73,14 @@ mod tests {
     }
 
     #[test]
-    fn rubbish_is_left_out() {
+    fn invalid_entries_are_skipped() {
         let held = Held::parse("x //// 1/2/3 ffffffffffffffff/nonsense/key  ");
         assert!(held.0.is_empty());
     }
 
     /// Any process may set the variable. Each parsed hold was in the text, or there is none.
     #[test]
-    fn a_damaged_value_is_read_as_far_as_it_goes() {
+    fn a_damaged_value_is_read_up_to_the_damage() {
         let key = |name: &str| Key::new(name).unwrap();
         let session = crate::lock::StoreSession { id: 7, password: *b"sixteen bytes ok" };
         let (first, token) = (Token::random(), Token { session: Some(session), ..Token::random() });

@@ -6,21 +6,21 @@ use async_trait::async_trait;
 
 use super::{Notice, Result};
 
-/// One check of `doctor`. `doctor`, the man page and the tests read the tables of these.
+/// One check of `doctor`. `doctor`, the man page and the tests read the same tables of checks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Check {
-    /// Its name in findings.
+    /// The check's name in findings.
     pub id: &'static str,
-    /// What the check reads, in one line.
+    /// The setting or state that is checked, in one line.
     pub about: &'static str,
 }
 
-/// A row of a table of checks.
+/// Returns a check, as a row of a table.
 pub const fn check(id: &'static str, about: &'static str) -> Check {
     Check { id, about }
 }
 
-/// How bad a finding is. The order is that of severity.
+/// The severity of a finding, in ascending order.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Severity {
     /// The setting is right.
@@ -39,9 +39,9 @@ pub const UNCHECKED: &str = "not checked: ";
 pub struct Finding {
     /// The id of the check.
     pub check: &'static str,
-    /// How bad it is.
+    /// The severity.
     pub severity: Severity,
-    /// What the check read, with its value, in one line.
+    /// The setting or state that was found, with its value, in one line.
     pub text: String,
     /// The possible consequence, in one line.
     pub risk: Option<String>,
@@ -65,12 +65,12 @@ impl Finding {
         Self { severity: Severity::Unsafe, ..Self::warn(check, text, risk) }
     }
 
-    /// Returns the finding that `what` could not be read. It is no reason to call the store fine.
+    /// Returns the finding that `what` could not be read. It is a warning: an unknown setting is not a safe one.
     pub fn unchecked(check: &'static str, what: &str, why: &str) -> Self {
         Self { severity: Severity::Warn, ..Self::ok(check, format!("{UNCHECKED}{what}, because {why}")) }
     }
 
-    /// Returns what a backend noticed as a finding. The text before the colon is the state, the text behind it the consequence.
+    /// Returns a backend's notice as a finding. The text before the colon is the state, the text after it the consequence.
     pub fn noticed(check: &'static str, notice: Notice) -> Self {
         let (text, risk) = match notice.text.split_once(": ") {
             Some((text, risk)) => (text.to_owned(), Some(risk.to_owned())),
@@ -99,9 +99,9 @@ impl Finding {
 pub enum Role {
     /// Takes, waits for, renews and releases locks.
     Run,
-    /// Looks at locks.
+    /// Reads locks.
     View,
-    /// Looks at locks, and breaks holds.
+    /// Reads locks, and breaks holds.
     Break,
 }
 
@@ -136,27 +136,27 @@ pub const PASSWORD: &str = "CHANGE-ME";
 /// The time on a server's own clock.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ServerTime {
-    /// Which server.
+    /// The server.
     pub server: String,
-    /// Since the Unix epoch.
+    /// The time since the Unix epoch.
     pub since_epoch: Duration,
 }
 
-/// What a backend does to its store, and reports of it, besides locks.
+/// A backend's operations on the store itself, besides locks.
 #[async_trait(?Send)]
 pub trait Admin {
-    /// Creates or upgrades what the store must have before locks can be kept (a schema). Idempotent.
+    /// Creates or upgrades the schema, if the store needs one for locks. Idempotent.
     async fn init(&mut self) -> Result<Init> {
         Ok(Init::NotNeeded)
     }
 
-    /// Returns what [`Admin::init`] would do, in the store's own language; `None` where it does nothing.
+    /// Returns the statements of [`Admin::init`], in the store's own language; `None` if it does nothing.
     fn schema(&self) -> Option<String> {
         None
     }
 
-    /// Removes what no lock has used for this long by the store's clock, and returns how much. Returns `None` if the store keeps no
-    /// leftovers. Never removes what a lock's fences depend on.
+    /// Removes data that no lock has used for this long by the store's clock, and returns the number of items. Returns `None` if the store
+    /// keeps no leftovers. Never removes data that a lock's fences depend on.
     async fn collect(&mut self, _unused_for: Duration) -> Result<Option<u64>> {
         Ok(None)
     }

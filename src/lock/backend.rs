@@ -1,4 +1,4 @@
-//! The questions that the lease core asks a store.
+//! The trait of a store, as the lease core uses it.
 
 use std::{future::pending, io, os::fd::OwnedFd, time::Duration};
 
@@ -11,7 +11,7 @@ use super::{
 
 /// A store that keeps locks.
 ///
-/// A backend answers one question per call, once, atomically. It never retries, never waits except in
+/// A backend serves one request per call, once, atomically. It never retries, never waits except in
 /// [`Backend::wait`], never sets time limits, prints, or reads the host's clock: the store judges expiry in
 /// the step that grants. The core does the rest, once for all backends.
 ///
@@ -31,7 +31,7 @@ pub trait Backend: Admin {
     /// A repeated or nested request is neither judged nor recorded.
     ///
     /// Idempotent for one token: a request whose answer was lost can be repeated, and counts once. The repeated request
-    /// sets the expiry anew.
+    /// sets a new expiry.
     async fn try_acquire(&mut self, request: &Request) -> Result<Attempt>;
 
     /// Waits until the lock may be free, at most for `at_most`. Only called after `try_acquire` said busy.
@@ -90,7 +90,7 @@ pub trait Backend: Admin {
 /// The facts about a store that need no I/O.
 #[derive(Clone, Debug)]
 pub struct Identity {
-    /// What its backend can do.
+    /// The backend's capabilities.
     pub capabilities: &'static Capabilities,
     /// The store's URL without secrets, for people.
     pub url: String,
@@ -107,7 +107,7 @@ impl Identity {
     }
 }
 
-/// What ties holds to this process: a session, a connection, a file that the kernel has locked.
+/// The resource that ties holds to this process: a session, a connection, a file that the kernel has locked.
 #[async_trait(?Send)]
 pub trait Tether {
     /// Opens what the guardian must share, before dlock forks it. Starts no thread and no connection.
@@ -147,7 +147,7 @@ pub trait Tether {
 pub enum Which {
     /// All of them.
     All,
-    /// Those whose run records may keep other runs from a free lock ([`RunRecord::keeps`](super::RunRecord::keeps)).
+    /// The keys whose run records may deny other runs a free lock ([`RunRecord::keeps`](super::RunRecord::keeps)).
     Kept,
 }
 
@@ -206,23 +206,23 @@ pub struct Grant {
     pub holds: u32,
     /// The drain delay: no command may start for this long, since a vanished holder may still be stopping its command.
     pub drain_delay: Duration,
-    /// What another process needs besides the token to renew and release this hold; only for detached holds.
+    /// The session that another process needs, besides the token, to renew and release this hold; only for detached holds.
     pub session: Option<StoreSession>,
-    /// Which permit it is, from 0, for as long as the hold lasts; only for [`Mode::Permits`](super::Mode::Permits).
+    /// The permit's number, from 0, while the hold lasts; only for [`Mode::Permits`](super::Mode::Permits).
     pub permit: Option<u32>,
 }
 
 /// Why a lock was not granted, and what to wait for.
 #[derive(Clone, Debug, Default)]
 pub struct Busy {
-    /// Its holders, as far as the store knows.
+    /// The lock's holders, as far as the store knows.
     pub holders: Vec<Holder>,
-    /// When the lock becomes free without any further step; `None` if unknown.
+    /// When the lock expires; `None` if unknown.
     pub expires_in: Option<Duration>,
     /// Whether a release ends [`Backend::wait`]. False for foreign holders that wake no waiter.
     pub notifies: bool,
-    /// The lock is free, or is held only for a moment: another client's step prevents the grant just now. A repeated
-    /// request makes sense at once, even for a client that doesn't wait.
+    /// Whether the lock is free or held only for a moment, and another client's step prevents the grant just now. Retry at once, even in
+    /// try mode.
     pub transient: bool,
     /// The requester's position in the queue, from 1; `None` if unknown.
     pub position: Option<u32>,

@@ -30,7 +30,7 @@ impl fmt::Display for Break {
     }
 }
 
-/// What a renewal is for.
+/// The purpose of a renewal.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Intent {
     /// Extends the hold for this long from now by the store's clock; `None` means the hold's original TTL. Refused once the hold

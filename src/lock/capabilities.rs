@@ -1,10 +1,10 @@
-//! What a backend can do, as data.
+//! A backend's capabilities, as data.
 
 use std::time::Duration;
 
 use super::{Entry, Error, Kind, Mode, Request, Result, Ttl};
 
-/// What a backend can do. A request beyond it is refused before any I/O.
+/// The capabilities of a backend. A request beyond them is refused before any I/O.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[allow(clippy::struct_excessive_bools)] // a table of yes and no
 pub struct Capabilities {
@@ -24,8 +24,8 @@ pub struct Capabilities {
     pub reentrant: bool,
     /// Hands out fencing tokens.
     pub fencing: bool,
-    /// A release wakes the waiters. Without it waiters look again by themselves: [`super::Backend::wait`] ends after a pause of the
-    /// backend's choice.
+    /// A release wakes waiters. Otherwise waiters poll: [`super::Backend::wait`] ends after a pause of the backend's
+    /// choice.
     pub notification: bool,
     /// Remembers how holds ended ([`super::Backend::history`]).
     pub history: bool,
@@ -45,7 +45,7 @@ pub struct Capabilities {
     pub pace: Pace,
 }
 
-/// The parts of a lease, in per cent of it from t₀: by when a command may be started, when it gets TERM, and by when KILL.
+/// The deadlines within a lease, in per cent of the lease from t₀: for a command's start, for TERM and for KILL.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Pace {
     /// No command starts after this.
@@ -57,13 +57,13 @@ pub struct Pace {
 }
 
 impl Pace {
-    /// The pace where the store ends a lease by its own clock, counted from the last renewal that it confirmed.
+    /// The pace for stores that end a lease by their own clock, counted from the last confirmed renewal.
     pub const USUAL: Self = Self { start: 50, term: 60, kill: 80 };
 }
 
 impl Capabilities {
-    /// Returns what is common to stores with a record for each lock: exclusive holds, fenced, re-entrant, detached or not, whose
-    /// waiters are woken, of any TTL to the millisecond. Extend it with `Capabilities { …, ..Capabilities::usual("x") }`.
+    /// Returns the capabilities common to stores with a record for each lock: exclusive holds with fences, reentrant, detached or not,
+    /// wake-ups, and any TTL to the millisecond. Extend it with `Capabilities { …, ..Capabilities::usual("x") }`.
     pub const fn usual(backend: &'static str) -> Self {
         Self {
             backend,
@@ -89,7 +89,7 @@ impl Capabilities {
     /// Whether this backend can serve `request`.
     ///
     /// # Errors
-    /// [`Kind::Unsupported`] with the reason, for the first thing it can't do.
+    /// [`Kind::Unsupported`] with the reason, for the first unsupported property.
     pub fn check(&self, request: &Request) -> Result<()> {
         let refuse = |what: &str| {
             Err(Error::new(Kind::Unsupported, format!("the {} backend has no {what}", self.backend)).during("acquire").key(&request.key))
@@ -128,7 +128,7 @@ impl Capabilities {
         ))
     }
 
-    /// Whether a renewal may ask for a TTL of its own, and for this one.
+    /// Whether a renewal may ask for another TTL, and for this one.
     ///
     /// # Errors
     /// [`Kind::Unsupported`] with the reason.

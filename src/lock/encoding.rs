@@ -1,20 +1,20 @@
-//! Reversible encoding of keys into what a store's names may contain.
+//! Reversible encoding of keys into the characters that a store's names may have.
 
 use std::{borrow::Cow, fmt::Write as _};
 
 use super::Key;
 
-/// Percent-encoding with a store's own set of bytes that can't stand for themselves.
+/// Percent-encoding with a store's own set of reserved bytes.
 ///
-/// `%` itself is always encoded, upper-case hexadecimal is the only form accepted back, and a byte that
-/// could stand for itself is refused in encoded form: every key has one encoding and every encoding one key.
+/// `%` and control characters are always encoded. Decoding accepts only upper-case hexadecimal, and refuses a needlessly encoded
+/// byte. So every key has one encoding, and every encoding one key.
 #[derive(Clone, Copy, Debug)]
 pub struct Encoding {
     reserved: &'static [u8],
 }
 
 impl Encoding {
-    /// An encoding that replaces `%` and the bytes of `reserved`.
+    /// Returns an encoding that replaces `%`, control characters and the bytes of `reserved`.
     pub const fn new(reserved: &'static [u8]) -> Self {
         Self { reserved }
     }
@@ -23,12 +23,12 @@ impl Encoding {
         byte == b'%' || byte.is_ascii_control() || self.reserved.contains(&byte)
     }
 
-    /// The key in the store's form.
+    /// Returns the key in the store's form.
     pub fn encode(self, key: &Key) -> String {
         self.encode_str(key.as_str())
     }
 
-    /// Any text in the store's form, for the start of a key in a listing.
+    /// Returns any text in the store's form, such as the start of a key in a listing.
     pub fn encode_str(self, text: &str) -> String {
         let mut out = String::with_capacity(text.len());
         for c in text.chars() {
@@ -43,7 +43,7 @@ impl Encoding {
         out
     }
 
-    /// The key that `stored` is the encoding of; `None` if it is no key's encoding.
+    /// Returns the key encoded as `stored`; `None` if `stored` is no key's encoding.
     pub fn decode(self, stored: &str) -> Option<Key> {
         let mut bytes = Vec::with_capacity(stored.len());
         let mut rest = stored.bytes();
@@ -72,7 +72,7 @@ fn hex(digit: u8) -> Option<u8> {
     }
 }
 
-/// `text` with everything escaped that could move a terminal's cursor, hide or reorder characters.
+/// Returns `text` with all characters escaped that could move a terminal's cursor, or hide or reorder characters.
 pub fn printable(text: &str) -> Cow<'_, str> {
     if text.chars().all(is_printable) {
         return Cow::Borrowed(text);
@@ -88,13 +88,13 @@ pub fn printable(text: &str) -> Cow<'_, str> {
     Cow::Owned(out)
 }
 
-/// Whether this is the joiner between two emoji, as in a family: it hides and moves nothing.
+/// Whether this is a joiner between two emoji, as in a family emoji. It hides and moves nothing.
 fn joins_emoji(text: &str, at: usize, c: char) -> bool {
     let is_emoji = |c: char| matches!(c, '\u{2190}'..='\u{2bff}' | '\u{fe0f}' | '\u{1f000}'..='\u{1faff}');
     c == '\u{200d}' && text[..at].ends_with(is_emoji) && text[at + c.len_utf8()..].starts_with(is_emoji)
 }
 
-/// Not a control, format (zero-width, bidirectional), line-separator, private-use or tag character.
+/// Whether this is no control, format (zero-width, bidirectional), line-separator or tag character.
 fn is_printable(c: char) -> bool {
     !c.is_control()
         && !matches!(c,
@@ -128,7 +128,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn every_key_comes_back(key in any_key()) {
+        fn every_key_survives_a_round_trip(key in any_key()) {
             for set in SETS {
                 let encoding = Encoding::new(set);
                 prop_assert_eq!(encoding.decode(&encoding.encode(&key)), Some(key.clone()));
@@ -152,7 +152,7 @@ mod tests {
         }
 
         #[test]
-        fn what_is_decoded_is_canonical(stored in "[a%{}/0-9A-F]{1,12}") {
+        fn decoded_keys_are_canonical(stored in "[a%{}/0-9A-F]{1,12}") {
             for set in SETS {
                 let encoding = Encoding::new(set);
                 if let Some(key) = encoding.decode(&stored) {
@@ -163,7 +163,7 @@ mod tests {
     }
 
     #[test]
-    fn what_reorders_or_hides_is_escaped() {
+    fn reordering_and_invisible_characters_are_escaped() {
         assert_eq!(printable("a\u{202e}b\u{1b}[2Jc\u{200b}"), "a\\u{202e}b\\u{1b}[2Jc\\u{200b}");
         assert_eq!(printable("👨\u{200d}👩\u{200b}"), "👨\u{200d}👩\\u{200b}", "a family is one, and nothing is hidden");
         assert_eq!(printable("a\u{200d}b"), "a\\u{200d}b");

@@ -1,21 +1,21 @@
-//! The one error type.
+//! The common error type.
 //!
-//! Busy and not-held are answers, not errors. For a lock the first question after a failure is
-//! whether the step happened all the same: [`Effect`] says so.
+//! Busy and not-held are answers, not errors. The first question after a failure is whether the step happened
+//! in the store: [`Effect`] answers it.
 
 use std::{error, fmt};
 
 use super::Key;
 
-/// A result with the one [`Error`].
+/// A result with the common [`Error`].
 pub type Result<T, E = Error> = std::result::Result<T, E>;
 
-/// What went wrong, in the run policy that decide what to do next.
+/// The kind of failure, which decides what to do next.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Kind {
-    /// The store can't be reached, or refuses for now; asking again may help.
+    /// The store can't be reached, or refuses for now; a retry may help.
     Unavailable,
-    /// No answer in time; asking again may help.
+    /// No answer in time; a retry may help.
     Timeout,
     /// Credentials, rights or a certificate were refused.
     Denied,
@@ -23,11 +23,11 @@ pub enum Kind {
     Config,
     /// The store holds a newer layout than this version can read.
     Layout,
-    /// The request is wrong in itself.
+    /// The request itself is invalid.
     Usage,
-    /// This backend can't do what is asked.
+    /// This backend does not support the request.
     Unsupported,
-    /// What was read is malformed, or something that is no lock is stored under the key.
+    /// The data read is malformed, or the key holds a value that is no lock.
     Data,
     /// A bug in dlock.
     Internal,
@@ -36,28 +36,28 @@ pub enum Kind {
 /// Whether the failed step happened in the store.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Effect {
-    /// It did not happen and will not.
+    /// The step did not happen and will not.
     NotApplied,
-    /// It happened; what failed came after.
+    /// The step happened; a later one failed.
     Applied,
-    /// It may have happened, or may still happen.
+    /// The step may have happened, or may still happen.
     Unknown,
 }
 
-/// A failure: what, during which operation, on which key, and what to do about it.
+/// A failure: the cause, the operation, the key, and what to do next.
 ///
 /// Messages are lower-case without a full stop and never contain a secret.
 #[derive(Debug)]
 pub struct Error {
-    /// What went wrong.
+    /// The kind of failure.
     pub kind: Kind,
     /// Whether the step happened.
     pub effect: Effect,
-    /// What was being done: `acquire`, `renew`, …
+    /// The failed operation: `acquire`, `renew`, …
     pub operation: Option<&'static str>,
     /// The store, as a redacted URL.
     pub backend: Option<String>,
-    /// The lock that it was about.
+    /// The lock concerned.
     pub key: Option<Key>,
     /// What happened, in one line.
     pub message: String,
@@ -68,7 +68,7 @@ pub struct Error {
 }
 
 impl Error {
-    /// An error that had no effect in a store.
+    /// Creates an error without effect in a store.
     pub fn new(kind: Kind, message: impl Into<String>) -> Self {
         Self {
             kind,
@@ -82,55 +82,55 @@ impl Error {
         }
     }
 
-    /// Says whether the step happened.
+    /// Sets whether the step happened.
     #[must_use]
     pub fn effect(mut self, effect: Effect) -> Self {
         self.effect = effect;
         self
     }
 
-    /// Says what was being done.
+    /// Sets the operation.
     #[must_use]
     pub fn during(mut self, operation: &'static str) -> Self {
         self.operation = Some(operation);
         self
     }
 
-    /// Names the store; `url` must be redacted already.
+    /// Sets the store; `url` must be redacted already.
     #[must_use]
     pub fn backend(mut self, url: impl Into<String>) -> Self {
         self.backend = Some(url.into());
         self
     }
 
-    /// Names the lock.
+    /// Sets the lock.
     #[must_use]
     pub fn key(mut self, key: &Key) -> Self {
         self.key = Some(key.clone());
         self
     }
 
-    /// Says what was being done in which store, and to which lock if it was one.
+    /// Sets the operation, the store, and the lock if there is one.
     #[must_use]
     pub fn about(self, operation: &'static str, url: &str, key: Option<&Key>) -> Self {
         Self { operation: Some(operation), backend: Some(url.to_owned()), key: key.cloned().or(self.key), ..self }
     }
 
-    /// Says what to do next.
+    /// Sets the hint: what to do next.
     #[must_use]
     pub fn hint(mut self, hint: impl Into<String>) -> Self {
         self.hint = Some(hint.into());
         self
     }
 
-    /// Keeps the error underneath; its text is not printed unless asked for with `-v`.
+    /// Sets the underlying error. Its text is printed only with `-v`.
     #[must_use]
     pub fn source(mut self, source: impl Into<Box<dyn error::Error + Send + Sync>>) -> Self {
         self.source = Some(source.into());
         self
     }
 
-    /// Whether asking again may help.
+    /// Whether a retry may help.
     pub fn is_transient(&self) -> bool {
         matches!(self.kind, Kind::Unavailable | Kind::Timeout)
     }

@@ -1,4 +1,4 @@
-//! The records that a store keeps of ended holds, and how they ended.
+//! A lock's history: ended holds with their outcomes, and skipped runs.
 
 use std::fmt;
 
@@ -131,7 +131,7 @@ pub struct SkipCount {
 /// The records that a store keeps of a lock besides its holders.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct History {
-    /// Ended holds, the latest first: the last [`REMEMBERED`], and as many that ended badly, in no other order.
+    /// Ended holds, the latest first: the last [`REMEMBERED`] ones, and the last [`REMEMBERED`] that ended badly.
     pub past: Vec<HistoryEntry>,
     /// The hosts that skipped runs.
     pub skips: Vec<SkipCount>,
@@ -161,7 +161,7 @@ impl History {
     }
 }
 
-/// What a release tells the store.
+/// The release info: the data that a release sends to the store.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ReleaseInfo {
     /// How much is released.
@@ -190,7 +190,7 @@ impl ReleaseInfo {
     pub const UNDO: Self =
         Self { scope: Scope::Hold, end: None, why: None, at_ms: None, held_ms: None, run_state: Some(RunState::Cancelled) };
 
-    /// Whether the store needs this release even if the lock becomes free without it: how a run ended, and whether it may run again.
+    /// Whether the store needs this release even if the lock becomes free without it: for the run's outcome, or the run record.
     pub fn is_reported(&self) -> bool {
         self.end.as_ref().is_some_and(|end| self.run_state.is_some() || *end != End::Released)
     }
@@ -213,7 +213,7 @@ pub enum Note {
     Lost(HistoryEntry),
 }
 
-/// Returns a break's history entry.
+/// Converts a break to the end and the reason in a history entry.
 impl From<&Break> for (End, Option<String>) {
     fn from(mark: &Break) -> Self {
         (End::Broken, Some(mark.to_string()))
@@ -225,7 +225,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn an_end_is_read_as_it_was_written() {
+    fn an_outcome_survives_a_round_trip() {
         let ends = [
             End::Exited(0),
             End::Exited(3),
@@ -246,7 +246,7 @@ mod tests {
     }
 
     #[test]
-    fn a_hold_is_told_once_and_the_latest_comes_first() {
+    fn a_hold_is_listed_once_and_the_latest_comes_first() {
         let past =
             |fence, end| HistoryEntry { fence: Some(Fence(fence)), started_ms: None, ended_ms: None, end, why: None, metadata: None };
         let found =

@@ -1,4 +1,4 @@
-//! The names of locks, and the namespace that they live in.
+//! The names of locks, and their namespace.
 
 use std::{borrow::Cow, ffi::OsStr, fmt, str::FromStr};
 
@@ -15,10 +15,10 @@ impl Key {
     /// The most bytes that a key may have.
     pub const MAX_BYTES: usize = 255;
 
-    /// Checks `name` and makes a key of it.
+    /// Checks `name` and returns it as a key.
     ///
     /// # Errors
-    /// [`Kind::Usage`] when it is empty, too long or has a control character.
+    /// [`Kind::Usage`] if it is empty, too long or has a control character.
     pub fn new(name: impl Into<String>) -> Result<Self> {
         let name = name.into();
         let refuse = |why: String| Err(Error::new(Kind::Usage, why).hint("a key is 1 to 255 bytes of UTF-8 without control characters"));
@@ -34,10 +34,10 @@ impl Key {
         Ok(Self(name))
     }
 
-    /// As [`Key::new`], from an argument that may not be UTF-8.
+    /// Like [`Key::new`], from an argument that may not be UTF-8.
     ///
     /// # Errors
-    /// As [`Key::new`], and for what isn't UTF-8.
+    /// As [`Key::new`], and if the name isn't UTF-8.
     pub fn from_os(name: &OsStr) -> Result<Self> {
         name.to_str().map_or_else(
             || Err(Error::new(Kind::Usage, "the key is not UTF-8").hint("a key is 1 to 255 bytes of UTF-8 without control characters")),
@@ -45,17 +45,17 @@ impl Key {
         )
     }
 
-    /// The lock that `doctor` tries a store with. Its name has a control character: no user can type it, and no list shows it.
+    /// Returns the key of the lock that `doctor` tests a store with. It has a control character, so no user can type it; no list shows it.
     pub fn probe() -> Self {
         Self("\u{1f}doctor".into())
     }
 
-    /// The key as typed.
+    /// Returns the key as typed.
     pub fn as_str(&self) -> &str {
         &self.0
     }
 
-    /// The key for a terminal: bidirectional overrides and other invisible characters escaped.
+    /// Returns the key for a terminal, with bidirectional overrides and other invisible characters escaped.
     pub fn escaped(&self) -> Cow<'_, str> {
         crate::lock::encoding::printable(&self.0)
     }
@@ -75,14 +75,14 @@ impl FromStr for Key {
     }
 }
 
-/// What every key is put under in the store; may be empty, which is how a lock is shared with another library.
+/// The prefix of every key in the store. It may be empty, to share a lock with another library.
 ///
-/// Up to 64 of `A-Z a-z 0-9 . _ -`, so that no namespace and key together can read as another pair.
+/// Up to 64 of `A-Z a-z 0-9 . _ -`, so that no two pairs of namespace and key are stored under the same name.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Namespace(String);
 
 impl Namespace {
-    /// Checks `name` and makes a namespace of it.
+    /// Checks `name` and returns it as a namespace.
     ///
     /// # Errors
     /// [`Kind::Usage`] for other characters or more than 64 of them.
@@ -97,7 +97,7 @@ impl Namespace {
         }
     }
 
-    /// The namespace; empty where keys stand by themselves.
+    /// Returns the namespace; empty if keys have no prefix.
     pub fn as_str(&self) -> &str {
         &self.0
     }

@@ -117,7 +117,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn names_can_be_pasted_whatever_they_are() {
+    fn all_names_can_be_pasted() {
         let code = |name: &str, code| filled(code, name, &[("table", "jobs")]);
         assert_eq!(code("a\"b\\", "lock({string}, {px: 1})"), r#"lock("a\"b\\", {px: 1})"#);
         assert_eq!(

@@ -1,6 +1,6 @@
-//! The vocabulary of a lock, and the question-and-answer trait that every store implements.
+//! The types of a lock, and the trait that every store implements.
 //!
-//! Nothing here does I/O, sleeps, prints or reads a clock. Backends see this module only.
+//! Nothing here does I/O, sleeps, prints or reads a clock. Backends depend on this module only.
 
 mod admin;
 mod backend;

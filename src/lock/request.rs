@@ -43,7 +43,7 @@ impl Mode {
     }
 }
 
-/// Whether a request takes the lock anew or enters the hold of an ancestor process.
+/// Whether a request takes a new hold or enters the hold of an ancestor process.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Entry {
     /// The token is new.
@@ -68,7 +68,7 @@ pub struct Request {
     pub mode: Mode,
     /// Whether waiters are served in the order of asking.
     pub fair: bool,
-    /// Whether to take the lock anew or to enter an ancestor's hold.
+    /// Whether to take a new hold or to enter an ancestor's.
     pub entry: Entry,
     /// Whether the hold outlives this process (`acquire`); otherwise it ends with the process, at the latest when the TTL ends.
     pub detached: bool,
@@ -78,7 +78,7 @@ pub struct Request {
     pub metadata: Option<Metadata>,
     /// The time of the requesting host, in ms since 1970, for stores without a clock.
     pub at_ms: Option<u64>,
-    /// The run policy: what it requires of earlier runs, and leaves for later ones.
+    /// The run policy: the conditions on earlier runs, and the data recorded for later ones.
     pub run_policy: Option<RunPolicy>,
 }
 

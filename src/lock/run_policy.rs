@@ -1,5 +1,5 @@
-//! The run policy: what a run requires of earlier runs (when they began, and where), and the run records that a store keeps
-//! for that.
+//! The run policy: a run's conditions on earlier runs (when they began, and where), and the run records that a store
+//! keeps for that.
 //!
 //! A store judges and records in the granting step, by its own clock, and next to the lock: the records outlive the
 //! hold, and a crashed runner. [`RunRecord`] is the reference for stores that judge by themselves. It judges for those stores
@@ -116,7 +116,7 @@ pub struct Cooldown {
     /// The runner.
     #[serde(rename = "m", default, skip_serializing_if = "Option::is_none")]
     pub metadata: Option<Metadata>,
-    /// The hold that wrote it, as [`Token::hold_text`].
+    /// The hold that wrote the record, as [`Token::hold_text`].
     #[serde(rename = "h", default, skip_serializing_if = "String::is_empty")]
     pub hold: String,
 }
@@ -142,7 +142,7 @@ pub struct LastRun {
     /// The runner.
     #[serde(rename = "m", default, skip_serializing_if = "Option::is_none")]
     pub metadata: Option<Metadata>,
-    /// The hold that wrote it, as [`Token::hold_text`].
+    /// The hold that wrote the record, as [`Token::hold_text`].
     #[serde(rename = "h", default, skip_serializing_if = "String::is_empty")]
     pub hold: String,
 }
@@ -277,8 +277,8 @@ impl RunRecord {
         before.map(|start| start.denial(&once, now_ms))
     }
 
-    /// Returns the denial for every host, or else for every other host, whatever they ask; `now_ms` as in
-    /// [`RunRecord::judge`].
+    /// Returns the denial that holds for every host, or for every other host, whatever the request; `now_ms` as
+    /// in [`RunRecord::judge`].
     pub fn current_denial(&self, now_ms: u64) -> Option<Denial> {
         let cooldown = self.cooldown.as_ref()?;
         let rules = [(cooldown.at_least_ms, Rule::AtLeast as fn(Duration) -> Rule), (cooldown.guard_ms, Rule::SkewGuard)];

@@ -33,10 +33,10 @@ pub struct Metadata {
     /// The text of `--describe`.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub description: Option<String>,
-    /// Why it ran although an earlier run denied it, from `--reason`; only with `--anyway`.
+    /// The reason for a run that an earlier run denied, from `--reason`; only with `--anyway`.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub anyway: Option<String>,
-    /// For how many ms it had waited when it asked for the lock.
+    /// The ms that the requester had waited when it asked for the lock.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub waited_ms: Option<u64>,
 }
@@ -87,7 +87,7 @@ pub struct Waiter {
     pub in_order: bool,
 }
 
-/// All that a store knows of one lock.
+/// The whole state of one lock in a store.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct LockState {
     /// The key, as typed.

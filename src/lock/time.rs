@@ -6,30 +6,30 @@ use serde::{Deserialize, Serialize};
 
 use super::{Error, Kind, Result};
 
-/// A point on this host's `CLOCK_BOOTTIME`, which goes on counting while the machine is suspended.
+/// A point on this host's `CLOCK_BOOTTIME`, which also counts while the machine is suspended.
 ///
-/// Reading the clock is [`crate::lease::Clock`]'s work; this is only the value.
+/// This is only the value; [`crate::lease::Clock`] reads the clock.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 pub struct BootTime(Duration);
 
 impl BootTime {
-    /// The point `since_boot` after the machine started.
+    /// Returns the point `since_boot` after the machine started.
     pub const fn from_boot(since_boot: Duration) -> Self {
         Self(since_boot)
     }
 
-    /// How long after the machine's start this is.
+    /// Returns the time from the machine's start to this point.
     pub const fn since_boot(self) -> Duration {
         self.0
     }
 
-    /// This point moved later, or the end of time.
+    /// Returns the point `by` later, or the latest possible one.
     #[must_use]
     pub const fn plus(self, by: Duration) -> Self {
         Self(self.0.saturating_add(by))
     }
 
-    /// How long after `earlier` this is; zero if it isn't.
+    /// Returns the time from `earlier` to this point; zero if `earlier` is later.
     #[must_use]
     pub const fn since(self, earlier: Self) -> Duration {
         self.0.saturating_sub(earlier.0)
@@ -41,14 +41,14 @@ impl BootTime {
 pub struct Ttl(Duration);
 
 impl Ttl {
-    /// The shortest lease: below it, renewals every sixth of it would be lost in scheduling noise.
+    /// The shortest lease: for a shorter one, renewals at every sixth would be lost in scheduling noise.
     pub const MIN: Duration = Duration::from_secs(1);
     /// The longest lease: a lock held longer is a lock forgotten.
     pub const MAX: Duration = Duration::from_secs(365 * 24 * 3600);
     /// The default.
     pub const DEFAULT: Self = Self(Duration::from_secs(60));
 
-    /// Checks the range and rounds up to a millisecond.
+    /// Checks the range, and rounds up to a millisecond.
     ///
     /// # Errors
     /// [`Kind::Usage`] outside of [`Ttl::MIN`] to [`Ttl::MAX`].
@@ -60,18 +60,18 @@ impl Ttl {
         Ok(Self(Duration::from_millis(u64::try_from(ms).unwrap_or(u64::MAX))))
     }
 
-    /// The length.
+    /// Returns the length.
     pub const fn get(self) -> Duration {
         self.0
     }
 
-    /// The length in milliseconds, as stores want it.
+    /// Returns the length in milliseconds, as stores take it.
     pub fn as_millis(self) -> u64 {
         u64::try_from(self.0.as_millis()).unwrap_or(u64::MAX)
     }
 }
 
-/// A length of time in all its digits, as options take it: `30d`, `1h 30m`, `1s 500ms`.
+/// Formats a duration exactly, as options take it: `30d`, `1h 30m`, `1s 500ms`.
 pub fn length(length: Duration) -> String {
     let mut left = length.as_millis();
     let mut parts = Vec::new();
@@ -89,7 +89,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn lengths_are_told_as_options_take_them() {
+    fn durations_are_printed_as_options_accept_them() {
         for (ms, text) in [(0, "0s"), (1500, "1s 500ms"), (60_000, "1m"), (5_400_000, "1h 30m"), (2_592_000_000, "30d")] {
             assert_eq!(length(Duration::from_millis(ms)), text);
         }

@@ -1,4 +1,4 @@
-//! What identifies a hold: the secret token and the public fence.
+//! The identifiers of a hold: the secret token and the public fence.
 
 use std::{fmt, fmt::Write as _, str::FromStr};
 
@@ -9,25 +9,25 @@ use super::{Error, Kind, Result};
 
 /// The secret that a hold is renewed and released with.
 ///
-/// It names an owner and, below it, one hold: a nested `dlock run` of the same key has the outer one's
-/// owner and a hold of its own, so that each is counted once however often its request is repeated.
-/// The text form is `<uuid>.<16 hex digits>`, and for a hold whose session was handed over, `.<48 hex digits>` more.
+/// A token names an owner and one hold of that owner. A nested `dlock run` of the same key has the outer run's owner and
+/// its own hold. So each hold is counted once, however often its request is repeated.
+/// The text form is `<uuid>.<16 hex digits>`, and `.<48 hex digits>` more for a hold whose session was handed over.
 #[derive(Clone, Copy, PartialEq, Eq, Hash)]
 pub struct Token {
     /// Random, unique per lease.
     pub owner: Uuid,
     /// Random, unique per hold of that lease.
     pub hold: u64,
-    /// The store's session that the hold belongs to, where another process needs it. Never in a token that a command gets.
+    /// The store session that the hold belongs to, if another process needs it. Never in a token that a command gets.
     pub session: Option<StoreSession>,
 }
 
-/// A session of a store that can be taken up by another process.
+/// A store session that another process can take over.
 #[derive(Clone, Copy, PartialEq, Eq, Hash)]
 pub struct StoreSession {
-    /// Its number.
+    /// The session's number.
     pub id: i64,
-    /// Its secret.
+    /// The session's secret.
     pub password: [u8; 16],
 }
 
@@ -38,23 +38,23 @@ impl fmt::Debug for StoreSession {
 }
 
 impl Token {
-    /// A new token, unlike any other.
+    /// Returns a new, unique token.
     pub fn random() -> Self {
         Self { owner: uuid::Builder::from_random_bytes(random_bytes()).into_uuid(), hold: random(), session: None }
     }
 
-    /// A token for another hold of the same owner, which will have a session of its own.
+    /// Returns a token for another hold of the same owner, which will have its own session.
     #[must_use]
     pub fn nested(self) -> Self {
         Self { hold: random(), session: None, ..self }
     }
 
-    /// The hold as stores write it: 16 hexadecimal digits.
+    /// Returns the hold as stores write it: 16 hexadecimal digits.
     pub fn hold_text(&self) -> String {
         format!("{:016x}", self.hold)
     }
 
-    /// The text form, which is a secret: only for those clients that renew and release the lock.
+    /// Returns the text form. It is a secret, only for clients that renew and release the lock.
     pub fn reveal(&self) -> String {
         let mut text = format!("{}.{}", self.owner, self.hold_text());
         if let Some(StoreSession { id, password }) = self.session {
@@ -80,7 +80,7 @@ impl StoreSession {
     }
 }
 
-/// Sixteen hexadecimal digits.
+/// Parses sixteen hexadecimal digits.
 fn hex(digits: &str) -> Option<u64> {
     let only_digits = digits.len() == 16 && digits.bytes().all(|b| b.is_ascii_hexdigit());
     only_digits.then(|| u64::from_str_radix(digits, 16).ok())?
@@ -117,25 +117,25 @@ impl fmt::Display for Fence {
     }
 }
 
-/// 64 random bits from the operating system.
+/// Returns 64 random bits from the operating system.
 pub fn random() -> u64 {
     u64::from_ne_bytes(random_bytes())
 }
 
-/// From the kernel itself: a static binary's usual way is /dev/urandom, which a bare container may lack.
+/// Reads random bytes from the kernel. A static binary's usual source is /dev/urandom, which a bare container may lack.
 fn random_bytes<const N: usize>() -> [u8; N] {
     let mut bytes = [0; N];
     loop {
         match rustix::rand::getrandom(&mut bytes, rustix::rand::GetRandomFlags::empty()) {
             Ok(read) if read == N => return bytes,
-            // So few come all at once once the kernel has any.
+            // A short read can't happen for so few bytes; the loop covers it all the same.
             Ok(_) | Err(rustix::io::Errno::INTR) => {}
             Err(error) => panic!("the kernel gives no random numbers: {error}"),
         }
     }
 }
 
-/// A short, stable name for a store, for telling whether two processes mean the same one (FNV-1a, 64 bits).
+/// Returns a short, stable identifier of a store (FNV-1a, 64 bits). It shows whether two processes use the same store.
 pub fn fingerprint(parts: &[&str]) -> u64 {
     let mut hash = 0xcbf2_9ce4_8422_2325_u64;
     for part in parts {
@@ -151,7 +151,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn tokens_come_back_from_text_and_stay_out_of_debug() {
+    fn tokens_survive_a_round_trip_and_are_hidden_in_debug_output() {
         let token = Token::random();
         assert_eq!(token.reveal().parse::<Token>().unwrap(), token);
         assert!(!format!("{token:?}").contains(&token.hold_text()));
@@ -171,7 +171,7 @@ mod tests {
     }
 
     #[test]
-    fn a_fingerprint_keeps_its_parts_apart() {
+    fn a_fingerprint_separates_its_parts() {
         assert_ne!(fingerprint(&["ab", "c"]), fingerprint(&["a", "bc"]));
     }
 }

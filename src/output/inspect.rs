@@ -283,7 +283,7 @@ nightly   HELD   exclusive   prod (rediss://r1:6379)
     }
 
     #[test]
-    fn a_denied_free_lock_shows_until_when() {
+    fn a_denied_free_lock_shows_the_end_of_the_denial() {
         let now = Now::at("2026-11-20T02:04:01Z".parse().unwrap(), TimeZone::fixed(offset(1)));
         let denial = |rule| Denial {
             rule,

@@ -16,7 +16,7 @@
 //! | `ok` of list --all | 0 | `backend keys`: `key last last_ok runs skips usually_every_ms late`, `last` a run |
 //! | `ok` of history | 0 | `key backend runs cooldown once skips`; without a key `backend runs` |
 //! | `ok` of explain | 0 | `key backend stored_as would reason holders refused settings`; `would` is `run`, `wait` or `skip` |
-//! | `ok` of break | 0 | `key backend fence how waited_ms`; `how` is `release_result` (released, or its lease ended) or `evicted` |
+//! | `ok` of break | 0 | `key backend fence how waited_ms`; `how` is `given_back` (released, or its lease ended) or `evicted` |
 //! | `ok` of forget | 0 | `key backend cooldown once`: the removed run records, `null` if there were none |
 //! | `ok`, `error`, `interrupted` of break --host | 0; as `error`; 128+N | `host backend holds`: `key fence how error`; `how` may be `changed`: nothing was done |
 //! | `ok` of init | 0 | `backend done`: `not_needed`, `up_to_date` or `created` |

@@ -32,7 +32,7 @@ impl Parent {
         Ok(Self(mount.ok_or_else(|| none("no cgroup2 file system shows this process's cgroup"))?))
     }
 
-    /// Whether this cgroup is delegated to dlock: marked so by systemd, or writable without being root.
+    /// Whether this cgroup is delegated to dlock: writable, and marked so by systemd unless dlock runs without being root.
     pub fn is_delegated(&self) -> bool {
         let marked = ["user.delegate", "trusted.delegate"].into_iter().any(|name| {
             let mut value = [0; 8];
@@ -190,7 +190,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn our_directory_is_found_in_every_kind_of_mount() {
+    fn the_cgroup_directory_is_found_in_every_kind_of_mount() {
         let find = |line: &str, own: &str| directory(line.as_bytes(), Path::new(own));
         let unified = "35 24 0:30 / /sys/fs/cgroup rw,nosuid shared:9 - cgroup2 cgroup2 rw";
         assert_eq!(find(unified, "/user.slice/a").unwrap(), Path::new("/sys/fs/cgroup/user.slice/a"));

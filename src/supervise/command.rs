@@ -187,7 +187,7 @@ mod tests {
     use crate::supervise::{Contain, Leftover, OnLost};
 
     #[test]
-    fn options_are_stripped_and_what_is_given_replaces_what_was_there() {
+    fn options_are_removed_and_given_variables_replace_old_ones() {
         let inherited = [("PATH", "/bin"), ("DLOCK_WAIT", "5"), ("DLOCK_PASSWORD", "s"), ("DLOCK_BACKEND", "b"), ("DLOCK_CONFIG", "c")]
             .into_iter()
             .chain([("DLOCK_KEY", "outer"), ("DLOCK_HELD", "outer"), ("XDLOCK_A", "1"), ("EMPTY", "")])
@@ -205,7 +205,7 @@ mod tests {
     }
 
     #[test]
-    fn a_cgroup_that_cannot_be_entered_is_done_without_unless_it_was_asked_for() {
+    fn a_cgroup_that_cannot_be_entered_is_an_error_only_if_requested() {
         let argv = [c"true".into()];
         // Every write to /dev/full fails.
         let full = Cgroup::entered_by(std::fs::File::options().write(true).open("/dev/full").unwrap().into());
@@ -224,7 +224,7 @@ mod tests {
     }
 
     #[test]
-    fn an_ordinary_command_is_not_refused() {
+    fn an_ordinary_command_is_accepted() {
         let plan = Plan {
             command: vec!["sh".into()],
             on_lost: OnLost::Kill,

@@ -34,6 +34,8 @@ use crate::{
 const DRAIN_DELAY: Duration = Duration::from_millis(50);
 /// The interval at which the guardian sends CONT to dlock until dlock reports that it continues.
 const WAKE: Duration = Duration::from_millis(20);
+/// After a lifeline closed, how long dlock has for an order, which comes with the reason. The next holder waits longer than this.
+const DLOCK_FIRST: Duration = Duration::from_millis(50);
 /// The guardian's nice increment relative to the command, where the kernel allows it.
 const NICER: i32 = -10;
 
@@ -118,6 +120,8 @@ struct GuardianLoop {
     leftover_told: bool,
     /// Connections on which the lock depends: the lock ends when they close.
     lifelines: Vec<OwnedFd>,
+    /// When the guardian saw that a lifeline was closed.
+    severed: Option<BootTime>,
 }
 
 impl GuardianLoop {
@@ -163,6 +167,7 @@ impl GuardianLoop {
             emptied: None,
             leftover_told: false,
             lifelines: Vec::new(),
+            severed: None,
         })
     }
 
@@ -365,7 +370,7 @@ impl GuardianLoop {
     }
 
     /// Sleeps until an order, a child's change or the next deadline.
-    fn sleep(&self) {
+    fn sleep(&mut self) {
         let bound = self.bound;
         let next = match &self.phase {
             Phase::Idle => None,
@@ -381,7 +386,8 @@ impl GuardianLoop {
             now.plus(if now.since(emptied) < DRAIN_DELAY { Duration::from_millis(1) } else { DRAIN_DELAY })
         });
         let wake = self.wakes_dlock().then(|| BootClock::read().plus(WAKE));
-        arm(&self.timer, [next, look_again, wake].into_iter().flatten().min());
+        let severed = self.severed.filter(|_| !self.lapsed).map(|at| at.plus(DLOCK_FIRST));
+        arm(&self.timer, [next, look_again, wake, severed].into_iter().flatten().min());
         let mut sources = vec![PollFd::new(&self.children, PollFlags::IN), PollFd::new(&self.timer, PollFlags::IN)];
         if !self.orphaned {
             sources.push(PollFd::new(&self.setup.socket, PollFlags::IN));
@@ -389,7 +395,21 @@ impl GuardianLoop {
         if let Some(command) = self.command.as_ref().filter(|_| self.verdict.is_none()) {
             sources.push(PollFd::new(&command.pipe, PollFlags::IN));
         }
+        let others = sources.len();
+        if self.watches_lifelines() {
+            sources.extend(self.lifelines.iter().map(|line| PollFd::new(line, PollFlags::RDHUP)));
+        }
         let _ = poll(&mut sources, None);
+        let severed = sources[others..].iter().any(|line| !line.revents().is_empty());
+        drop(sources);
+        if severed {
+            self.severed = Some(BootClock::read());
+        }
+    }
+
+    /// Whether a closed lifeline is news: the lock ends with it, while the command may still run.
+    fn watches_lifelines(&self) -> bool {
+        self.bound && !self.lapsed && self.severed.is_none() && !self.empty
     }
 }
 

@@ -262,7 +262,7 @@ mod tests {
     }
 
     #[test]
-    fn the_last_line_tells_why() {
+    fn the_last_line_is_the_reason() {
         let output = b"a\ncurl: (6) no host\n\n".to_vec();
         let hook = Hook { pid: 1, ended: Some(ExitStatus::from_raw(6 << 8)), stderr: None, output, empty: true };
         assert_eq!(hook.failure(false).as_deref(), Some("exit 6: curl: (6) no host"));

@@ -18,7 +18,7 @@ const STUCK: Duration = Duration::from_secs(1);
 const PAUSE: Duration = Duration::from_millis(2);
 /// The longest pause between two rounds.
 const MAX_PAUSE: Duration = Duration::from_secs(1);
-/// How long a round looks again at once because it found processes that weren't there before.
+/// How long a round repeats its search at once while it finds new processes.
 const CHASE: Duration = Duration::from_millis(40);
 
 /// The hunt for everything below one process.
@@ -64,7 +64,7 @@ impl Hunt {
 
     /// Kills all processes that it finds, beginning with the command's process group, if that group is still valid.
     pub fn round(&mut self, group: Option<Pid>, cgroup: Option<&Cgroup>, now: BootTime) -> Vec<ProcessNews> {
-        // One call for most of the tree. Where CPU time is short, it is what the tree itself would use meanwhile.
+        // One call kills most of the tree, which could otherwise take the CPU time that the search needs.
         if let Some(group) = group {
             let _ = kill_process_group(group, Signal::KILL);
         }

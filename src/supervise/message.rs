@@ -158,7 +158,7 @@ mod tests {
     }
 
     #[test]
-    fn every_order_comes_back_as_it_was() {
+    fn every_order_survives_a_round_trip() {
         let deadlines = Deadlines { term_at: at(1_001), kill_at: at(2_002) };
         let environment = vec![("DLOCK_KEY".into(), "\"\u{1f512}\\=\n".into()), ("EMPTY".into(), String::new())];
         for order in [
@@ -178,7 +178,7 @@ mod tests {
 
     /// The peer closes without having read the last order.
     #[test]
-    fn the_last_word_of_one_that_leaves_is_heard() {
+    fn the_last_message_before_a_close_is_received() {
         use rustix::net::{AddressFamily, SocketFlags, SocketType, socketpair};
         let (leave, leaving) = std::sync::mpsc::channel::<OwnedFd>();
         let leaver = std::thread::spawn(move || leaving.into_iter().for_each(drop));
@@ -196,7 +196,7 @@ mod tests {
     }
 
     #[test]
-    fn every_report_comes_back_as_it_was() {
+    fn every_report_survives_a_round_trip() {
         let ended = |outcome, stopped| Report::Ended(Ended { outcome, stopped, leftover_left: true });
         let mut all = vec![
             Report::Ack(u64::MAX),
@@ -227,7 +227,7 @@ mod tests {
     }
 
     #[test]
-    fn a_short_datagram_is_refused_not_guessed_at() {
+    fn a_short_datagram_is_refused() {
         let deadlines = Deadlines { term_at: at(1), kill_at: at(2) };
         let whole = encode(&(1, Order::Start { start_by: at(7), deadlines, environment: vec![("A".into(), "B".into())] }));
         for length in 0..whole.len() {

@@ -11,9 +11,9 @@
 //! and does the same if the guardian dies or doesn't answer. The tree counts as empty only when the kernel reports
 //! that no child is left to wait for. An unkillable process is therefore never reported as gone.
 //!
-//! Not covered: dlock *and* guardian killed by pid at the same instant (the command itself dies even then), a frozen
-//! host, work that the command delegated to a service (`systemd-run`, `at`, a container daemon), and a process that moves to
-//! another PID namespace: its orphans become children of that namespace's first process, never the guardian's.
+//! Not covered: dlock *and* guardian killed by pid at the same instant (the command itself dies even then); a frozen
+//! host; work that the command delegated to a service (`systemd-run`, `at`, a container daemon); a process that moves to another
+//! PID namespace. The orphans of such a process become children of that namespace's first process, never the guardian's.
 //!
 //! Hooks run in a separate process outside the supervised tree.
 //!

@@ -354,7 +354,7 @@ mod tests {
     }
 
     #[test]
-    fn both_ways_to_walk_find_the_same() {
+    fn both_tree_walks_find_the_same_processes() {
         let mut child = chain(5);
         let root = i32::try_from(child.id()).unwrap();
         let by_lists = grown(root, 5);

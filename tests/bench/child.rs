@@ -1,16 +1,16 @@
-//! What runs under the locks: programs that note when they began and ended, in ns of the monotonic clock.
+//! The programs under the locks: they record their start and end, in ns of the monotonic clock.
 
 use std::{fs, path::Path, thread, time::Duration};
 
 use rustix::time::{ClockId, clock_gettime};
 
-/// Now, comparable between processes.
+/// Returns the current time, comparable between processes.
 pub fn now_ns() -> u64 {
     let now = clock_gettime(ClockId::Monotonic);
     u64::try_from(now.tv_sec).unwrap_or_default() * 1_000_000_000 + u64::try_from(now.tv_nsec).unwrap_or_default()
 }
 
-/// Notes its begin, works for so many ms, notes its end.
+/// Records its start, works for this many ms, and records its end.
 pub fn stamp(file: &str, ms: &str) {
     let begin = now_ns();
     let ms: u64 = ms.parse().expect("milliseconds");
@@ -20,7 +20,7 @@ pub fn stamp(file: &str, ms: &str) {
     fs::write(file, format!("{begin} {}", now_ns())).expect("the stamp");
 }
 
-/// Notes its begin, waits for `gate` to appear, notes its end.
+/// Records its start, waits until `gate` exists, and records its end.
 pub fn end_with(gate: &str, file: &str) {
     let begin = now_ns();
     while !Path::new(gate).exists() {
@@ -29,7 +29,7 @@ pub fn end_with(gate: &str, file: &str) {
     fs::write(file, format!("{begin} {}", now_ns())).expect("the stamp");
 }
 
-/// When the program that wrote this stamp began and ended.
+/// Returns when the program with this stamp started and ended.
 pub fn read(file: &Path) -> Option<(u64, u64)> {
     let text = fs::read_to_string(file).ok()?;
     let (begin, end) = text.split_once(' ')?;

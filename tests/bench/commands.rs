@@ -1,10 +1,10 @@
-//! What a Redis or etcd server has to do for one hand-over, by its own count, with few and with many waiters.
+//! The work of a Redis or etcd server for one hand-over, by the server's own counters, with few and with many waiters.
 
-use crate::{drain::Crowd, lockers::Stores, table::Table};
+use crate::{drain::Queue, lockers::Stores, table::Table};
 
 const SIZES: [usize; 3] = [1, 20, 100];
 
-/// What clients send; the rest of the server's count is what scripts call.
+/// The commands that clients send; scripts call the other commands.
 pub const FROM_CLIENTS: [&str; 9] = ["eval", "evalsha", "blpop", "hello", "auth", "select", "client", "ping", "script"];
 
 pub fn run(stores: &Stores) -> Vec<Table> {
@@ -17,9 +17,9 @@ fn of_zookeeper(stores: &Stores) -> Option<Table> {
     let mut rows = Vec::new();
     for locker in stores.lockers.iter().filter(|locker| locker.waits && locker.name != "flock") {
         for size in SIZES {
-            let crowd = Crowd::gather(stores, locker, &format!("packets-{size}"), size);
+            let queue = Queue::gather(stores, locker, &format!("packets-{size}"), size);
             let before = (packets(), writes());
-            let ms = crowd.drain();
+            let ms = queue.drain();
             let each = |count: u64| format!("{:.2}", count as f64 / size as f64);
             let (sent, written) = (each(packets() - before.0), each(writes() - before.1));
             rows.push(vec![locker.name.clone(), size.to_string(), sent, written, format!("{:.2}", ms / size as f64)]);
@@ -39,9 +39,9 @@ fn of_etcd(stores: &Stores) -> Option<Table> {
     let mut rows = Vec::new();
     for locker in stores.lockers.iter().filter(|locker| locker.name.contains("etcd")) {
         for size in SIZES {
-            let crowd = Crowd::gather(stores, locker, &format!("calls-{size}"), size);
+            let queue = Queue::gather(stores, locker, &format!("calls-{size}"), size);
             let before = etcd.calls();
-            let ms = crowd.drain();
+            let ms = queue.drain();
             let calls = etcd.calls().into_iter().map(|(name, count)| {
                 let earlier = before.iter().find(|(other, _)| *other == name).map_or(0, |(_, count)| *count);
                 (name, count - earlier)
@@ -66,9 +66,9 @@ fn of_redis(stores: &Stores) -> Option<Table> {
     let locker = stores.lockers.iter().find(|locker| locker.name == "dlock run, Redis")?;
     let mut rows = Vec::new();
     for size in SIZES {
-        let crowd = Crowd::gather(stores, locker, &format!("commands-{size}"), size);
+        let queue = Queue::gather(stores, locker, &format!("commands-{size}"), size);
         stores.redis.command(&["CONFIG", "RESETSTAT"]);
-        let ms = crowd.drain();
+        let ms = queue.drain();
         let calls: Vec<_> = stores.redis.calls().into_iter().filter(|(name, _)| !name.starts_with("config") && name != "info").collect();
         let sent: u64 = calls.iter().filter(|(name, _)| FROM_CLIENTS.contains(&name.split('|').next().unwrap_or(name))).map(|c| c.1).sum();
         let all: u64 = calls.iter().map(|call| call.1).sum();

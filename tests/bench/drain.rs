@@ -1,4 +1,4 @@
-//! How long twenty waiters take to have their turns once the holder ends, and what they need while they wait.
+//! How long twenty waiters take to run once the holder ends, and the resources they need while they wait.
 
 use std::{
     fs,
@@ -25,9 +25,9 @@ pub fn run(stores: &Stores) -> Vec<Table> {
     let mut sizes = times.clone();
     for round in 0..ROUNDS {
         for n in turns(lockers.len(), round) {
-            let crowd = Crowd::gather(stores, lockers[n], &format!("drain-{round}"), WAITERS);
-            sizes[n].push(crowd.kib_per_waiter() / 1024.0);
-            times[n].push(crowd.drain());
+            let queue = Queue::gather(stores, lockers[n], &format!("drain-{round}"), WAITERS);
+            sizes[n].push(queue.kib_per_waiter() / 1024.0);
+            times[n].push(queue.drain());
         }
     }
     for (n, locker) in lockers.iter().enumerate() {
@@ -40,34 +40,34 @@ pub fn run(stores: &Stores) -> Vec<Table> {
     vec![Table::new(title, &["", "ms", "each", "MiB per waiter"], rows, note)]
 }
 
-/// A holder that ends when told to, and processes that wait for it.
-pub struct Crowd {
+/// A holder that ends on request, and processes that wait for its lock.
+pub struct Queue {
     folder: PathBuf,
     key: String,
     holder: Child,
     waiters: Vec<Child>,
-    alone: bool,
+    exclusive: bool,
 }
 
-/// How the first holder has the lock, and how those who wait want it.
+/// The lock modes of the first holder and of the waiters.
 #[derive(Clone, Copy)]
 pub struct Kind {
     pub name: &'static str,
     pub holder: &'static [&'static str],
     pub waiters: &'static [&'static str],
-    /// Whether each of them is to have it alone.
-    pub alone: bool,
+    /// Whether each waiter needs the lock exclusively.
+    pub exclusive: bool,
 }
 
-/// By one at a time, in whichever order.
-pub const ALONE: Kind = Kind { name: "exclusive", holder: &[], waiters: &[], alone: true };
+/// Exclusive and unordered.
+pub const EXCLUSIVE: Kind = Kind { name: "exclusive", holder: &[], waiters: &[], exclusive: true };
 
-impl Crowd {
+impl Queue {
     pub fn gather(stores: &Stores, locker: &Locker, key: &str, size: usize) -> Self {
-        Self::gather_as(stores, locker, ALONE, key, size)
+        Self::gather_as(stores, locker, EXCLUSIVE, key, size)
     }
 
-    /// As [`Crowd::gather`], of runs of this kind.
+    /// Like [`Queue::gather`], with these lock modes.
     pub fn gather_as(stores: &Stores, locker: &Locker, kind: Kind, key: &str, size: usize) -> Self {
         let folder = stores.folder.path().join(format!("{key}-{}", locker.name));
         fs::create_dir_all(&folder).expect("a folder");
@@ -82,17 +82,17 @@ impl Crowd {
             stores.command_with(locker, kind.waiters, key, true, &words).spawn().expect("a waiter")
         });
         let waiters: Vec<_> = waiters.collect();
-        settle();
-        Self { folder, key: key.into(), holder, waiters, alone: kind.alone }
+        await_idle();
+        Self { folder, key: key.into(), holder, waiters, exclusive: kind.exclusive }
     }
 
-    /// Lets the holder end. The ms from there to the start of the last waiter's command.
+    /// Lets the holder end, and returns the ms until the last waiter's command has started.
     pub fn drain(mut self) -> f64 {
         fs::write(self.folder.join("gate"), "").expect("the gate");
         let until = Instant::now() + Duration::from_secs(60);
         for waiter in &mut self.waiters {
             while waiter.try_wait().expect("wait").is_none() {
-                assert!(Instant::now() < until, "a waiter for {} had no turn", self.key);
+                assert!(Instant::now() < until, "a waiter for {} did not run", self.key);
                 thread::sleep(Duration::from_millis(1));
             }
         }
@@ -101,12 +101,12 @@ impl Crowd {
         let ended = stamp("holder").1;
         let mut turns: Vec<_> = (0..self.waiters.len()).map(|n| stamp(&n.to_string())).collect();
         turns.sort_unstable();
-        let apart = !self.alone || turns.windows(2).all(|two| two[0].1 <= two[1].0);
+        let apart = !self.exclusive || turns.windows(2).all(|two| two[0].1 <= two[1].0);
         assert!(apart && turns[0].0 >= ended, "two held {} at once", self.key);
         (turns.last().expect("a waiter").0 - ended) as f64 / 1e6
     }
 
-    /// The mean of what a waiter and its children keep in memory for themselves.
+    /// Returns the mean private memory of a waiter and its children.
     fn kib_per_waiter(&self) -> f64 {
         let mut total = 0;
         for waiter in &self.waiters {
@@ -117,7 +117,7 @@ impl Crowd {
     }
 }
 
-impl Drop for Crowd {
+impl Drop for Queue {
     fn drop(&mut self) {
         for child in self.waiters.iter_mut().chain([&mut self.holder]) {
             let _ = child.kill();
@@ -126,8 +126,8 @@ impl Drop for Crowd {
     }
 }
 
-/// Until all waiters wait: they and their servers use next to no CPU any more.
-fn settle() {
+/// Waits until the waiters and their servers use almost no CPU.
+fn await_idle() {
     let until = Instant::now() + Duration::from_secs(120);
     loop {
         let before = busy_ticks();
@@ -139,11 +139,11 @@ fn settle() {
     }
 }
 
-/// How long this machine's processors have worked since it was started, in hundredths of a second.
+/// Returns the CPU time that the processors have spent since boot, in hundredths of a second.
 fn busy_ticks() -> u64 {
     let text = fs::read_to_string("/proc/stat").expect("/proc/stat");
     let ticks = text.lines().next().expect("a line").split_whitespace().skip(1).map(|field| field.parse::<u64>().unwrap_or_default());
-    // User, nice and system; then idle, which waits for disks as well.
+    // User, nice and system. The next field is idle, which includes waiting for disks.
     ticks.take(3).sum()
 }
 

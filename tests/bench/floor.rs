@@ -1,5 +1,5 @@
-//! The least that a lock on a store can cost: log in, one question that takes the lock, the command, one that gives it back.
-//! It renews nothing and kills nothing.
+//! The least that a lock on a store can cost: log in, one request for the lock, the command, one request for the release. This program
+//! neither renews the lease nor kills the command.
 
 use std::{
     io::{Read as _, Write as _},
@@ -12,15 +12,15 @@ use sqlx::{Connection as _, MySqlConnection};
 const KEY: &str = "floor";
 const GIVE_BACK: &str = "if redis.call('get',KEYS[1])==ARGV[1] then return redis.call('del',KEYS[1]) else return 0 end";
 
-/// Where the SQL floors keep their locks.
+/// The table of the SQL floors.
 pub const TABLE: &str = "CREATE TABLE floor (name varchar(64) PRIMARY KEY, owner varchar(64), lock_until timestamp NOT NULL)";
 
-/// Runs `command` under the lock on the server at `place`, and ends this process with its status.
-pub fn run(store: &str, place: &str, command: &[&str]) {
+/// Runs `command` under the lock on the server at `address`, and ends this process with its status.
+pub fn run(store: &str, address: &str, command: &[&str]) {
     let status = match store {
-        "redis" => on_redis(place, command),
-        "postgres" => on_a_runtime(on_postgres(place, command)),
-        _ => on_a_runtime(on_mariadb(place, command)),
+        "redis" => on_redis(address, command),
+        "postgres" => on_a_runtime(on_postgres(address, command)),
+        _ => on_a_runtime(on_mariadb(address, command)),
     };
     #[allow(clippy::exit, reason = "it ends as the command did")]
     process::exit(status);

@@ -1,4 +1,4 @@
-//! How costs grow: with the waiters for a lock, with the locks that are held on a store, and with a lock's history.
+//! How costs grow with the waiters for a lock, with the locks held on a store, and with a lock's history.
 
 use std::{
     process::{Command, Stdio},
@@ -14,7 +14,7 @@ use dlock::{
 };
 
 use crate::{
-    drain::Crowd,
+    drain::Queue,
     lockers::{Locker, Stores},
     table::{Table, median},
 };
@@ -29,11 +29,11 @@ pub fn with_waiters(stores: &Stores) -> Vec<Table> {
     for locker in stores.waiting() {
         let mut row = vec![locker.name.clone()];
         for size in WAITERS {
-            // A waiter is a session of the server on SQL, and a JVM's or an interpreter's worth of memory elsewhere.
+            // A waiter is a session of the server on SQL, and needs a JVM's or an interpreter's memory with other programs.
             let can = locker.name == "flock" || ["SQLite", "Redis", "etcd", "ZooKeeper"].iter().any(|store| locker.name.ends_with(store));
             row.push(if can || size <= 20 {
                 let rounds = if size > 200 { 1 } else { 3 };
-                let drain = |round| Crowd::gather(stores, locker, &format!("growth-{size}-{round}"), size).drain() / size as f64;
+                let drain = |round| Queue::gather(stores, locker, &format!("growth-{size}-{round}"), size).drain() / size as f64;
                 format!("{:.2}", median(&mut (0..rounds).map(drain).collect::<Vec<_>>()).0)
             } else {
                 "-".into()
@@ -50,7 +50,7 @@ pub fn with_held_locks(stores: &Stores) -> Vec<Table> {
     for locker in stores.own() {
         let mut held = 0;
         for size in HELD {
-            // A new client for each thousand: one remembers each lock that it was asked about.
+            // A new client for each thousand locks, because a client remembers every lock that it used.
             while held < size {
                 let Some(mut client) = client(stores, locker, "held") else { break };
                 let until = size.min(held + 1000);
@@ -100,7 +100,7 @@ fn runtime() -> tokio::runtime::Runtime {
     tokio::runtime::Builder::new_current_thread().enable_all().build().expect("a runtime")
 }
 
-/// A client of this program's own, on the stores where one can hold many locks without a process each.
+/// Returns a client in this process, for stores where one client can hold many locks.
 fn client(stores: &Stores, locker: &Locker, namespace: &str) -> Option<Box<dyn Backend>> {
     let namespace = Namespace::new(namespace).expect("a namespace");
     match locker.name.as_str() {
@@ -125,7 +125,7 @@ async fn take(client: &mut dyn Backend, key: &str) -> Request {
     request
 }
 
-/// The median of a command's whole time.
+/// Returns the median wall time of a command.
 fn timed(locker: &Locker, namespace: &str, words: &[&str]) -> String {
     let mut times: Vec<_> = (0..ROUNDS).map(|_| one(locker, namespace, words)).collect();
     format!("{:.2}", median(&mut times).0)

@@ -1,4 +1,4 @@
-//! From the end of one holder's command to the start of the next one's, with one waiter.
+//! The time from the end of one holder's command to the start of the next one's, with one waiter.
 
 use std::{fs, thread, time::Duration};
 
@@ -15,7 +15,7 @@ pub fn run(stores: &Stores) -> Vec<Table> {
     let mut gaps: Vec<Vec<f64>> = lockers.iter().map(|_| Vec::new()).collect();
     for round in 0..ROUNDS {
         for n in turns(lockers.len(), round) {
-            // Who started later may come first on a busy machine: then nobody handed over to a waiter.
+            // On a busy machine the second process may get the lock first. Then there was no hand-over to a waiter.
             gaps[n].push((0..10).find_map(|again| one(stores, lockers[n], &format!("handoff-{round}-{again}"))).expect("a hand-off"));
         }
     }

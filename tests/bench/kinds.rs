@@ -1,7 +1,7 @@
-//! What a hand-over costs for each kind of hold, with few and with many waiters: the time, and what the server has to do by its own count.
+//! The cost of a hand-over for each lock mode, with few and with many waiters: the time, and the server's work by its own counters.
 
 use crate::{
-    drain::{ALONE, Crowd, Kind},
+    drain::{EXCLUSIVE, Kind, Queue},
     lockers::{Locker, Stores},
     table::{Table, median},
 };
@@ -11,10 +11,10 @@ const ASKED: &str = "asked: Redis commands that clients send, etcd requests, Zoo
                      the queue), MariaDB statements; from the first holder's end to the last waiter's, those of all waiters counted";
 const SIZES: [usize; 3] = [1, 20, 100];
 const KINDS: [Kind; 4] = [
-    ALONE,
-    Kind { name: "fair", holder: &[], waiters: &["--fair"], alone: true },
-    Kind { name: "readers after a writer", holder: &[], waiters: &["-s"], alone: false },
-    Kind { name: "permits, 1 of 1", holder: &["--permits", "1"], waiters: &["--permits", "1"], alone: true },
+    EXCLUSIVE,
+    Kind { name: "fair", holder: &[], waiters: &["--fair"], exclusive: true },
+    Kind { name: "readers after a writer", holder: &[], waiters: &["-s"], exclusive: false },
+    Kind { name: "permits, 1 of 1", holder: &["--permits", "1"], waiters: &["--permits", "1"], exclusive: true },
 ];
 
 pub fn run(stores: &Stores) -> Vec<Table> {
@@ -26,15 +26,15 @@ pub fn run(stores: &Stores) -> Vec<Table> {
             if !probe.is_ok_and(|status| status.success()) {
                 continue;
             }
-            // A waiter is a session there, of which a server has a hundred or so unless it is told otherwise.
+            // There each waiter is a session, and a server allows about a hundred by default.
             let most = if locker.name.contains("PostgreSQL") { 60 } else { usize::MAX };
             for size in SIZES.map(|size| size.min(most)) {
                 let (mut times, mut counts) = (Vec::new(), Vec::new());
                 for round in 0..ROUNDS {
                     let key = format!("kinds-{size}-{round}-{}", kind.name.replace([' ', ','], "-"));
-                    let crowd = Crowd::gather_as(stores, locker, kind, &key, size);
+                    let queue = Queue::gather_as(stores, locker, kind, &key, size);
                     let before = asked(stores, locker);
-                    times.push(crowd.drain() / size as f64);
+                    times.push(queue.drain() / size as f64);
                     if let (Some(before), Some(after)) = (before, asked(stores, locker)) {
                         counts.push((after - before) as f64 / size as f64);
                     }
@@ -48,7 +48,7 @@ pub fn run(stores: &Stores) -> Vec<Table> {
     vec![Table::new(title, &["", "kind", "waiters", "ms", "asked"], rows, ASKED)]
 }
 
-/// How much the store's server was asked so far, if it counts that.
+/// Returns how many requests the store's server has handled so far, if it counts them.
 fn asked(stores: &Stores, locker: &Locker) -> Option<u64> {
     if locker.name.contains("Redis") {
         let sent = |name: &str| crate::commands::FROM_CLIENTS.contains(&name.split('|').next().unwrap_or(name));
@@ -61,12 +61,12 @@ fn asked(stores: &Stores, locker: &Locker) -> Option<u64> {
         return servers.nodes[0].counted("zk_packets_received");
     }
     if let (true, Some(server)) = (locker.name.contains("PostgreSQL"), &stores.postgres) {
-        let told = server.text("postgres", "SELECT sum(xact_commit + xact_rollback)::bigint FROM pg_stat_database");
-        return told.trim().parse().ok();
+        let report = server.text("postgres", "SELECT sum(xact_commit + xact_rollback)::bigint FROM pg_stat_database");
+        return report.trim().parse().ok();
     }
     if let (true, Some(server)) = (locker.name.contains("MariaDB"), &stores.mariadb) {
-        let told = server.sql("", "SHOW GLOBAL STATUS LIKE 'Questions'");
-        return told.first()?.get(1)?.parse().ok();
+        let report = server.sql("", "SHOW GLOBAL STATUS LIKE 'Questions'");
+        return report.first()?.get(1)?.parse().ok();
     }
     None
 }

@@ -1,4 +1,4 @@
-//! The ways to run a command under a lock that are compared.
+//! The compared ways to run a command under a lock.
 
 use std::{
     env, fs,
@@ -26,7 +26,7 @@ client.stop()
 sys.exit(status)
 ";
 
-/// A command under a lock of MariaDB's own client, which hands its words to a shell: SOCKET NAME COMMAND…
+/// A command under a lock of MariaDB's own client, which passes its words to a shell: SOCKET NAME COMMAND…
 const GET_LOCK: &str = r#"
 socket=$1 name=$2
 shift 2
@@ -41,7 +41,7 @@ shift 2
 pub struct Locker {
     pub name: String,
     how: How,
-    /// Whether it can wait for the lock.
+    /// Whether the program can wait for the lock.
     pub waits: bool,
 }
 
@@ -49,11 +49,11 @@ enum How {
     /// No lock at all.
     None,
     Flock,
-    /// The bare program in `floor.rs`, and the kind and place of its server.
+    /// The minimal program in `floor.rs`, with the kind and address of its server.
     Floor(&'static str, String),
-    /// `dlock run` on this store, and the program.
+    /// `dlock run` on this store, with this binary.
     Dlock(String, PathBuf),
-    /// Another program: the words before the command's, with `KEY` for the lock's name.
+    /// Another program: the words before the command, with `KEY` for the lock's name.
     Other(Vec<String>),
 }
 
@@ -63,13 +63,13 @@ impl Locker {
         Self { name: name.into(), how, waits }
     }
 
-    /// Whether it is the least program on that one's store.
+    /// Whether this is the minimal program on the other locker's store.
     pub fn is_floor_of(&self, other: &Self) -> bool {
         let own = |url: &str, store: &str| url.split(':').next().is_some_and(|scheme| scheme == store);
         matches!((&self.how, &other.how), (How::Floor(store, _), How::Dlock(url, _)) if own(url, store))
     }
 
-    /// `dlock` with these words, on its store.
+    /// Returns `dlock` with these arguments on its store.
     pub fn dlock(&self, words: &[&str]) -> Command {
         let How::Dlock(url, program) = &self.how else { panic!("{} is not dlock", self.name) };
         let mut command = Command::new(program);
@@ -77,7 +77,7 @@ impl Locker {
         command
     }
 
-    /// The version and the target of its program. Not the commit: results are part of a later one.
+    /// Returns the version and target of the binary, but not its commit, because the results are part of a later commit.
     pub fn version(&self) -> Option<String> {
         let How::Dlock(_, program) = &self.how else { return None };
         let output = Command::new(program).args(["--version", "-v"]).output().ok()?;
@@ -92,14 +92,14 @@ impl Locker {
         )
     }
 
-    /// The backend of a `dlock`.
+    /// Returns the URL of a `dlock`.
     pub fn url(&self) -> Option<&str> {
         if let How::Dlock(url, _) = &self.how { Some(url) } else { None }
     }
 }
 
-/// The programs to compare: this build, and another one that `DLOCK_BENCH_BEFORE` names. Copies of both: how a file was written decides
-/// how its pages are mapped, which is a twentieth of a run.
+/// The compared binaries: this build, and the one in `DLOCK_BENCH_BEFORE`. Both are copied, because the way a file is written affects how
+/// its pages are mapped, which changes a run by 5 %.
 struct Builds {
     programs: Vec<(PathBuf, &'static str, &'static str)>,
     lockers: Vec<Locker>,
@@ -116,7 +116,7 @@ impl Builds {
         Self { programs: builds.into_iter().filter_map(copied).collect(), lockers }
     }
 
-    /// Adds `dlock run` on the store that `url` makes of a suffix for what builds of different layouts can't share.
+    /// Adds `dlock run` on the store that `url` returns for a suffix, which separates builds with different layouts.
     fn add(&mut self, name: &str, url: impl Fn(&str) -> String, init: bool) {
         for (program, suffix, note) in self.programs.clone() {
             let url = url(suffix);
@@ -129,8 +129,8 @@ impl Builds {
     }
 }
 
-/// The program that is timed: `DLOCK_BENCH`, or one that cargo builds as users do. The one that `cargo bench` built has the
-/// features that the tests want of the libraries too, and takes a tenth longer to start.
+/// Returns the measured binary: `DLOCK_BENCH`, or one that cargo builds as for users. The binary from `cargo bench` also has the library
+/// features of the tests, and starts 10 % slower.
 fn this_build() -> PathBuf {
     if let Some(path) = env::var_os("DLOCK_BENCH") {
         return path.into();
@@ -144,7 +144,7 @@ fn this_build() -> PathBuf {
     folder.join("bin/dlock")
 }
 
-/// Where the locks are.
+/// The servers with the locks.
 pub struct Stores {
     pub redis: Redis,
     pub etcd: Option<Etcd>,
@@ -158,18 +158,18 @@ pub struct Stores {
     pub mariadb: Option<MariaDb>,
 }
 
-/// The stores that can be asked for, beside `sqlite` and `redis`, which are compared unless others are named.
+/// The stores to choose from, in addition to the default `sqlite` and `redis`.
 pub const NAMES: [&str; 8] = ["sqlite", "redis", "sentinel", "cluster", "postgres", "mariadb", "etcd", "zookeeper"];
 
-/// What the other build has of its own is named so.
+/// The suffix of names that belong to the other build.
 const BEFORE: &str = "_before";
 
-/// Modes of the SQL stores, each with a table of its own: one table keeps locks of one mode.
+/// Modes of the SQL stores. Each has a table of its own, because a table holds locks of one mode only.
 const MODES: [(&str, &str); 3] =
     [("", "table=leases"), (", mode=row", "mode=row&table=rows"), (", mode=advisory", "mode=advisory&table=advisory")];
 
 impl Stores {
-    /// Starts the servers of the named stores, and of none other.
+    /// Starts the servers of the named stores only.
     pub fn start(wanted: &[&str]) -> Self {
         let (redis, folder) = (Redis::plain(), support::folder());
         let lockers = vec![Locker::new("true", How::None), Locker::new("flock", How::Flock)];
@@ -234,22 +234,22 @@ impl Stores {
         Self { redis, etcd, zookeeper, folder, me, lockers: builds.lockers, _sentinel: sentinel, _cluster: cluster, postgres, mariadb }
     }
 
-    /// Those that can wait for the lock, flock(1) first.
+    /// Returns the lockers that can wait for the lock, starting with flock(1).
     pub fn waiting(&self) -> Vec<&Locker> {
         self.lockers.iter().filter(|locker| locker.waits).collect()
     }
 
-    /// Those of them that are dlock.
+    /// Returns the lockers that are dlock.
     pub fn own(&self) -> impl Iterator<Item = &Locker> {
         self.lockers.iter().filter(|locker| matches!(locker.how, How::Dlock(..)))
     }
 
-    /// `words` under the lock `key`; `wait` says whether to wait for it.
+    /// Returns `words` under the lock `key`; `wait` selects whether to wait for the lock.
     pub fn command(&self, locker: &Locker, key: &str, wait: bool, words: &[&str]) -> Command {
         self.command_with(locker, &[], key, wait, words)
     }
 
-    /// As [`Stores::command`], with options for `dlock run`.
+    /// Like [`Stores::command`], with options for `dlock run`.
     pub fn command_with(&self, locker: &Locker, options: &[&str], key: &str, wait: bool, words: &[&str]) -> Command {
         let mut command = match &locker.how {
             How::None => Command::new(words[0]),
@@ -261,14 +261,14 @@ impl Stores {
                 command.arg(self.folder.path().join(key)).arg(words[0]);
                 command
             }
-            How::Floor(store, place) => {
+            How::Floor(store, address) => {
                 let mut command = Command::new(&self.me);
-                command.args(["child", "floor", store, place, words[0]]);
+                command.args(["child", "floor", store, address, words[0]]);
                 command
             }
             How::Dlock(_, program) => {
                 let mut command = Command::new(program);
-                // What builds of different layouts store is not shared.
+                // Builds with different layouts don't share their locks.
                 let key = if program.ends_with("dlock") { key.to_owned() } else { key.to_owned() + BEFORE };
                 command.args(["run", "-k", &key]).args(options);
                 if wait {

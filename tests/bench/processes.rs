@@ -10,11 +10,11 @@ use crate::{
 const ROUNDS: usize = 300;
 const FLOOR: &str = "to floor: to the least program that takes this store's lock, runs the command and gives the lock back, without renewing or killing anything";
 
-/// What one process took.
+/// The cost of one process.
 struct Cost {
     wall_ms: f64,
     cpu_ms: f64,
-    /// Of the largest process of the tree, or of this program, which counts in between fork and exec.
+    /// Of the largest process in the tree, or of this program, which counts between fork and exec.
     rss_mib: f64,
 }
 
@@ -24,7 +24,7 @@ pub fn run(stores: &Stores) -> Vec<Table> {
     for round in 0..ROUNDS + 10 {
         for n in turns(lockers.len(), round) {
             let cost = one(stores.command(&lockers[n], "bench", false, &["true"]));
-            // The first rounds fill caches, and make the database.
+            // The first rounds fill caches and create the database.
             if round >= 10 {
                 costs[n].push(cost);
             }
@@ -63,10 +63,10 @@ fn one(mut command: Command) -> Cost {
     Cost { wall_ms, cpu_ms: ms(usage.ru_utime) + ms(usage.ru_stime), rss_mib: usage.ru_maxrss as f64 / 1024.0 }
 }
 
-/// Waits for a child, for its status and what it and its children used: std tells the status only.
+/// Waits for a child, and returns its status and the usage of its tree: std returns only the status.
 fn wait4(pid: u32) -> (i32, libc::rusage) {
     let mut status = 0;
-    // SAFETY: both are plain data that the kernel fills in, and all zeros is a value of each.
+    // Both are plain data that the kernel fills in, and all zeros is a valid value of each.
     #[allow(unsafe_code)]
     let usage = unsafe {
         let mut usage: libc::rusage = std::mem::zeroed();

@@ -1,4 +1,4 @@
-//! What is published of a run: `results.md` beside this file, and a picture.
+//! The published results: `results.md` next to this file, and a picture.
 
 use std::{fmt::Write as _, fs, path::Path, process::Command};
 
@@ -6,7 +6,7 @@ use plotters::prelude::*;
 
 use crate::table::Table;
 
-/// What is drawn: a row of a table, and a shorter name.
+/// The bars of the picture: a row of a table, and a shorter name.
 const DRAWN: [(&str, &str); 10] = [
     ("flock", "flock"),
     ("dlock run, Redis", "dlock, Redis"),
@@ -20,7 +20,7 @@ const DRAWN: [(&str, &str); 10] = [
     ("kazoo", "kazoo (Python)"),
 ];
 
-/// Writes both. `version` is the program's, `words` are the arguments that made the tables.
+/// Writes both files. `version` is the binary's, `words` are the arguments that selected the tables.
 pub fn write(tables: &[Table], version: &str, words: &[&str]) {
     let root = Path::new(env!("CARGO_MANIFEST_DIR"));
     let mut text = String::from("# What dlock costs\n\n");
@@ -41,7 +41,7 @@ pub fn write(tables: &[Table], version: &str, words: &[&str]) {
     }
 }
 
-/// The machine, the date, and the versions of what took part.
+/// Returns the machine, the date, and the versions of the compared programs.
 fn machine() -> String {
     let cpu = fs::read_to_string("/proc/cpuinfo").unwrap_or_default();
     let model = cpu.lines().find_map(|line| line.strip_prefix("model name")?.split_once(": ")).map_or("?", |(_, name)| name);
@@ -65,17 +65,17 @@ fn machine() -> String {
     format!("{date}, {cores} cores of {model} ({})", versions.join("; "))
 }
 
-/// Two bars for each: the whole process, and the hand-off to a waiter.
+/// Draws two bars for each program: the whole process, and the hand-over to a waiter.
 fn draw(processes: &Table, handoff: &Table, path: &Path) {
     let rows: Vec<_> =
         DRAWN.into_iter().filter_map(|(name, short)| Some((short, processes.number(name, 1)?, handoff.number(name, 1)?))).collect();
     let (row, top) = (36, 60);
     let y_of = |n: usize| top + row * i32::try_from(n).expect("a few");
     let size = (720, y_of(rows.len()).cast_unsigned() + 30);
-    // Grey text and no background: readable on light and on dark.
+    // Grey text without a background is readable in light and dark themes.
     let grey = RGBColor(128, 128, 128);
     let (blue, orange) = (RGBColor(47, 129, 247), RGBColor(219, 109, 40));
-    // The longest are cut: the rest would be too short to be compared.
+    // The longest bars are cut, because the others would be too short to compare.
     let most = rows.iter().map(|row| row.2.max(row.1)).filter(|ms| *ms <= 25.0).fold(1.0, f64::max);
     let (left, full) = (170, 460.0);
     let area = SVGBackend::new(path, size).into_drawing_area();

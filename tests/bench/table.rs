@@ -4,7 +4,7 @@ use std::fmt::Write as _;
 
 use crate::support::dice::Dice;
 
-/// The middle value, and the 95th of a hundred.
+/// Returns the median and the 95th percentile.
 pub fn median(values: &mut [f64]) -> (f64, f64) {
     values.sort_by(f64::total_cmp);
     let at = |part: f64| {
@@ -15,8 +15,8 @@ pub fn median(values: &mut [f64]) -> (f64, f64) {
     (at(0.5), at(0.95))
 }
 
-/// Whose turn it is, for each of so many, in this round: each time in another order, since what comes before leaves its traces, such as a
-/// processor that slept.
+/// Returns the order of `many` programs in this round. The order changes each time, because a program affects the next one, for example by
+/// letting a processor sleep.
 pub fn turns(many: usize, round: usize) -> Vec<usize> {
     let mut dice = Dice((round as u64 + 1).wrapping_mul(0x9E37_79B9_7F4A_7C15));
     let mut order: Vec<usize> = (0..many).collect();
@@ -26,7 +26,7 @@ pub fn turns(many: usize, round: usize) -> Vec<usize> {
     order
 }
 
-/// What was measured: a row per program, its name first.
+/// A table of results: a row per program, starting with its name.
 pub struct Table {
     pub title: String,
     pub head: Vec<String>,
@@ -39,7 +39,7 @@ impl Table {
         Self { title: title.into(), head: head.iter().map(ToString::to_string).collect(), rows, note }
     }
 
-    /// For a terminal: a line under the head, numbers set to the right.
+    /// Formats the table for a terminal: a line under the head, numbers aligned to the right.
     pub fn text(&self) -> String {
         let width = |column: usize| self.rows.iter().chain([&self.head]).map(|row| row[column].len()).max().unwrap_or_default();
         let line = |cells: &[String]| {
@@ -69,7 +69,7 @@ impl Table {
         text
     }
 
-    /// The number in a column of the row with this name.
+    /// Returns the number in a column of the row with this name.
     pub fn number(&self, name: &str, column: usize) -> Option<f64> {
         self.rows.iter().find(|row| row[0] == name)?.get(column)?.parse().ok()
     }

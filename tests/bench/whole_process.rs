@@ -1,10 +1,9 @@
-//! Whole processes, timed one after the other in turns (A B C B A C …), so that a slower moment of the machine
-//! falls on all of them. Prints tables; proves nothing and fails for nothing.
+//! Times whole processes, one after the other in turns (A B C B A C …), so that a slow moment of the machine affects all of them. Prints
+//! tables and never fails because of a result.
 //!
-//! `cargo bench --bench whole_process`, with `-- processes`, `handoff`, `drain`, `commands`, `kinds`,
-//! `waiters`, `held` or `history` for a part of it, and with
-//! the names of stores for those instead of SQLite and Redis; `publish` writes `results.md` and the picture too. `DLOCK_BENCH=/path/to/dlock` times that program instead of a release build,
-//! `DLOCK_BENCH_BEFORE=/path/to/dlock` compares with another one in the same turns.
+//! `cargo bench --bench whole_process` runs everything. After `--`, `processes`, `handoff`, `drain`, `commands`, `kinds`, `waiters`, `held`
+//! or `history` select a part, and names of stores replace SQLite and Redis; `publish` also writes `results.md` and the picture.
+//! `DLOCK_BENCH=/path/to/dlock` measures that binary instead of a release build; `DLOCK_BENCH_BEFORE=/path/to/dlock` adds another one.
 #![allow(missing_docs, reason = "a program of its own")]
 #![allow(clippy::disallowed_methods, reason = "it measures real time")]
 #![allow(clippy::print_stdout, reason = "its output is the point")]
@@ -28,7 +27,7 @@ mod table;
 
 use std::env;
 
-/// What is measured together.
+/// A group of measurements.
 type Part = fn(&lockers::Stores) -> Vec<table::Table>;
 
 const PARTS: [(&str, Part); 8] = [
@@ -46,8 +45,8 @@ fn main() {
     let arguments: Vec<String> = env::args().skip(1).filter(|word| word != "--bench").collect();
     let words: Vec<&str> = arguments.iter().map(String::as_str).collect();
     match words[..] {
-        // What this program runs as a child of itself.
-        ["child", "floor", store, place, ref command @ ..] => floor::run(store, place, command),
+        // The program that runs as a child of this one.
+        ["child", "floor", store, address, ref command @ ..] => floor::run(store, address, command),
         ["child", "stamp", file, after] => child::stamp(file, after),
         ["child", "end-with", gate, file] => child::end_with(gate, file),
         _ => measure(&words),

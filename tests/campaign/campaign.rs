@@ -1,4 +1,4 @@
-//! A campaign: rounds on one store, each drawn from the seed, played and judged, until one fails.
+//! A campaign: rounds on one store, each drawn from the seed, run and checked, until one fails.
 
 use std::{
     collections::BTreeMap,
@@ -9,146 +9,147 @@ use std::{
 };
 
 use crate::{
+    checker::{Rule, Violation, check},
     facts::Facts,
-    judge::{Fault, Rule, judge},
-    plan::{Blow, Mix, Plan},
+    plan::{FaultKind, Mix, Plan},
     round::{Arena, Round},
     stores,
     support::{self, process::Sweep},
 };
 
-/// The rounds to play.
+/// Which rounds to run.
 #[derive(Clone, Debug)]
-pub struct Order {
+pub struct Options {
     pub store: String,
     pub seed: u64,
     /// The first round.
     pub from: u64,
     pub rounds: u64,
     pub mix: Mix,
-    /// What alone is to strike, if not everything.
-    pub blows: Vec<Blow>,
-    /// A line for each round.
+    /// The only faults to inject; empty for all of them.
+    pub faults: Vec<FaultKind>,
+    /// Prints a line for each round.
     pub verbose: bool,
 }
 
-/// What was played.
+/// Totals over the rounds that ran.
 #[derive(Clone, Debug, Default)]
 pub struct Tally {
     pub rounds: u64,
     pub runs: usize,
     pub sections: usize,
-    pub struck: BTreeMap<Blow, usize>,
+    pub injected: BTreeMap<FaultKind, usize>,
     pub overlaps: usize,
-    /// Of the round that failed.
-    pub faults: Vec<Fault>,
+    /// The violations of the round that failed.
+    pub violations: Vec<Violation>,
 }
 
 impl Tally {
-    fn add(&mut self, facts: &Facts, faults: &[Fault]) {
+    fn add(&mut self, facts: &Facts, violations: &[Violation]) {
         self.rounds += 1;
         self.runs += facts.runs.len();
         self.sections += facts.sections.len();
-        for struck in &facts.struck {
-            *self.struck.entry(struck.blow).or_default() += 1;
+        for injected in &facts.injected {
+            *self.injected.entry(injected.fault).or_default() += 1;
         }
-        self.overlaps += faults.iter().filter(|fault| fault.rule == Rule::Overlap).count();
+        self.overlaps += violations.iter().filter(|violation| violation.rule == Rule::Overlap).count();
     }
 
-    /// The summary, for people.
-    pub fn summary(&self, order: &Order, took: std::time::Duration) -> String {
-        let blows: usize = self.struck.values().sum();
+    /// Returns the summary, in text for a person.
+    pub fn summary(&self, options: &Options, took: std::time::Duration) -> String {
+        let faults: usize = self.injected.values().sum();
         let mut text = format!(
-            "campaign {} seed {}: {} rounds, {} runs, {} sections, {blows} faults, {} overlaps in {:.1} s",
-            order.store,
-            order.seed,
+            "campaign {} seed {}: {} rounds, {} runs, {} sections, {faults} faults, {} overlaps in {:.1} s",
+            options.store,
+            options.seed,
             self.rounds,
             self.runs,
             self.sections,
             self.overlaps,
             took.as_secs_f64()
         );
-        for (blow, count) in &self.struck {
-            let _ = write!(text, "\n  {count:>6} {blow:?}");
+        for (fault, count) in &self.injected {
+            let _ = write!(text, "\n  {count:>6} {fault:?}");
         }
         text
     }
 }
 
-/// Plays it. Stops at the first round that fails, tells its faults and keeps its records.
+/// Runs the rounds. The first round that fails ends the campaign: its violations are printed and its records kept.
 ///
 /// # Errors
-/// What the store lacks here.
-pub fn play(order: &Order) -> Result<Tally, String> {
-    let arena = Arena::new(stores::start(&order.store)?);
+/// Names the program that the store needs and that isn't installed.
+pub fn play(options: &Options) -> Result<Tally, String> {
+    let arena = Arena::new(stores::start(&options.store)?);
     let can = crate::round::lock(&arena.store).can();
     let mut tally = Tally::default();
-    for number in order.from..order.from + order.rounds {
-        let plan = Plan::draw(order.seed, number, order.mix, &order.blows, can);
+    for number in options.from..options.from + options.rounds {
+        let plan = Plan::draw(options.seed, number, options.mix, &options.faults, can);
         let began = Instant::now();
-        let (facts, faults, kept) = round(&arena, &plan, &format!("{}-{}-{number}", order.store, order.seed));
-        tally.add(&facts, &faults);
-        if order.verbose || !faults.is_empty() {
+        let (facts, violations, kept) = round(&arena, &plan, &format!("{}-{}-{number}", options.store, options.seed));
+        tally.add(&facts, &violations);
+        if options.verbose || !violations.is_empty() {
             let line = format!(
                 "{} round {number} {}: {} contenders, {} runs, {} sections, {:?}, {:.1} s",
-                order.store,
+                options.store,
                 plan.name,
                 plan.contenders.len(),
                 facts.runs.len(),
                 facts.sections.len(),
-                facts.struck.iter().map(|struck| struck.blow).collect::<Vec<_>>(),
+                facts.injected.iter().map(|injected| injected.fault).collect::<Vec<_>>(),
                 began.elapsed().as_secs_f64()
             );
             support::say(&line);
         }
-        if !faults.is_empty() {
-            for fault in &faults {
-                support::say(&format!("  {fault}"));
+        if !violations.is_empty() {
+            for violation in &violations {
+                support::say(&format!("  {violation}"));
             }
-            let again = format!("tests/run --test campaign -- --store {} --seed {} --from {number} --rounds 1", order.store, order.seed);
+            let again =
+                format!("tests/run --test campaign -- --store {} --seed {} --from {number} --rounds 1", options.store, options.seed);
             let again = again
-                + match order.mix {
+                + match options.mix {
                     Mix::Both => "",
                     Mix::Calm => " --calm",
                     Mix::Rough => " --rough",
                 };
-            let again = match &order.blows[..] {
+            let again = match &options.faults[..] {
                 [] => again,
-                blows => format!("{again} --blows {}", blows.iter().map(|blow| format!("{blow:?}")).collect::<Vec<_>>().join(",")),
+                faults => format!("{again} --faults {}", faults.iter().map(|fault| format!("{fault:?}")).collect::<Vec<_>>().join(",")),
             };
             support::say(&format!("  records: {}\n  again: {again}", kept.display()));
-            tally.faults = faults;
+            tally.violations = violations;
             break;
         }
     }
     Ok(tally)
 }
 
-/// Plays one round in a folder of its own, which is kept if something is wrong.
-pub fn round(arena: &Arena, plan: &Plan, name: &str) -> (Facts, Vec<Fault>, PathBuf) {
+/// Runs one round in a folder of its own, which is kept if the checker finds a violation.
+pub fn round(arena: &Arena, plan: &Plan, name: &str) -> (Facts, Vec<Violation>, PathBuf) {
     static NEXT: AtomicU32 = AtomicU32::new(0);
-    // Of one width, so that none is the beginning of another.
+    // All tags have one length, so that no tag is a prefix of another.
     let tag = format!("c{:07}x{:05}", std::process::id(), NEXT.fetch_add(1, Ordering::Relaxed));
     let _sweep = Sweep(tag.clone());
     let folder = support::folder();
     let inside = folder.path().join(&tag);
     std::fs::create_dir(&inside).expect("a folder");
     let facts = Round::new(arena, plan, &inside, &tag).play();
-    let faults = judge(&facts);
+    let violations = check(&facts);
     let mut kept = PathBuf::new();
-    if !faults.is_empty() {
-        kept = keep(&inside, name, plan, &facts, &faults);
+    if !violations.is_empty() {
+        kept = keep(&inside, name, plan, &facts, &violations);
     }
-    (facts, faults, kept)
+    (facts, violations, kept)
 }
 
-/// Writes everything that is known of a round beside what its sections wrote, where cargo keeps what tests leave.
-fn keep(inside: &Path, name: &str, plan: &Plan, facts: &Facts, faults: &[Fault]) -> PathBuf {
+/// Writes the plan, the facts and the violations next to the sections' records, where cargo keeps test output.
+fn keep(inside: &Path, name: &str, plan: &Plan, facts: &Facts, violations: &[Violation]) -> PathBuf {
     let to = support::kept().join(format!("campaign-{name}"));
-    let told: Vec<String> = faults.iter().map(ToString::to_string).collect();
+    let recorded: Vec<String> = violations.iter().map(ToString::to_string).collect();
     let _ = std::fs::write(inside.join("plan.txt"), format!("{plan:#?}"));
     let _ = std::fs::write(inside.join("facts.txt"), format!("{facts:#?}"));
-    let _ = std::fs::write(inside.join("faults.txt"), told.join("\n"));
+    let _ = std::fs::write(inside.join("violations.txt"), recorded.join("\n"));
     let _ = std::fs::remove_dir_all(&to);
     let _ = std::process::Command::new("cp").arg("-r").arg(inside).arg(&to).status();
     to

@@ -1,15 +1,15 @@
-//! What is known of a round when it is over: the sections' own records, the kernel's word, the runs, the blows, and what the store says.
+//! Everything known about a round after its end: the sections' records, the kernel's locks, the runs, the faults and the store's answers.
 
 use std::{collections::HashMap, path::Path};
 
 use serde_json::Value;
 
 use crate::{
-    plan::{Abilities, Blow, Step, Way},
+    plan::{Abilities, FaultKind, Route, Step},
     section::log_of,
 };
 
-/// The first number of runs inside of runs: that of the outer one is added.
+/// The offset of nested run numbers: a nested run has this plus the number of the run around it.
 pub const INNER: u64 = 1 << 16;
 
 /// One `dlock run`, as the campaign saw it from outside. Times are nanoseconds of `CLOCK_BOOTTIME`.
@@ -17,7 +17,7 @@ pub const INNER: u64 = 1 << 16;
 pub struct Run {
     pub id: u64,
     pub step: Step,
-    pub way: Way,
+    pub route: Route,
     pub spawned: u64,
     pub ended: u64,
     pub code: i32,
@@ -28,33 +28,33 @@ pub struct Run {
     pub stderr: String,
 }
 
-/// One section, as it and the kernel told.
+/// One critical section, from its own records and the kernel's locks.
 #[derive(Clone, Debug, Default)]
 pub struct Section {
     pub run: u64,
     pub began: u64,
-    /// When its own process ended, and with what.
+    /// When the section's own process ended, and its exit status.
     pub ended: Option<(u64, i32)>,
-    /// By key.
+    /// The fence of each key.
     pub fences: Vec<(usize, u64)>,
     pub permit: Option<u64>,
-    /// What lived beside it when it began: key and run.
+    /// The sections alive when this one began: key and run.
     pub alive: Vec<(usize, u64)>,
-    /// When anything of it was last seen alive.
+    /// When any process of the section was last seen alive.
     pub last_seen: u64,
 }
 
-/// A blow that struck.
+/// A fault that was injected.
 #[derive(Clone, Debug)]
-pub struct Struck {
-    pub blow: Blow,
+pub struct InjectedFault {
+    pub fault: FaultKind,
     pub from: u64,
     pub until: u64,
-    /// Whom it struck, if it was one run.
+    /// The run that the fault hit, if it hit a single run.
     pub run: Option<u64>,
 }
 
-/// What the store says of a key in the end.
+/// What the store reports about a key after the round.
 #[derive(Clone, Debug, Default)]
 pub struct KeyEnd {
     pub key: usize,
@@ -66,17 +66,17 @@ pub struct KeyEnd {
 
 #[derive(Clone, Debug, Default)]
 pub struct Facts {
-    /// Nothing was to strike.
+    /// Whether the plan has no faults.
     pub calm: bool,
-    /// All asked for a fair place, one long after the other.
-    pub line: bool,
+    /// Whether all runs asked for a place in a fair queue, well apart in time.
+    pub fifo: bool,
     pub can: Abilities,
     pub ttl: u64,
-    /// How much slower than alone this machine was.
+    /// How many times slower this machine is than an idle one.
     pub slow: u64,
     pub runs: Vec<Run>,
     pub sections: Vec<Section>,
-    pub struck: Vec<Struck>,
+    pub injected: Vec<InjectedFault>,
     pub keys: Vec<KeyEnd>,
     /// Processes, sessions and files that are left over.
     pub left: Vec<String>,
@@ -89,18 +89,18 @@ impl Facts {
         self.runs.iter().find(|run| run.id == outermost(id))
     }
 
-    /// The section of the run itself, and not of one inside of it.
+    /// Returns the section of the run itself, not one of a nested run.
     pub fn section(&self, run: u64) -> Option<&Section> {
         self.sections.iter().find(|section| section.run == run)
     }
 }
 
-/// The run that this one is inside of, or itself.
+/// Returns the number of the outermost run around this run, or of the run itself.
 pub fn outermost(run: u64) -> u64 {
     run % INNER
 }
 
-/// Reads what the sections wrote.
+/// Reads the sections' records.
 pub fn sections(folder: &Path, last_seen: &HashMap<u64, u64>) -> Vec<Section> {
     let text = std::fs::read_to_string(log_of(folder)).unwrap_or_default();
     let mut sections: Vec<Section> = Vec::new();

@@ -1,31 +1,31 @@
-//! A campaign against the promises of README: contenders of all kinds run real `dlock` processes on real servers, faults that are drawn from a
-//! seed strike them, and a checker that shares no code with dlock judges what came of it.
+//! A campaign against the promises of README: real `dlock` processes contend on real servers, a seed decides which faults are injected, and
+//! a checker that shares no code with dlock judges the outcome.
 //!
-//! `plan` draws a round; `round` plays it and `blows` strike; `section` is what runs under the locks; `live` has the kernel say which
-//! sections live; `facts` is what is known afterwards, and `judge` and `histories` say what is wrong with it.
+//! `plan` draws a round; `round` runs it and `faults` injects the faults; `section` is the command under the locks; `liveness` asks the
+//! kernel which sections are alive; `facts` collects the results, and `checker` and `check_history` find violations.
 //!
 //! ```sh
-//! tests/run --test campaign -- --store redis --seed 7 --rounds 200 [--from N] [--calm | --rough | --blows StopDlock,BlackHole] [-v]
+//! tests/run --test campaign -- --store redis --seed 7 --rounds 200 [--from N] [--calm | --rough | --faults StopDlock,BlackHole] [-v]
 //! ```
 #![allow(missing_docs, reason = "a test program")]
 #![allow(clippy::unwrap_used, reason = "a test that can't go on fails")]
-#![allow(clippy::exit, reason = "a section ends with the status that it was told")]
+#![allow(clippy::exit, reason = "a section ends with the status of its task")]
 #![allow(clippy::disallowed_methods, reason = "tests measure and wait in real time")]
 
 use ::support;
 
-mod blows;
 mod campaign;
+mod check_history;
+mod checker;
+mod checker_tests;
+mod detection;
 mod facts;
-mod histories;
-mod judge;
-mod judge_tests;
-mod live;
+mod faults;
+mod liveness;
 mod plan;
 mod planted;
 mod round;
 mod section;
-mod sight;
 mod stores;
 
 use std::time::Instant;
@@ -33,73 +33,73 @@ use std::time::Instant;
 use libtest_mimic::{Arguments, Failed, Trial};
 
 use crate::{
-    campaign::{Order, Tally, play},
-    plan::{Blow, Mix},
+    campaign::{Options, Tally, play},
+    plan::{FaultKind, Mix},
 };
 
 fn main() {
     let arguments: Vec<String> = std::env::args().skip(1).collect();
-    if let [role, orders] = &arguments[..]
+    if let [role, task] = &arguments[..]
         && role == section::ROLE
     {
-        std::process::exit(section::run(orders));
+        std::process::exit(section::run(task));
     }
     if arguments.iter().any(|argument| argument == "--store") {
-        let order = order(&arguments).unwrap_or_else(|why| {
+        let options = options(&arguments).unwrap_or_else(|why| {
             support::say(&why);
             std::process::exit(64);
         });
-        std::process::exit(i32::from(!passes(&order).unwrap_or_else(|why| {
+        std::process::exit(i32::from(!passes(&options).unwrap_or_else(|why| {
             support::say(&why);
             false
         })));
     }
     let mut arguments = Arguments::from_args();
-    // Mostly waiting for leases to end.
+    // The trials mostly wait for leases to end.
     arguments.test_threads.get_or_insert(6);
     libtest_mimic::run(&arguments, trials()).exit();
 }
 
-/// What the command line asks for.
-fn order(arguments: &[String]) -> Result<Order, String> {
-    let mut order = Order { store: String::new(), seed: 1, from: 0, rounds: 20, mix: Mix::Both, blows: Vec::new(), verbose: false };
+/// Parses the command line.
+fn options(arguments: &[String]) -> Result<Options, String> {
+    let mut options = Options { store: String::new(), seed: 1, from: 0, rounds: 20, mix: Mix::Both, faults: Vec::new(), verbose: false };
     let mut rest = arguments.iter();
     while let Some(argument) = rest.next() {
         let mut value = || rest.next().ok_or(format!("{argument} needs a value"));
-        let number = |text: &String| text.parse::<u64>().map_err(|_| format!("{text} is no number"));
+        let number = |text: &String| text.parse::<u64>().map_err(|_| format!("{text} is not a number"));
         match argument.as_str() {
-            "--store" => order.store.clone_from(value()?),
-            "--seed" => order.seed = number(value()?)?,
-            "--from" => order.from = number(value()?)?,
-            "--rounds" => order.rounds = number(value()?)?,
-            "--calm" => order.mix = Mix::Calm,
-            "--rough" => order.mix = Mix::Rough,
-            "--blows" => {
-                let named = |name| Blow::named(name).ok_or(format!("no such fault: {name}"));
-                (order.mix, order.blows) = (Mix::Rough, value()?.split(',').map(named).collect::<Result<_, _>>()?);
+            "--store" => options.store.clone_from(value()?),
+            "--seed" => options.seed = number(value()?)?,
+            "--from" => options.from = number(value()?)?,
+            "--rounds" => options.rounds = number(value()?)?,
+            "--calm" => options.mix = Mix::Calm,
+            "--rough" => options.mix = Mix::Rough,
+            "--faults" => {
+                let named = |name| FaultKind::named(name).ok_or(format!("no such fault: {name}"));
+                (options.mix, options.faults) = (Mix::Rough, value()?.split(',').map(named).collect::<Result<_, _>>()?);
             }
-            "-v" | "--verbose" => order.verbose = true,
+            "-v" | "--verbose" => options.verbose = true,
             other => return Err(format!("unknown option {other}")),
         }
     }
-    Ok(order)
+    Ok(options)
 }
 
-/// Plays it and prints the summary; of several stores, one after the other.
-fn passes(order: &Order) -> Result<bool, String> {
-    let stores: Vec<&str> = if order.store == "all" { stores::NAMES.to_vec() } else { order.store.split(',').collect() };
+/// Runs the campaign and prints the summary; several stores run one after the other.
+fn passes(options: &Options) -> Result<bool, String> {
+    let stores: Vec<&str> = if options.store == "all" { stores::NAMES.to_vec() } else { options.store.split(',').collect() };
     let mut all_pass = true;
     for store in stores {
-        let order = Order { store: store.to_owned(), ..order.clone() };
+        let options = Options { store: store.to_owned(), ..options.clone() };
         let began = Instant::now();
-        let tally = play(&order)?;
-        support::say(&tally.summary(&order, began.elapsed()));
-        all_pass &= tally.faults.is_empty();
+        let tally = play(&options)?;
+        support::say(&tally.summary(&options, began.elapsed()));
+        all_pass &= tally.violations.is_empty();
     }
     Ok(all_pass)
 }
 
-/// The rounds of each store in the short form and in the long one: without faults, and with them.
+/// The rounds of each store, without faults and with faults: first the short form, then the long one.
 const SHARES: [(&str, [u64; 2], [u64; 2]); 16] = [
     ("sqlite", [8, 400], [3, 150]),
     ("redis", [8, 400], [4, 150]),
@@ -120,49 +120,49 @@ const SHARES: [(&str, [u64; 2], [u64; 2]); 16] = [
 ];
 
 fn trials() -> Vec<Trial> {
-    // DLOCK_TEST_SEED draws other rounds.
+    // DLOCK_TEST_SEED selects other rounds.
     let seed = std::env::var("DLOCK_TEST_SEED").ok().and_then(|text| text.parse().ok()).unwrap_or(1);
-    let mut trials: Vec<Trial> = judge_tests::trials();
+    let mut trials: Vec<Trial> = checker_tests::trials();
     trials.push(Trial::test("planted::every_patch_applies", || {
         planted::every_patch_applies();
         Ok(())
     }));
-    for (name, see) in [
-        ("a_redis_that_forgets_lets_two_run", sight::a_redis_that_forgets_lets_two_run as fn()),
-        ("what_is_left_behind_on_request_lives_beside_the_next", sight::what_is_left_behind_on_request_lives_beside_the_next),
-        ("dlock_and_guardian_killed_in_one_instant_leave_a_daemon", sight::dlock_and_guardian_killed_in_one_instant_leave_a_daemon),
+    for (name, check) in [
+        ("data_loss_on_redis_lets_two_runs_overlap", detection::data_loss_on_redis_lets_two_runs_overlap as fn()),
+        ("leftovers_kept_on_request_overlap_the_next_run", detection::leftovers_kept_on_request_overlap_the_next_run),
+        ("dlock_and_guardian_killed_together_leave_a_daemon_running", detection::dlock_and_guardian_killed_together_leave_a_daemon_running),
     ] {
-        trials.push(Trial::test(format!("sight::{name}"), move || {
-            see();
+        trials.push(Trial::test(format!("detection::{name}"), move || {
+            check();
             Ok(())
         }));
     }
     for (store, calm, rough) in SHARES {
         for (mix, name, [short, long]) in [(Mix::Calm, "calm", calm), (Mix::Rough, "rough", rough)] {
             let rounds = support::long_or(long, short);
-            let order = Order { store: store.into(), seed, from: 0, rounds, mix, blows: Vec::new(), verbose: false };
+            let options = Options { store: store.into(), seed, from: 0, rounds, mix, faults: Vec::new(), verbose: false };
             if rounds > 0 {
-                trials.push(Trial::test(format!("{store}::{name}"), move || trial(&order)));
+                trials.push(Trial::test(format!("{store}::{name}"), move || trial(&options)));
             }
         }
     }
     trials
 }
 
-fn trial(order: &Order) -> Result<(), Failed> {
+fn trial(options: &Options) -> Result<(), Failed> {
     let began = Instant::now();
-    match play(order) {
+    match play(options) {
         Ok(tally) => {
-            support::say(&tally.summary(order, began.elapsed()));
+            support::say(&tally.summary(options, began.elapsed()));
             fails(&tally).map_or(Ok(()), |why| Err(why.into()))
         }
         Err(why) => {
-            support::skip(&format!("campaign on {}", order.store), &why);
+            support::skip(&format!("campaign on {}", options.store), &why);
             Ok(())
         }
     }
 }
 
 fn fails(tally: &Tally) -> Option<String> {
-    (!tally.faults.is_empty()).then(|| tally.faults.iter().map(ToString::to_string).collect::<Vec<_>>().join("\n"))
+    (!tally.violations.is_empty()).then(|| tally.violations.iter().map(ToString::to_string).collect::<Vec<_>>().join("\n"))
 }

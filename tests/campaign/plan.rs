@@ -1,34 +1,34 @@
-//! What happens in a round, drawn from its seed: which runs there are, and what strikes when.
+//! The plan of a round, drawn from its seed: the runs, and the faults with their times.
 
 use std::time::Duration;
 
 use crate::{section::Member, support::dice::Dice};
 
-/// What a store can do beyond exclusive locks.
+/// The features of a store beyond exclusive locks.
 #[derive(Clone, Copy, Debug, Default)]
 #[allow(clippy::struct_excessive_bools, reason = "each by itself")]
 pub struct Abilities {
     pub shared: bool,
     pub permits: bool,
     pub fair: bool,
-    /// A run can enter the hold of the run around it.
+    /// Whether a run can enter the hold of the run around it.
     pub nested: bool,
     pub once: bool,
-    /// It is reached over a network.
+    /// Whether the store is reached over a network.
     pub network: bool,
-    /// There is a server to strike.
+    /// Whether faults can hit a server.
     pub server: bool,
-    /// The server's clock can be set off, which is to be no matter.
+    /// Whether the server's clock can be stepped; dlock must not depend on it.
     pub clock: bool,
-    /// The disk can be full.
+    /// Whether the disk can be filled.
     pub disk: bool,
-    /// A failover forgets what was confirmed just before: README promises a lock, and no history.
+    /// Whether a failover loses recent confirmed writes: README then promises the lock, but no history.
     pub forgets: bool,
-    /// How many seconds after the end of a dead holder's lease the next one starts at the latest.
+    /// The longest delay, in seconds, between the end of a dead holder's lease and the next start.
     pub handover_s: u64,
 }
 
-/// How a run wants its lock.
+/// The lock mode that a run asks for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Kind {
     Exclusive,
@@ -39,11 +39,11 @@ pub enum Kind {
 /// One `dlock run`.
 #[derive(Clone, Debug)]
 pub struct Step {
-    /// How long its contender rests before.
+    /// How long the contender pauses before this run.
     pub pause_ms: u64,
     pub kind: Kind,
     pub keys: Vec<usize>,
-    /// How long it waits for the lock; `None` tries once.
+    /// How long the run waits for the lock; `None` tries once.
     pub wait_ms: Option<u64>,
     pub fair: bool,
     /// `--once-per`, on a key of its own.
@@ -51,17 +51,17 @@ pub struct Step {
     pub hold_ms: u64,
     pub code: i32,
     pub tree: Vec<Member>,
-    /// Its command ignores TERM.
+    /// Whether the command ignores TERM.
     pub stubborn: bool,
-    /// Its command runs another `dlock run` of the same key.
+    /// Whether the command runs another `dlock run` on the same key.
     pub nested: bool,
-    /// `--leftover`: what becomes of processes that outlive the command.
+    /// `--leftover`: how dlock treats processes that outlive the command.
     pub leftover: &'static str,
 }
 
-/// Which way a contender reaches the store.
+/// The route from a contender to the store.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Way {
+pub enum Route {
     Direct,
     Proxy,
     /// From a network namespace of its own.
@@ -70,15 +70,15 @@ pub enum Way {
 
 #[derive(Clone, Debug)]
 pub struct Contender {
-    pub way: Way,
-    /// Comes once a section lives.
+    pub route: Route,
+    /// Whether the contender starts only when a section is alive.
     pub second: bool,
     pub steps: Vec<Step>,
 }
 
-/// What strikes.
+/// A kind of fault.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub enum Blow {
+pub enum FaultKind {
     KillDlock,
     StopDlock,
     TermDlock,
@@ -93,25 +93,25 @@ pub enum Blow {
     BlackHole,
     Refuse,
     Cut,
-    /// Requests that arrive, and whose replies don't.
+    /// Requests arrive, but their replies are lost.
     LoseReplies,
-    /// Requests that don't arrive.
+    /// Requests are lost.
     LoseRequests,
     LateRequests,
     Split,
     Partition,
     Starve,
-    /// The server's clock is set off, back or forth.
+    /// The server's clock is stepped back or forth.
     StepClock,
-    /// There is no room on the disk.
+    /// The disk is full.
     FillDisk,
-    /// The server forgets everything, and dlock and its guardian die in one instant: what README doesn't cover. Never drawn.
+    /// The server loses all data, or dlock and its guardian die at the same time. README doesn't cover either; never drawn.
     Forget,
     KillBoth,
 }
 
-impl Blow {
-    /// On one run.
+impl FaultKind {
+    /// Faults on one run.
     pub const PROCESSES: [Self; 8] = [
         Self::KillDlock,
         Self::StopDlock,
@@ -122,9 +122,9 @@ impl Blow {
         Self::StopCommand,
         Self::Break,
     ];
-    /// On the store.
+    /// Faults on the server.
     pub const SERVER: [Self; 2] = [Self::FreezeServer, Self::RestartServer];
-    /// On the way to it.
+    /// Faults on the network.
     pub const NETWORK: [Self; 9] = [
         Self::Delay,
         Self::BlackHole,
@@ -137,96 +137,96 @@ impl Blow {
         Self::Partition,
     ];
 
-    /// The one with this name, as the summary has it.
+    /// Returns the fault of this name, as the summary prints it.
     pub fn named(name: &str) -> Option<Self> {
         let mut all =
             Self::PROCESSES.iter().chain(&Self::SERVER).chain(&Self::NETWORK).chain(&[Self::Starve, Self::StepClock, Self::FillDisk]);
-        all.find(|blow| format!("{blow:?}") == name).copied()
+        all.find(|fault| format!("{fault:?}") == name).copied()
     }
 
-    pub fn is_on_one_run(self) -> bool {
+    pub fn hits_one_run(self) -> bool {
         Self::PROCESSES.contains(&self)
     }
 }
 
 #[derive(Clone, Copy, Debug)]
-pub struct Planned {
+pub struct PlannedFault {
     pub at_ms: u64,
-    pub blow: Blow,
-    /// For how long.
+    pub fault: FaultKind,
+    /// The duration.
     pub ms: u64,
-    /// Which contender, where it is one.
-    pub whom: usize,
+    /// The contender to hit, for faults on one run.
+    pub contender: usize,
 }
 
-/// A round.
+/// The plan of a round.
 #[derive(Clone, Debug)]
 pub struct Plan {
     pub name: &'static str,
     pub ttl: Duration,
     pub keys: usize,
     pub contenders: Vec<Contender>,
-    pub blows: Vec<Planned>,
+    pub faults: Vec<PlannedFault>,
 }
 
-/// What the rounds of a campaign are made of.
+/// Which rounds of a campaign have faults.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Mix {
-    /// Three rounds of four have faults.
+    /// Three of four.
     Both,
-    /// None has.
+    /// None.
     Calm,
-    /// All have.
+    /// All.
     Rough,
 }
 
-/// The key of `--once-per`, beside those that are drawn.
+/// The key of `--once-per`, in addition to the drawn keys.
 pub const ONCE_KEY: usize = 9;
 
 /// The lease of all runs.
 pub const TTL: Duration = Duration::from_secs(3);
 
 impl Plan {
-    /// Draws the round `number` of the campaign with `seed`.
-    pub fn draw(seed: u64, number: u64, mix: Mix, only: &[Blow], can: Abilities) -> Self {
-        // The first draws of neighbouring seeds are alike.
+    /// Draws round `number` of the campaign with `seed`.
+    pub fn draw(seed: u64, number: u64, mix: Mix, only: &[FaultKind], can: Abilities) -> Self {
+        // The first draws of neighbouring seeds are similar.
         let mut dice = Dice((seed << 20 | number).wrapping_mul(0x9E37_79B9_7F4A_7C15) | 1);
         for _ in 0..8 {
             dice.below(2);
         }
         let rough = mix == Mix::Rough || mix == Mix::Both && !dice.one_in(4);
         if !rough && can.fair && dice.one_in(12) {
-            return Self::line(&mut dice);
+            return Self::fifo(&mut dice);
         }
         let keys = 1 + index(&mut dice, 3);
         let permits = 2 + dice.below(2);
         let contenders =
             (0..4 + dice.below(if rough { 7 } else { 13 })).map(|_| contender(&mut dice, rough, keys, permits, can)).collect::<Vec<_>>();
-        let blows = if rough { blows(&mut dice, contenders.len(), only, can) } else { Vec::new() };
-        Self { name: if rough { "rough" } else { "calm" }, ttl: TTL, keys, contenders, blows }
+        let faults = if rough { faults(&mut dice, contenders.len(), only, can) } else { Vec::new() };
+        Self { name: if rough { "rough" } else { "calm" }, ttl: TTL, keys, contenders, faults }
     }
 
-    /// One after the other into the queue of a lock, each long enough after the last one that the order is known.
-    fn line(dice: &mut Dice) -> Self {
+    /// Contenders that join the queue of a lock one after the other, far enough apart that their order is known.
+    fn fifo(dice: &mut Dice) -> Self {
         let one = |nth: u64| Contender {
-            way: Way::Direct,
+            route: Route::Direct,
             second: false,
             steps: vec![Step { pause_ms: nth * 700, wait_ms: Some(60_000), fair: true, hold_ms: 900, ..Step::plain(0) }],
         };
-        // One that doesn't wait, and asks again and again, comes before none of them.
+        // A contender that doesn't wait, but retries constantly, must not overtake any of them.
         let pushes = Step { pause_ms: 10, ..Step::plain(0) };
         let pushy = Contender {
-            way: Way::Direct,
+            route: Route::Direct,
             second: false,
             steps: std::iter::once(Step { pause_ms: 600, ..pushes.clone() }).chain(vec![pushes; 99]).collect(),
         };
         let contenders = (0..4 + dice.below(3)).map(one).chain([pushy]).collect();
-        Self { name: "line", ttl: TTL, keys: 1, contenders, blows: Vec::new() }
+        Self { name: "fifo", ttl: TTL, keys: 1, contenders, faults: Vec::new() }
     }
 }
 
 impl Step {
-    /// An exclusive try of the least kind.
+    /// An exclusive attempt without any option.
     pub fn plain(key: usize) -> Self {
         Self {
             pause_ms: 0,
@@ -250,13 +250,13 @@ fn index(dice: &mut Dice, below: usize) -> usize {
 }
 
 fn contender(dice: &mut Dice, rough: bool, keys: usize, permits: u64, can: Abilities) -> Contender {
-    let way = match dice.below(4) {
-        0 | 1 if rough && can.network => Way::Proxy,
-        2 if rough && can.network => Way::Netns,
-        _ => Way::Direct,
+    let route = match dice.below(4) {
+        0 | 1 if rough && can.network => Route::Proxy,
+        2 if rough && can.network => Route::Netns,
+        _ => Route::Direct,
     };
     let steps = if rough { 2 + dice.below(3) } else { 10 };
-    Contender { way, second: false, steps: (0..steps).map(|_| step(dice, rough, keys, permits, can)).collect() }
+    Contender { route, second: false, steps: (0..steps).map(|_| step(dice, rough, keys, permits, can)).collect() }
 }
 
 fn step(dice: &mut Dice, rough: bool, keys: usize, permits: u64, can: Abilities) -> Step {
@@ -270,7 +270,7 @@ fn step(dice: &mut Dice, rough: bool, keys: usize, permits: u64, can: Abilities)
         _ => dice.below(6),
     };
     step.wait_ms = (!dice.one_in(4)).then_some(60_000);
-    // Some give up. Drawn aside, so that the rest of a plan is what its seed drew before.
+    // Some waiters give up. A second generator draws this, so that older seeds still give the same plans.
     let mut aside = Dice(dice.0 ^ 0xA5A5_5A5A_0F0F_F0F0);
     if step.wait_ms.is_some() && aside.one_in(6) {
         step.wait_ms = Some(20 + aside.below(if rough { 3000 } else { 60 }));
@@ -303,21 +303,21 @@ fn step(dice: &mut Dice, rough: bool, keys: usize, permits: u64, can: Abilities)
     step
 }
 
-fn blows(dice: &mut Dice, contenders: usize, only: &[Blow], can: Abilities) -> Vec<Planned> {
+fn faults(dice: &mut Dice, contenders: usize, only: &[FaultKind], can: Abilities) -> Vec<PlannedFault> {
     let count = 2 + dice.below(9);
     let one = |dice: &mut Dice| {
-        let blow = match dice.below(20) {
-            0..=8 if can.network => Blow::NETWORK[index(dice, Blow::NETWORK.len())],
-            9 if can.clock => Blow::StepClock,
-            9..=11 if can.server => Blow::SERVER[index(dice, Blow::SERVER.len())],
-            12 => Blow::Starve,
-            13 if can.disk => Blow::FillDisk,
-            _ => Blow::PROCESSES[index(dice, Blow::PROCESSES.len())],
+        let fault = match dice.below(20) {
+            0..=8 if can.network => FaultKind::NETWORK[index(dice, FaultKind::NETWORK.len())],
+            9 if can.clock => FaultKind::StepClock,
+            9..=11 if can.server => FaultKind::SERVER[index(dice, FaultKind::SERVER.len())],
+            12 => FaultKind::Starve,
+            13 if can.disk => FaultKind::FillDisk,
+            _ => FaultKind::PROCESSES[index(dice, FaultKind::PROCESSES.len())],
         };
-        let blow = if only.is_empty() { blow } else { only[index(dice, only.len())] };
-        // What a lease survives, what it may survive, and what it does not.
+        let fault = if only.is_empty() { fault } else { only[index(dice, only.len())] };
+        // An outage that a lease survives, one that it may survive, and one that it doesn't.
         let ms = [dice.below(1200), 1200 + dice.below(2500), 3500 + dice.below(3000)][index(dice, 3)];
-        Planned { at_ms: 100 + dice.below(4000), blow, ms, whom: index(dice, contenders) }
+        PlannedFault { at_ms: 100 + dice.below(4000), fault, ms, contender: index(dice, contenders) }
     };
     (0..count).map(|_| one(dice)).collect()
 }

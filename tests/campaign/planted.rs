@@ -1,8 +1,8 @@
-//! The planted bugs (`tests/planted`) are patches against `src`: they have to follow it.
+//! Checks that the planted bugs (`tests/planted`), which are patches against `src`, still apply.
 
 use std::{path::Path, process::Command};
 
-/// Applies each to the tree as it is, without writing anything.
+/// Applies each patch to the current tree in a dry run.
 pub fn every_patch_applies() {
     let root = Path::new(env!("CARGO_MANIFEST_DIR"));
     let patches = std::fs::read_dir(root.join("tests/planted")).unwrap().flatten().map(|entry| entry.path());

@@ -1,4 +1,4 @@
-//! Plays a round: starts its runs, strikes, watches who lives, and gathers the facts.
+//! Runs a round: starts its runs, injects the faults, watches which sections are alive, and gathers the facts.
 
 use std::{
     collections::HashMap,
@@ -22,29 +22,29 @@ use rustix::{
 use serde_json::Value;
 
 use crate::{
-    facts::{Facts, INNER, KeyEnd, Run, Struck, sections},
-    live::{Live, now},
-    plan::{Contender, Kind, ONCE_KEY, Plan, Step, Way},
-    section::{Orders, ROLE},
+    facts::{Facts, INNER, InjectedFault, KeyEnd, Run, sections},
+    liveness::{LivenessFile, now},
+    plan::{Contender, Kind, ONCE_KEY, Plan, Route, Step},
+    section::{ROLE, SectionTask},
     stores::Store,
     support::{self, dlock, netns::Netns, process, procfs, proxy::Proxy},
 };
 
-/// A store, and the ways to it.
+/// A store and the routes to it.
 pub struct Arena {
     pub store: Mutex<Box<dyn Store>>,
     direct: String,
-    /// All proxies of both ways.
+    /// All proxies of both routes.
     pub proxies: Mutex<Vec<Proxy>>,
     proxied: Option<String>,
     pub netns: Option<Netns>,
     from_netns: Option<String>,
 }
 
-/// What a contender runs now: the run and the process of its dlock.
+/// The current run of a contender, and the process of its dlock.
 pub type Slot = Mutex<Option<(u64, u32)>>;
 
-/// A round that is played.
+/// A round in progress.
 pub struct Round<'a> {
     pub arena: &'a Arena,
     pub plan: &'a Plan,
@@ -53,7 +53,7 @@ pub struct Round<'a> {
     pub tag: &'a str,
     pub slots: Vec<Slot>,
     runs: Mutex<Vec<Run>>,
-    pub struck: Mutex<Vec<Struck>>,
+    pub injected: Mutex<Vec<InjectedFault>>,
     hung: Mutex<Vec<String>>,
     pub over: AtomicBool,
     slow: AtomicU32,
@@ -79,16 +79,16 @@ impl Arena {
         Self { direct: store.url(), store: Mutex::new(store), proxies: Mutex::new(proxies), proxied, netns, from_netns }
     }
 
-    /// The URL of this way, and the way that it is.
-    fn way(&self, wanted: Way) -> (Way, &str) {
+    /// Returns the route closest to the wanted one, and its URL.
+    fn route(&self, wanted: Route) -> (Route, &str) {
         match (wanted, &self.proxied, &self.from_netns) {
-            (Way::Netns, _, Some(url)) => (Way::Netns, url),
-            (Way::Proxy | Way::Netns, Some(url), _) => (Way::Proxy, url),
-            _ => (Way::Direct, &self.direct),
+            (Route::Netns, _, Some(url)) => (Route::Netns, url),
+            (Route::Proxy | Route::Netns, Some(url), _) => (Route::Proxy, url),
+            _ => (Route::Direct, &self.direct),
         }
     }
 
-    /// Runs a `dlock` of the campaign's own.
+    /// Runs a `dlock` outside of the contenders.
     pub fn dlock(&self, args: &[&str]) -> process::Ended {
         dlock::spawn(&self.direct, args).wait(Duration::from_secs(120))
     }
@@ -103,24 +103,24 @@ impl<'a> Round<'a> {
             tag,
             slots: plan.contenders.iter().map(|_| Mutex::default()).collect(),
             runs: Mutex::default(),
-            struck: Mutex::default(),
+            injected: Mutex::default(),
             hung: Mutex::default(),
             over: AtomicBool::new(false),
             slow: AtomicU32::new(support::slowness()),
         }
     }
 
-    /// Plays it to its end.
+    /// Runs the round to its end.
     pub fn play(&self) -> Facts {
         let began = Instant::now();
         let last_seen = thread::scope(|scope| {
             let watch = scope.spawn(|| self.watch());
-            let blows: Vec<_> = self.plan.blows.iter().map(|blow| scope.spawn(move || self.strike(*blow, began))).collect();
+            let faults: Vec<_> = self.plan.faults.iter().map(|fault| scope.spawn(move || self.inject(*fault, began))).collect();
             let contend = |(nth, contender)| scope.spawn(move || self.contend(nth, contender));
             let contenders: Vec<_> = self.plan.contenders.iter().enumerate().map(contend).collect();
             let mut failed: usize = contenders.into_iter().map(|one| usize::from(one.join().is_err())).sum();
             self.over.store(true, Ordering::SeqCst);
-            failed += blows.into_iter().map(|one| usize::from(one.join().is_err())).sum::<usize>();
+            failed += faults.into_iter().map(|one| usize::from(one.join().is_err())).sum::<usize>();
             assert_eq!(failed, 0, "the campaign itself failed");
             watch.join().expect("the watch")
         });
@@ -129,29 +129,29 @@ impl<'a> Round<'a> {
 
     fn contend(&self, nth: usize, contender: &Contender) {
         if contender.second {
-            support::must("a section lives", Duration::from_secs(20), || !self.living().is_empty());
+            support::must("a section is alive", Duration::from_secs(20), || !self.living().is_empty());
         }
         for (step, number) in contender.steps.iter().zip(0..) {
             sleep(Duration::from_millis(step.pause_ms));
-            self.run(nth, contender.way, step, nth as u64 * 100 + number);
+            self.run(nth, contender.route, step, nth as u64 * 100 + number);
         }
     }
 
-    /// The runs whose sections live.
+    /// Returns the runs whose sections are alive.
     pub fn living(&self) -> Vec<u64> {
-        let live = |key| Live::open(self.folder, key).and_then(|file| file.living()).unwrap_or_default();
-        self.key_numbers().into_iter().flat_map(live).collect()
+        let liveness = |key| LivenessFile::open(self.folder, key).and_then(|file| file.living()).unwrap_or_default();
+        self.key_numbers().into_iter().flat_map(liveness).collect()
     }
 
     pub fn key(&self, key: usize) -> String {
         format!("{}-{key}", self.tag)
     }
 
-    /// One `dlock run`, to its end.
-    fn run(&self, nth: usize, way: Way, step: &Step, id: u64) {
-        let (way, url) = self.arena.way(way);
-        let mut command = match (&self.arena.netns, way) {
-            (Some(netns), Way::Netns) => {
+    /// Runs one `dlock run` to its end.
+    fn run(&self, nth: usize, route: Route, step: &Step, id: u64) {
+        let (route, url) = self.arena.route(route);
+        let mut command = match (&self.arena.netns, route) {
+            (Some(netns), Route::Netns) => {
                 let [ip, rest @ ..] = netns.prefix();
                 let mut command = process::command(ip);
                 command.args(rest).arg(dlock::binary());
@@ -182,7 +182,7 @@ impl<'a> Round<'a> {
         lock(&self.runs).push(Run {
             id,
             step: step.clone(),
-            way,
+            route,
             spawned,
             ended,
             code: how.code().unwrap_or_else(|| 128 + how.signal().unwrap_or_default()),
@@ -214,10 +214,10 @@ impl<'a> Round<'a> {
         options
     }
 
-    /// The section, and what stands around it.
+    /// Returns the command line of the section, with its nested `dlock run` and the shell around it.
     fn command(&self, step: &Step, id: u64) -> Vec<String> {
         let program = std::env::current_exe().expect("a test program").display().to_string();
-        let mut orders = Orders {
+        let mut task = SectionTask {
             folder: self.folder.to_owned(),
             run: id,
             keys: step.keys.clone(),
@@ -227,7 +227,7 @@ impl<'a> Round<'a> {
             inner: None,
         };
         if step.nested {
-            let inner = Orders { run: INNER + id, tree: Vec::new(), code: step.code, ..orders.clone() };
+            let inner = SectionTask { run: INNER + id, tree: Vec::new(), code: step.code, ..task.clone() };
             let mut line = vec![dlock::binary().display().to_string(), "run".into()];
             line.extend(self.options(&Step { keys: step.keys.clone(), ..Step::plain(0) }));
             line.extend([
@@ -239,9 +239,9 @@ impl<'a> Round<'a> {
                 "off".into(),
             ]);
             line.extend(["--".into(), program.clone(), ROLE.into(), text(&inner)]);
-            orders.inner = Some(line);
+            task.inner = Some(line);
         }
-        let own = [program, ROLE.into(), text(&orders)];
+        let own = [program, ROLE.into(), text(&task)];
         if step.stubborn {
             let shell = ["/bin/sh", "-c", "trap '' TERM; exec \"$@\"", "sh"].map(str::to_owned);
             return shell.into_iter().chain(own).collect();
@@ -249,13 +249,14 @@ impl<'a> Round<'a> {
         own.into()
     }
 
-    /// When something of each run was last seen alive, for as long as the round goes on.
+    /// Returns when each run was last seen alive; returns when the round is over.
     fn watch(&self) -> HashMap<u64, u64> {
-        let files: Vec<Live> = self.key_numbers().into_iter().map(|key| Live::open(self.folder, key).expect("a file")).collect();
+        let files: Vec<LivenessFile> =
+            self.key_numbers().into_iter().map(|key| LivenessFile::open(self.folder, key).expect("a file")).collect();
         let mut last_seen = HashMap::new();
         let mut looked = Instant::now();
         while !self.over.load(Ordering::SeqCst) {
-            // What lives when it is looked at lived at least as long as until just before.
+            // A process that is alive at this check was alive at least until just before.
             let time = now();
             for file in &files {
                 last_seen.extend(file.living().expect("locks").into_iter().map(|run| (run, time)));
@@ -284,7 +285,7 @@ impl<'a> Round<'a> {
         let keys: Vec<KeyEnd> = self.key_numbers().into_iter().map(|key| self.key_end(key, limit)).collect();
         let names: Vec<String> = self.key_numbers().into_iter().map(|key| self.key(key)).collect();
         let mut rest = Vec::new();
-        // A server takes a moment to see that a client is gone.
+        // A server takes a moment to notice that a client is gone.
         support::eventually(limit, || {
             rest = lock(&self.arena.store).left(&names);
             rest.is_empty()
@@ -292,21 +293,21 @@ impl<'a> Round<'a> {
         left.extend(rest);
         let slow = self.slow.load(Ordering::SeqCst).max(support::slowness());
         Facts {
-            calm: self.plan.blows.is_empty(),
-            line: self.plan.name == "line",
+            calm: self.plan.faults.is_empty(),
+            fifo: self.plan.name == "fifo",
             can,
             ttl: u64::try_from(self.plan.ttl.as_nanos()).unwrap_or_default(),
             slow: u64::from(slow),
             runs: std::mem::take(&mut lock(&self.runs)),
             sections: sections(self.folder, last_seen),
-            struck: std::mem::take(&mut lock(&self.struck)),
+            injected: std::mem::take(&mut lock(&self.injected)),
             keys,
             left,
             hung: std::mem::take(&mut lock(&self.hung)),
         }
     }
 
-    /// What the store says of a key, once it is free.
+    /// Returns the store's records of a key, once it is free.
     fn key_end(&self, key: usize, limit: Duration) -> KeyEnd {
         let name = self.key(key);
         let ask = |what: &str| -> Value {
@@ -322,8 +323,8 @@ impl<'a> Round<'a> {
     }
 }
 
-fn text(orders: &Orders) -> String {
-    serde_json::to_string(orders).expect("JSON")
+fn text(task: &SectionTask) -> String {
+    serde_json::to_string(task).expect("JSON")
 }
 
 fn new_group(command: &mut Command) {
@@ -331,7 +332,7 @@ fn new_group(command: &mut Command) {
     command.process_group(0);
 }
 
-/// Whether the child ends within this time; it is not reaped.
+/// Whether the child ends within this time. The child isn't reaped.
 fn ended(pid: u32, limit: Duration) -> bool {
     let Some(pid) = Pid::from_raw(pid.cast_signed()) else { return true };
     let Ok(fd) = pidfd_open(pid, PidfdFlags::empty()) else { return true };

@@ -1,6 +1,7 @@
-//! What each contender runs under its lock: this very program, started again as `campaign section ORDERS`.
+//! The critical section that each contender runs under its lock: this program, started again as `campaign section TASK`.
 //!
-//! It locks its byte of the keys' files ([`Live`]), looks who else lives, writes that down, starts its tree, works, and writes its end.
+//! A section locks its byte of the keys' files ([`LivenessFile`]), records which others are alive, starts its tree, works, and records its
+//! end.
 
 use std::{
     fs::OpenOptions,
@@ -14,42 +15,42 @@ use std::{
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 
-use crate::live::{Live, now};
+use crate::liveness::{LivenessFile, now};
 
 /// The argument that makes this program a section.
 pub const ROLE: &str = "section";
 
-/// What one section does.
+/// The task of one section.
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
-pub struct Orders {
+pub struct SectionTask {
     pub folder: PathBuf,
     pub run: u64,
-    /// The numbers of the keys that it is run under.
+    /// The numbers of the section's keys.
     pub keys: Vec<usize>,
     pub hold_ms: u64,
-    /// What it exits with.
+    /// The exit status.
     pub code: i32,
     pub tree: Vec<Member>,
-    /// A `dlock run` to start inside: its arguments.
+    /// The command line of a nested `dlock run`.
     pub inner: Option<Vec<String>>,
 }
 
-/// One process that outlives the section's own.
+/// A process that outlives the section's own process.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct Member {
     pub ms: u64,
-    /// In a session of its own, and its parent is gone.
+    /// Whether the process has its own session and no parent left.
     pub daemon: bool,
 }
 
-/// The file that all sections of a round append to, a line of JSON for each event.
+/// Returns the file that all sections of a round append to, one line of JSON per event.
 pub fn log_of(folder: &Path) -> PathBuf {
     folder.join("sections")
 }
 
 /// Runs as a section, and returns its exit status.
-pub fn run(orders: &str) -> i32 {
-    match try_run(orders) {
+pub fn run(task: &str) -> i32 {
+    match try_run(task) {
         Ok(code) => code,
         Err(error) => {
             let _ = writeln!(std::io::stderr(), "section: {error}");
@@ -58,48 +59,48 @@ pub fn run(orders: &str) -> i32 {
     }
 }
 
-fn try_run(orders: &str) -> Result<i32, Box<dyn std::error::Error>> {
-    let orders: Orders = serde_json::from_str(orders)?;
-    let files = orders.keys.iter().map(|key| Live::open(&orders.folder, *key)).collect::<Result<Vec<_>, _>>()?;
+fn try_run(task: &str) -> Result<i32, Box<dyn std::error::Error>> {
+    let task: SectionTask = serde_json::from_str(task)?;
+    let files = task.keys.iter().map(|key| LivenessFile::open(&task.folder, *key)).collect::<Result<Vec<_>, _>>()?;
     for file in &files {
-        file.enter(orders.run)?;
+        file.enter(task.run)?;
     }
     let began = now();
     let mut alive = Vec::new();
-    for (key, file) in orders.keys.iter().zip(&files) {
+    for (key, file) in task.keys.iter().zip(&files) {
         alive.extend(file.living()?.into_iter().map(|run| json!([key, run])));
     }
-    write(&orders, &json!({"at": "begin", "run": orders.run, "t": began, "alive": alive, "fences": fences(&orders), "permit": permit()}))?;
-    for member in &orders.tree {
+    write(&task, &json!({"at": "begin", "run": task.run, "t": began, "alive": alive, "fences": fences(&task), "permit": permit()}))?;
+    for member in &task.tree {
         start(member)?;
     }
-    sleep(Duration::from_millis(orders.hold_ms));
-    let mut code = orders.code;
-    if let Some(inner) = &orders.inner {
+    sleep(Duration::from_millis(task.hold_ms));
+    let mut code = task.code;
+    if let Some(inner) = &task.inner {
         let status = Command::new(&inner[0]).args(&inner[1..]).stdin(Stdio::null()).status()?;
-        write(&orders, &json!({"at": "inner", "run": orders.run, "t": now(), "code": status.code()}))?;
+        write(&task, &json!({"at": "inner", "run": task.run, "t": now(), "code": status.code()}))?;
         code = status.code().unwrap_or(98);
-        sleep(Duration::from_millis(orders.hold_ms));
+        sleep(Duration::from_millis(task.hold_ms));
     }
-    write(&orders, &json!({"at": "end", "run": orders.run, "t": now(), "code": code}))?;
+    write(&task, &json!({"at": "end", "run": task.run, "t": now(), "code": code}))?;
     Ok(code)
 }
 
-/// One write appends the line as a whole.
-fn write(orders: &Orders, line: &Value) -> std::io::Result<()> {
-    let mut file = OpenOptions::new().append(true).create(true).open(log_of(&orders.folder))?;
+/// Appends the line with a single write.
+fn write(task: &SectionTask, line: &Value) -> std::io::Result<()> {
+    let mut file = OpenOptions::new().append(true).create(true).open(log_of(&task.folder))?;
     file.write_all(format!("{line}\n").as_bytes())
 }
 
-/// The fence of each key, as `[key, fence]`.
-fn fences(orders: &Orders) -> Vec<Value> {
+/// Returns the fence of each key, as `[key, fence]`.
+fn fences(task: &SectionTask) -> Vec<Value> {
     let number = |text: &str| text.trim().parse::<u64>().unwrap_or_default();
     if let Ok(several) = std::env::var("DLOCK_FENCES") {
         let of_key = |name: &str| name.rsplit('-').next().and_then(|key| key.parse::<usize>().ok());
         return several.lines().filter_map(|line| line.split_once('=')).map(|(name, fence)| json!([of_key(name), number(fence)])).collect();
     }
     let fence = std::env::var("DLOCK_FENCE").unwrap_or_default();
-    orders.keys.iter().take(1).map(|key| json!([key, number(&fence)])).collect()
+    task.keys.iter().take(1).map(|key| json!([key, number(&fence)])).collect()
 }
 
 fn permit() -> Option<u64> {

@@ -1,4 +1,4 @@
-//! The stores of a campaign: real servers, and what can happen to them.
+//! The stores of a campaign: real servers and their faults.
 
 use std::{net::Ipv4Addr, path::PathBuf, thread::sleep, time::Duration};
 
@@ -25,34 +25,34 @@ use crate::{
     },
 };
 
-/// A store that a campaign strikes.
+/// A store that a campaign injects faults into.
 pub trait Store: Send {
     fn can(&self) -> Abilities;
 
     fn url(&self) -> String;
 
-    /// A proxy before each of its servers, at this address of this host; none if it can't be reached that way.
+    /// Starts a proxy for each server, at this address of the host; none if the store can't use proxies.
     fn fronts(&self, host: Ipv4Addr) -> Vec<Proxy>;
 
-    /// The store by way of those proxies.
+    /// Returns the store's URL through those proxies.
     fn through(&self, proxies: &[Proxy]) -> String;
 
-    /// Stops a server (of several: the one that matters most) for so long.
+    /// Stops a server for this long; of several servers, the most important one.
     fn freeze(&mut self, ms: Duration);
 
-    /// Kills a server, and starts it with its data after so long.
+    /// Kills a server, and restarts it with its data after this long.
     fn restart(&mut self, ms: Duration);
 
-    /// Starts the server without its data.
+    /// Restarts the server without its data.
     fn restart_empty(&mut self);
 
-    /// Sets the servers' clock off by so many seconds, for so long.
+    /// Steps the servers' clock by this many seconds, for this long.
     fn step_clock(&mut self, seconds: i64, ms: Duration);
 
-    /// Leaves no room on its disk for so long.
+    /// Fills the disk for this long.
     fn fill_disk(&mut self, ms: Duration);
 
-    /// What is left of these locks in the store although nothing holds or wants them: sessions, places in queues, files.
+    /// Returns leftovers of these locks in the store, when no process holds or wants them: sessions, queue entries, files.
     fn left(&self, keys: &[String]) -> Vec<String>;
 }
 
@@ -89,13 +89,13 @@ const ALL: Abilities = Abilities {
     forgets: false,
     handover_s: 3,
 };
-/// Where a session has the lock, the clock of the server is no matter.
+/// For a lock that a session holds, the server's clock doesn't matter.
 const SESSIONS: Abilities = Abilities { permits: false, fair: false, nested: false, clock: true, handover_s: 8, ..ALL };
 
-/// Starts the store of this name.
+/// Starts the store with this name.
 ///
 /// # Errors
-/// What it lacks here.
+/// Names the program that isn't installed.
 pub fn start(name: &str) -> Result<Box<dyn Store>, String> {
     let have = |program: &str| find_program(program).map(drop).ok_or(format!("{program} is not installed"));
     let none = |missing: Option<String>| missing.map_or(Ok(()), Err);
@@ -125,11 +125,11 @@ pub fn start(name: &str) -> Result<Box<dyn Store>, String> {
     })
 }
 
-/// Servers of one kind, and what is done to them.
-struct Lab<S> {
+/// Servers of one kind, with the functions that inject faults into them.
+struct ServerStore<S> {
     servers: S,
     can: Abilities,
-    /// The URL, with {} for where the servers are.
+    /// The URL, with {} for the addresses of the servers.
     url: String,
     ports: Vec<u16>,
     freeze: fn(&mut S),
@@ -138,13 +138,13 @@ struct Lab<S> {
     start: fn(&mut S),
     forget: fn(&mut S),
     left: fn(&S, &[String]) -> Vec<String>,
-    /// The shortest outage that a server can have, and the longest stop.
+    /// The shortest outage of a server, and the longest freeze.
     down: [Duration; 2],
     clock: Option<Clock>,
     disk: Option<Disk>,
 }
 
-impl<S: Send> Lab<S> {
+impl<S: Send> ServerStore<S> {
     fn new(servers: S, can: Abilities, url: impl Into<String>, ports: Vec<u16>) -> Self {
         let (none, longest) = (|_: &mut S| {}, Duration::MAX);
         Self {
@@ -169,7 +169,7 @@ impl<S: Send> Lab<S> {
     }
 }
 
-impl<S: Send> Store for Lab<S> {
+impl<S: Send> Store for ServerStore<S> {
     fn can(&self) -> Abilities {
         Abilities { clock: self.can.clock && self.clock.is_some(), disk: self.disk.is_some(), ..self.can }
     }
@@ -225,7 +225,7 @@ impl<S: Send> Store for Lab<S> {
     }
 }
 
-/// On a disk of its own where one can be made.
+/// SQLite, on a disk of its own if one can be made.
 fn sqlite() -> Box<dyn Store> {
     let (disk, folder) = (Disk::make("64m").ok(), support::folder());
     let path = disk.as_ref().map_or(folder.path(), Disk::folder).to_owned();
@@ -234,13 +234,17 @@ fn sqlite() -> Box<dyn Store> {
         let entries = std::fs::read_dir(path).into_iter().flatten().flatten();
         entries.map(|entry| entry.file_name().to_string_lossy().into_owned()).filter(|name| !name.starts_with("locks.db")).collect()
     };
-    Box::new(Lab { left, disk, ..Lab::new((path, folder), Abilities { server: false, network: false, ..ALL }, url, Vec::new()) })
+    Box::new(ServerStore {
+        left,
+        disk,
+        ..ServerStore::new((path, folder), Abilities { server: false, network: false, ..ALL }, url, Vec::new())
+    })
 }
 
 fn redis() -> Box<dyn Store> {
     let server = Redis::durable();
     let ports = vec![server.port];
-    Box::new(Lab::<Redis> {
+    Box::new(ServerStore::<Redis> {
         freeze: |server| server.freeze(),
         thaw: |server| server.thaw(),
         kill: Redis::kill,
@@ -248,40 +252,40 @@ fn redis() -> Box<dyn Store> {
         forget: Redis::restart_empty,
         left: |server, keys| {
             let clients = server.text(&["CLIENT", "LIST"]);
-            // Queues and wake-ups end by themselves; what lasts for ever is the counter of a lock's fences.
+            // Queues and wake-up lists expire. Only the fence counter of a lock lasts forever.
             let lasting = server.keys().into_iter().filter(|(name, ms)| *ms == -1 && keys.iter().any(|key| name.contains(key)));
             let lasting =
-                lasting.filter(|(name, _)| !name.starts_with("redisson_lock_token:")).map(|(name, _)| format!("{name} has no end"));
+                lasting.filter(|(name, _)| !name.starts_with("redisson_lock_token:")).map(|(name, _)| format!("{name} has no expiry"));
             clients.lines().skip(1).map(str::to_owned).chain(lasting).collect()
         },
-        ..Lab::new(server, ALL, "redis://{}/0", ports)
+        ..ServerStore::new(server, ALL, "redis://{}/0", ports)
     })
 }
 
 fn redlock() -> Box<dyn Store> {
     let nodes = Nodes::durable();
     let ports = nodes.0.iter().map(|node| node.port).collect();
-    Box::new(Lab::<Nodes> {
+    Box::new(ServerStore::<Nodes> {
         freeze: |nodes| nodes.0[..2].iter().for_each(Redis::freeze),
         thaw: |nodes| nodes.0[..2].iter().for_each(Redis::thaw),
         kill: |nodes| nodes.0[1..3].iter_mut().for_each(Redis::kill),
         start: |nodes| nodes.0[1..3].iter_mut().for_each(Redis::start),
-        ..Lab::new(nodes, Abilities { permits: false, fair: false, ..ALL }, "redlock://{}", ports)
+        ..ServerStore::new(nodes, Abilities { permits: false, fair: false, ..ALL }, "redlock://{}", ports)
     })
 }
 
-/// Shorter than what sentinels and nodes of a cluster take for death.
+/// Shorter than the time after which sentinels and cluster nodes declare a server dead.
 const UNNOTICED: Duration = Duration::from_millis(700);
 
-fn start_what_is_down(servers: &mut [Redis]) {
+fn start_stopped(servers: &mut [Redis]) {
     servers.iter_mut().filter(|server| !server.is_running()).for_each(Redis::start);
 }
 
-/// A master that is killed is gone for longer than the others bear, and comes back as a replica.
+/// A killed master stays down until the failover, and comes back as a replica.
 fn sentinel() -> Box<dyn Store> {
     let deployment = Deployment::with(&Plan { durable: true, ..Plan::default() });
     let url = format!("{}?replicas=all", deployment.url());
-    Box::new(Lab::<Deployment> {
+    Box::new(ServerStore::<Deployment> {
         freeze: |deployment| deployment.servers[deployment.master()].freeze(),
         thaw: |deployment| deployment.servers.iter().for_each(Redis::thaw),
         kill: |deployment| {
@@ -290,55 +294,55 @@ fn sentinel() -> Box<dyn Store> {
             deployment.await_failover(master);
         },
         start: |deployment| {
-            start_what_is_down(&mut deployment.servers);
+            start_stopped(&mut deployment.servers);
             deployment.settle();
         },
         down: [Duration::ZERO, UNNOTICED],
-        ..Lab::new(deployment, Abilities { network: false, forgets: true, ..ALL }, url, Vec::new())
+        ..ServerStore::new(deployment, Abilities { network: false, forgets: true, ..ALL }, url, Vec::new())
     })
 }
 
-/// Of the masters, the one of a third of all keys is struck.
+/// Faults hit the master of one third of all keys.
 fn cluster() -> Box<dyn Store> {
-    const ITS: &str = "campaign";
+    const KEY: &str = "campaign";
     let cluster = Cluster::with(true, true);
     let url = format!("{}?replicas=all", cluster.url());
-    Box::new(Lab::<Cluster> {
-        freeze: |cluster| cluster.nodes[cluster.owner(ITS)].freeze(),
+    Box::new(ServerStore::<Cluster> {
+        freeze: |cluster| cluster.nodes[cluster.owner(KEY)].freeze(),
         thaw: |cluster| cluster.nodes.iter().for_each(Redis::thaw),
         kill: |cluster| {
-            let master = cluster.owner(ITS);
+            let master = cluster.owner(KEY);
             cluster.nodes[master].kill();
-            cluster.await_failover(ITS, master);
+            cluster.await_failover(KEY, master);
         },
         start: |cluster| {
-            start_what_is_down(&mut cluster.nodes);
+            start_stopped(&mut cluster.nodes);
             cluster.settle();
         },
         down: [Duration::ZERO, UNNOTICED],
-        ..Lab::new(cluster, Abilities { network: false, forgets: true, ..ALL }, url, Vec::new())
+        ..ServerStore::new(cluster, Abilities { network: false, forgets: true, ..ALL }, url, Vec::new())
     })
 }
 
 fn tair() -> Box<dyn Store> {
     let server = Tair::start();
     let ports = vec![server.port()];
-    Box::new(Lab::<Tair> {
+    Box::new(ServerStore::<Tair> {
         freeze: |server| server.freeze(),
         thaw: |server| server.thaw(),
         kill: Tair::kill,
         start: Tair::restart,
-        ..Lab::new(server, ALL, "tair://{}?mode=plain", ports)
+        ..ServerStore::new(server, ALL, "tair://{}?mode=plain", ports)
     })
 }
 
-/// Sets the store up as its administrator does.
+/// Runs `dlock init`.
 fn init(lab: &impl Store) {
     let made = dlock::run(&lab.url(), &["init"]);
     assert_eq!(made.code(), 0, "{}", made.stderr);
 }
 
-/// The clock of a store whose locks are kept by sessions.
+/// Returns a clock for a store whose locks belong to sessions.
 fn clock_for(mode: &str) -> Option<Clock> {
     if mode.is_empty() { None } else { Clock::make() }
 }
@@ -349,7 +353,7 @@ fn postgres(mode: &str) -> Box<dyn Store> {
     let server = Postgres::with(postgres::Options { durable: true, environment, ..Default::default() });
     let ports = vec![server.port];
     let can = if mode.is_empty() { ALL } else { SESSIONS };
-    let lab = Lab::<Postgres> {
+    let lab = ServerStore::<Postgres> {
         freeze: |server| server.freeze(),
         thaw: |server| server.thaw(),
         kill: Postgres::kill,
@@ -359,7 +363,7 @@ fn postgres(mode: &str) -> Box<dyn Store> {
             server.try_sql(postgres::USER, sql).map_or_else(|why| vec![why], |rows| rows.iter().map(|row| format!("{row:?}")).collect())
         },
         clock,
-        ..Lab::new(server, can, format!("postgres://postgres@{{}}/postgres?sslmode=disable{mode}"), ports)
+        ..ServerStore::new(server, can, format!("postgres://postgres@{{}}/postgres?sslmode=disable{mode}"), ports)
     };
     init(&lab);
     Box::new(lab)
@@ -373,10 +377,10 @@ fn mariadb(mode: &str) -> Box<dyn Store> {
     let ports = vec![server.port];
     let can = match mode {
         "" => ALL,
-        // GET_LOCK knows no readers.
+        // GET_LOCK has no shared mode.
         mode => Abilities { shared: !mode.ends_with("advisory"), ..SESSIONS },
     };
-    let lab = Lab::<MariaDb> {
+    let lab = ServerStore::<MariaDb> {
         freeze: |server| server.freeze(),
         thaw: |server| server.thaw(),
         kill: MariaDb::kill,
@@ -387,22 +391,22 @@ fn mariadb(mode: &str) -> Box<dyn Store> {
         },
         down: [Duration::from_millis(1100), Duration::MAX],
         clock,
-        ..Lab::new(server, can, format!("mariadb://root@{{}}/app?ssl-mode=DISABLED{mode}"), ports)
+        ..ServerStore::new(server, can, format!("mariadb://root@{{}}/app?ssl-mode=DISABLED{mode}"), ports)
     };
     init(&lab);
     Box::new(lab)
 }
 
-/// Of several members, the one that leads is struck.
+/// Of several members, faults hit the leader.
 fn etcd(members: Etcd) -> Box<dyn Store> {
     let ports = members.ports();
-    Box::new(Lab::<Etcd> {
+    Box::new(ServerStore::<Etcd> {
         freeze: |etcd| etcd.freeze_member(leader_of(etcd)),
         thaw: |etcd| etcd.thaw(),
         kill: |etcd| etcd.kill_member(leader_of(etcd)),
         start: Etcd::restart,
         left: |etcd, keys| keys.iter().flat_map(|key| etcd.keys(&format!("dlock/{key}/"))).collect(),
-        ..Lab::new(members, Abilities { handover_s: 8, ..ALL }, "etcd://{}", ports)
+        ..ServerStore::new(members, Abilities { handover_s: 8, ..ALL }, "etcd://{}", ports)
     })
 }
 
@@ -412,25 +416,25 @@ fn leader_of(etcd: &Etcd) -> usize {
 
 fn zookeeper(servers: ZooKeeper) -> Box<dyn Store> {
     let ports = servers.nodes.iter().map(|node| node.port).collect();
-    Box::new(Lab::<ZooKeeper> {
-        freeze: |zookeeper| zookeeper.nodes[leads(zookeeper)].freeze(),
+    Box::new(ServerStore::<ZooKeeper> {
+        freeze: |zookeeper| zookeeper.nodes[leader_of_ensemble(zookeeper)].freeze(),
         thaw: |zookeeper| zookeeper.thaw(),
         kill: |zookeeper| {
-            let leader = leads(zookeeper);
+            let leader = leader_of_ensemble(zookeeper);
             zookeeper.nodes[leader].kill();
         },
         start: ZooKeeper::start,
         left: |zookeeper, keys| {
-            let stand = |key: &String| match zookeeper.line(&format!("/dlock/{key}")) {
+            let queued = |key: &String| match zookeeper.line(&format!("/dlock/{key}")) {
                 0 => None,
                 many => Some(format!("{many} nodes of {key}")),
             };
-            keys.iter().filter_map(stand).collect()
+            keys.iter().filter_map(queued).collect()
         },
-        ..Lab::new(servers, Abilities { handover_s: 8, ..ALL }, "zookeeper://{}", ports)
+        ..ServerStore::new(servers, Abilities { handover_s: 8, ..ALL }, "zookeeper://{}", ports)
     })
 }
 
-fn leads(zookeeper: &ZooKeeper) -> usize {
+fn leader_of_ensemble(zookeeper: &ZooKeeper) -> usize {
     if zookeeper.nodes.len() > 1 { zookeeper.leader() } else { 0 }
 }

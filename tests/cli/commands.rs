@@ -1,4 +1,4 @@
-//! acquire, renew, release, inspect, list and init on a real store.
+//! The commands acquire, renew, release, inspect, list and init on a real store.
 
 use std::{io::Write as _, process::Stdio, thread, time::Duration};
 
@@ -18,7 +18,7 @@ fn json(lab: &Lab, arguments: &str) -> Value {
 }
 
 #[test]
-fn a_lock_is_taken_renewed_and_given_back() {
+fn a_lock_is_acquired_renewed_and_released() {
     let mut lab = Lab::new();
     let token = lab.line("acquire demo --ttl 5m --host lap --describe v2.3");
     assert_eq!(token.len(), 53);
@@ -37,14 +37,14 @@ fn a_lock_is_taken_renewed_and_given_back() {
     assert_data_eq!(text, file!["snapshots/commands.txt"]);
 }
 
-/// Whether a word is `4m`, or `59s,`.
+/// Whether a word is an age: `4m`, or `59s,`.
 fn is_age(word: &str) -> bool {
     let word = word.trim_end_matches([',', ':']);
     let digits = word.trim_end_matches(['s', 'm', 'h', 'd']);
     word.len() == digits.len() + 1 && !digits.is_empty() && digits.bytes().all(|b| b.is_ascii_digit())
 }
 
-/// Takes out what differs from run to run.
+/// Replaces everything that differs between runs.
 fn redacted(text: &str, token: &str) -> String {
     let mut out = String::new();
     for line in without_days(text).replace(token, "[TOKEN]").lines() {
@@ -68,7 +68,7 @@ fn redacted(text: &str, token: &str) -> String {
         out += line.trim_end();
         out.push('\n');
     }
-    // Columns are as wide as what was taken out: their alignment is tested with the tables.
+    // The width of the columns depends on the replaced text; their alignment is tested with the tables.
     while out.contains("    ") {
         out = out.replace("    ", "   ");
     }
@@ -76,7 +76,7 @@ fn redacted(text: &str, token: &str) -> String {
 }
 
 #[test]
-fn json_says_the_same() {
+fn json_has_the_same_content() {
     let lab = Lab::new();
     let free = json(&lab, "inspect demo --json");
     assert_eq!((&free["result"], &free["held"], &free["holders"]), (&"ok".into(), &false.into(), &Value::Array(vec![])));
@@ -115,14 +115,14 @@ fn tokens_come_from_files_stdin_and_the_environment() {
     assert_eq!(lab.run(["renew", "k"]).status.code(), Some(64), "a key from one place and a token from the other");
     lab.set("DLOCK_KEY", "k");
     assert_eq!(lab.run(["renew"]).status.code(), Some(0));
-    assert_eq!(lab.run(["inspect"]).status.code(), Some(64), "only renew and release read them");
+    assert_eq!(lab.run(["inspect"]).status.code(), Some(64), "only renew and release read these variables");
     assert_eq!(lab.run(["run", "--", "true"]).status.code(), Some(64));
     assert_eq!(lab.run(["release"]).status.code(), Some(0));
     assert_eq!(lab.run(["release"]).status.code(), Some(77));
 }
 
 #[test]
-fn a_stale_token_leaves_the_newer_holder_alone() {
+fn a_stale_token_does_not_affect_the_new_holder() {
     let lab = Lab::new();
     let old = lab.line("acquire k --ttl 1");
     let new = lab.line("acquire k --ttl 60 -w 10");
@@ -158,7 +158,7 @@ fn odd_keys_are_distinct_and_listed_literally() {
 }
 
 #[test]
-fn what_others_wrote_is_escaped() {
+fn foreign_metadata_is_escaped() {
     let lab = Lab::new();
     let note = "x\u{202e}\u{200b}y";
     assert!(lab.run(["acquire", "k", "--ttl", "60", "--describe", note, "--host", "h\u{202e}"]).status.success());
@@ -171,7 +171,7 @@ fn what_others_wrote_is_escaped() {
 }
 
 #[test]
-fn no_metadata_leaves_all_out() {
+fn no_metadata_stores_none() {
     let lab = Lab::new();
     lab.line("acquire k --ttl 60 --no-metadata");
     let lock = json(&lab, "inspect k --json");
@@ -181,7 +181,7 @@ fn no_metadata_leaves_all_out() {
 }
 
 #[test]
-fn a_signal_ends_the_wait_and_leaves_nothing_behind() {
+fn a_signal_ends_the_wait_and_leaves_no_waiter() {
     let lab = Lab::new();
     let token = lab.line("acquire k --ttl 60");
     for (signal, number) in [(rustix::process::Signal::TERM, 15), (rustix::process::Signal::INT, 2), (rustix::process::Signal::HUP, 1)] {

@@ -1,4 +1,4 @@
-//! What a Tab offers, in each shell.
+//! The candidates that Tab offers in each shell.
 
 use std::{
     os::unix::fs::symlink,
@@ -18,7 +18,7 @@ fn lab(shell: &str) -> (Lab, String) {
     let path = format!("{}:/usr/bin:/bin", lab.path("bin").display());
     lab.set("PATH", path).set("DLOCK_CONFIG", config);
     lab.run(["acquire", "deploy", "--ttl", "5m"]);
-    // What other people call their locks is never executed.
+    // Key names from other users must never be executed.
     lab.run(["acquire", "a$(touch pwned)", "--ttl", "5m"]);
     lab.write("comp", 0o644, &String::from_utf8(lab.run(["completions", shell]).stdout).unwrap());
     let fence = String::from_utf8(lab.run(["__complete", "fences", "break", "deploy"]).stdout).unwrap();
@@ -26,15 +26,15 @@ fn lab(shell: &str) -> (Lab, String) {
     (lab, fence.trim().to_owned())
 }
 
-/// What the script prints; nothing where the shell is not installed.
+/// Returns the output of the script, or `None` if the shell isn't installed.
 fn run(lab: &Lab, shell: &str, arguments: &[&str], script: &str) -> Option<String> {
     let program = format!("/usr/bin/{shell}");
     if !std::path::Path::new(&program).exists() {
-        assert!(std::env::var_os("DLOCK_TEST_REQUIRE").is_none(), "there is no {shell}");
+        assert!(std::env::var_os("DLOCK_TEST_REQUIRE").is_none(), "{shell} is not installed");
         eprintln!("SKIPPED: there is no {shell}");
         return None;
     }
-    // The environment of the lab, for another program.
+    // The lab's environment, for another program.
     let with_env = lab.dlock([""; 0]);
     let mut command = Command::new(program);
     command.args(arguments).arg(lab.write("script", 0o644, script)).env_clear().current_dir(lab.path("")).stdin(Stdio::null());
@@ -54,7 +54,7 @@ fn assert_offers(said: &str, expected: &[(&str, &[&str])]) {
     }
 }
 
-/// What each shell offers, but for how it quotes.
+/// The candidates that each shell offers, apart from their quoting.
 fn expected(fence: &str) -> Vec<(&'static str, Vec<&str>)> {
     vec![
         ("dlock inspect ", vec!["deploy", "nightly", "pwned"]),
@@ -70,7 +70,7 @@ fn expected(fence: &str) -> Vec<(&'static str, Vec<&str>)> {
 }
 
 #[test]
-fn in_bash() {
+fn completion_in_bash() {
     let (lab, fence) = lab("bash");
     let expected = expected(&fence);
     let mut script = String::from(
@@ -82,11 +82,11 @@ fn in_bash() {
     }
     let Some(said) = run(&lab, "bash", &["--norc", "--noprofile"], &script) else { return };
     assert_offers(&said, &expected.iter().map(|(line, offers)| (*line, offers.as_slice())).collect::<Vec<_>>());
-    // As it stands on a command line.
+    // Candidates are quoted for a command line.
     assert!(said.contains("nightly\\ job"), "{said}");
 }
 
-/// bash cuts words at colons and equals signs, and puts in what stands behind the last of them.
+/// bash splits words at colons and equals signs, and inserts only the part after the last one.
 #[test]
 fn keys_with_colons_in_bash() {
     let (lab, _) = lab("bash");
@@ -117,15 +117,15 @@ fn keys_with_colons_in_bash() {
         terminal.press(&[3]);
         terminal.await_screen("another prompt", |screen| screen.iter().filter(|line| line.contains("^C")).count() > at);
     }
-    // Several are offered as they begin.
+    // Several candidates with the same prefix are listed.
     terminal.press(b"dlock inspect db:\t\t");
-    terminal.await_screen("all that begin so", |screen| {
+    terminal.await_screen("all keys with this prefix", |screen| {
         ["backup:nightly", "restore", "quoted"].iter().all(|end| screen.iter().any(|line| line.contains(end)))
     });
 }
 
 #[test]
-fn in_fish() {
+fn completion_in_fish() {
     let (lab, fence) = lab("fish");
     let expected = expected(&fence);
     let lines: Vec<String> = expected.iter().map(|(line, _)| format!("'{line}'")).collect();
@@ -135,10 +135,10 @@ fn in_fish() {
 }
 
 #[test]
-fn in_zsh() {
+fn completion_in_zsh() {
     let (lab, fence) = lab("zsh");
     let expected = expected(&fence);
-    // An interactive zsh in a terminal of its own, which lists at each Tab and is asked for a new line after that.
+    // An interactive zsh on its own terminal lists the candidates at each Tab, and then gets a new line.
     let mut script = String::from(
         "zmodload zsh/zpty\nzpty z 'PS1= zsh -f -i'\n\
          until_seen() { local chunk; out=; for n in {1..200}; do while zpty -r -t z chunk; do out+=$chunk; done; \
@@ -153,13 +153,13 @@ fn in_zsh() {
     }
     script += "zpty -d z\n";
     let Some(said) = run(&lab, "zsh", &["-f"], &script) else { return };
-    // A single candidate is inserted, not listed.
+    // zsh inserts a single candidate instead of listing it.
     let expected: Vec<_> = expected.iter().map(|(line, offers)| (*line, offers.as_slice())).collect();
     assert_offers(&said, &expected);
 }
 
 #[test]
-fn nothing_is_offered_where_nothing_is_known() {
+fn nothing_is_offered_without_candidates() {
     let lab = Lab::new();
     for words in [
         &["__complete", "keys"][..],

@@ -1,11 +1,11 @@
-//! The configuration file, and which layer wins.
+//! The configuration file, and the precedence of the layers.
 
 use snapbox::{assert_data_eq, file};
 
 use crate::lab::Lab;
 
 #[test]
-fn mistakes_name_the_line() {
+fn configuration_errors_name_the_line() {
     let mut lab = Lab::new();
     lab.set("DLOCK_BACKEND", "");
     let path = lab.path("c.toml");
@@ -57,7 +57,7 @@ fn mistakes_name_the_line() {
 }
 
 #[test]
-fn secrets_that_everybody_can_read_are_refused() {
+fn world_readable_secrets_are_refused() {
     let mut lab = Lab::new();
     let path = lab.path("c.toml");
     lab.set("DLOCK_BACKEND", "").set("DLOCK_CONFIG", &path);
@@ -107,7 +107,7 @@ fn flag_beats_variable_beats_key_beats_backend_beats_top_level() {
     assert_eq!(ttl(&lab, "job"), 40);
     assert_eq!(ttl(&lab, "job --ttl 50"), 50);
     lab.set("DLOCK_TTL", "");
-    assert_eq!(ttl(&lab, "job"), 30, "an empty variable is as an unset one");
+    assert_eq!(ttl(&lab, "job"), 30, "an empty variable counts as unset");
     let url = format!("sqlite://{store}?ttl=25");
     assert_eq!(ttl(&lab, &format!("other -b {url}")), 25);
     assert_eq!(ttl(&lab, &format!("job -b {url}")), 30);
@@ -116,9 +116,9 @@ fn flag_beats_variable_beats_key_beats_backend_beats_top_level() {
     assert!(lab.line("inspect job").contains("mine (sqlite://"), "the name is shown");
 }
 
-/// `/etc` is another one here: that of this machine is none of a test's business.
+/// The test mounts its own `/etc`, because it must not depend on the host's.
 #[test]
-fn the_users_file_is_completed_by_that_in_etc() {
+fn the_users_file_is_completed_by_the_one_in_etc() {
     let mut lab = Lab::new();
     let store = lab.path("store.db").display().to_string();
     lab.write("etc/dlock/config.toml", 0o644, &format!("backend = \"prod\"\n[backends.prod]\nurl = \"sqlite://{store}\"\nttl = 20\n"));
@@ -134,18 +134,18 @@ fn the_users_file_is_completed_by_that_in_etc() {
     let stderr = String::from_utf8_lossy(&output.stderr);
     if stderr.contains("unshare:") || stderr.contains("mount:") {
         assert!(std::env::var_os("DLOCK_TEST_REQUIRE").is_none(), "{stderr}");
-        eprintln!("SKIPPED the_users_file_is_completed_by_that_in_etc: {stderr}");
+        eprintln!("SKIPPED the_users_file_is_completed_by_the_one_in_etc: {stderr}");
         return;
     }
-    let told: serde_json::Value = serde_json::from_slice(&output.stdout).unwrap_or_else(|_| panic!("{output:?}"));
-    assert_eq!((&told["would"], &told["backend"]), (&"run".into(), &format!("sqlite://{store}").into()), "{told}");
+    let report: serde_json::Value = serde_json::from_slice(&output.stdout).unwrap_or_else(|_| panic!("{output:?}"));
+    assert_eq!((&report["would"], &report["backend"]), (&"run".into(), &format!("sqlite://{store}").into()), "{report}");
     let from = |name: &str| {
-        let settings = told["settings"].as_array().unwrap().iter();
+        let settings = report["settings"].as_array().unwrap().iter();
         settings.filter(|setting| setting["name"] == name).map(|setting| setting["from"].as_str().unwrap().to_owned()).collect::<Vec<_>>()
     };
-    assert_eq!(from("backend"), ["/etc/dlock/config.toml:1"], "{told}");
-    assert_eq!(from("ttl"), ["/etc/dlock/config.toml:4"], "{told}");
-    assert_eq!(from("wait"), [format!("{}:3", lab.path(".config/dlock/config.toml").display())], "{told}");
+    assert_eq!(from("backend"), ["/etc/dlock/config.toml:1"], "{report}");
+    assert_eq!(from("ttl"), ["/etc/dlock/config.toml:4"], "{report}");
+    assert_eq!(from("wait"), [format!("{}:3", lab.path(".config/dlock/config.toml").display())], "{report}");
 }
 
 #[test]
@@ -163,14 +163,14 @@ fn a_keys_policy_applies_to_run() {
 }
 
 #[test]
-fn the_embedded_default_says_what_it_protects_unless_it_was_asked_for() {
+fn the_default_store_warns_of_its_scope_unless_requested() {
     let mut lab = Lab::new();
     let state = lab.path("state");
     lab.set("DLOCK_BACKEND", "").set("XDG_STATE_HOME", &state);
     let root = rustix::process::geteuid().is_root();
     let dlock = crate::lab::copy_of_dlock(&lab.path(""));
     let mut run = |words: &str| {
-        // Root's default is /var/lib/dlock, which is none of a test's business: be somebody else.
+        // Root's default is /var/lib/dlock on the host, so root runs the test as another user.
         let output = if root {
             std::os::unix::fs::chown(lab.path(""), Some(65534), Some(65534)).unwrap();
             let mut command = lab.dlock(["--reuid=65534", "--regid=65534", "--clear-groups"]);
@@ -192,9 +192,9 @@ fn the_embedded_default_says_what_it_protects_unless_it_was_asked_for() {
 }
 
 #[test]
-fn root_obeys_nobody_elses_file() {
+fn root_refuses_another_users_file() {
     if !rustix::process::geteuid().is_root() {
-        eprintln!("SKIPPED root_obeys_nobody_elses_file: only root can make another user's file");
+        eprintln!("SKIPPED root_refuses_another_users_file: only root can make another user's file");
         return;
     }
     let mut lab = Lab::new();

@@ -1,4 +1,4 @@
-//! What `dlock doctor` prints, and the rights that SQLite's users have by its advice.
+//! The output of `dlock doctor`, and the rights of SQLite's users after its advice.
 
 use std::{
     fs,
@@ -39,9 +39,9 @@ fn findings_and_rights() {
     assert_data_eq!(redacted(&lab.transcript()), file!["snapshots/doctor.txt"].raw());
 }
 
-/// As in a container that drops `CAP_KILL`, and with a lease that is over before a busy host has killed anything.
+/// Simulates a container that drops `CAP_KILL`, and a lease too short for a busy host to kill the tree in time.
 #[test]
-fn what_the_host_lacks_is_said() {
+fn doctor_reports_missing_host_rights() {
     let folder = tempfile::tempdir().unwrap();
     let store = format!("sqlite://{}", folder.path().join("locks.db").display());
     let doctor = |prefix: &[&str], options: &[&str]| {
@@ -59,7 +59,7 @@ fn what_the_host_lacks_is_said() {
     }
 }
 
-/// Takes out what differs from run to run and from machine to machine.
+/// Replaces everything that differs between runs or machines.
 fn redacted(text: &str) -> String {
     let mut out = String::new();
     for line in text.lines() {
@@ -86,7 +86,7 @@ fn redacted(text: &str) -> String {
 }
 
 #[test]
-fn json_says_the_same() {
+fn json_has_the_same_content() {
     let mut lab = Lab::new();
     let folder = lab.path("");
     let path = lab.write(
@@ -110,7 +110,7 @@ fn json_says_the_same() {
     assert!(text.contains("namespace jobs (DLOCK_NAMESPACE)") && text.contains(":2)") && text.contains("ttl 30s"), "{text}");
     let trip = findings.iter().find(|finding| finding["check"] == "round-trip").unwrap()["text"].as_str().unwrap();
     assert!(trip.contains("a TTL of 30.0 s") || trip.contains("a TTL of 30 s"), "{trip}");
-    assert_eq!(lab.line("list --json"), lab.line("list --json -q"), "the probe is in no list");
+    assert_eq!(lab.line("list --json"), lab.line("list --json -q"), "the probe is not listed");
 
     let output = lab.run(["doctor", "--json", "-b", "redis://127.0.0.1:1", "--backend-timeout", "200ms"]);
     let json: Value = serde_json::from_slice(&output.stdout).unwrap();
@@ -119,7 +119,7 @@ fn json_says_the_same() {
 }
 
 #[test]
-fn a_secret_is_never_shown() {
+fn secrets_are_never_shown() {
     let mut lab = Lab::new();
     lab.set("DLOCK_BACKEND", "redis://ana:hunter2@127.0.0.1:1").set("DLOCK_SENTINEL_PASSWORD", "hunter3");
     for arguments in [["doctor", "--backend-timeout", "200ms", "-v"], ["doctor", "--backend-timeout", "200ms", "--json"]] {
@@ -130,7 +130,7 @@ fn a_secret_is_never_shown() {
 }
 
 #[test]
-fn a_configuration_that_everybody_can_change_is_unsafe() {
+fn a_world_writable_configuration_is_unsafe() {
     let mut lab = Lab::new();
     let path = lab.write("config.toml", 0o666, "ttl = '30s'\n");
     lab.set("DLOCK_CONFIG", &path);
@@ -140,18 +140,18 @@ fn a_configuration_that_everybody_can_change_is_unsafe() {
 }
 
 #[test]
-fn files_have_the_modes_that_were_printed() {
+fn the_printed_commands_set_the_right_modes() {
     if !rustix::process::geteuid().is_root() {
-        let _ = writeln!(std::io::stderr(), "SKIPPED files_have_the_modes_that_were_printed: only root can be other users");
+        let _ = writeln!(std::io::stderr(), "SKIPPED the_printed_commands_set_the_right_modes: only root can be other users");
         return;
     }
     let folder = tempfile::tempdir().unwrap();
     fs::set_permissions(folder.path(), fs::Permissions::from_mode(0o755)).unwrap();
     let dlock = copy_of_dlock(folder.path());
-    let place = folder.path().join("locks");
-    fs::create_dir(&place).unwrap();
-    fs::set_permissions(&place, fs::Permissions::from_mode(0o700)).unwrap();
-    let url = format!("sqlite://{}/dlock.db", place.display());
+    let directory = folder.path().join("locks");
+    fs::create_dir(&directory).unwrap();
+    fs::set_permissions(&directory, fs::Permissions::from_mode(0o700)).unwrap();
+    let url = format!("sqlite://{}/dlock.db", directory.display());
     let of = |user: u32, words: &str| {
         let (uid, gid) = (format!("--reuid={}", 50_000 + user), format!("--regid={user}"));
         let mut command = Command::new("setpriv");
@@ -168,7 +168,7 @@ fn files_have_the_modes_that_were_printed() {
     good(of(runner, "run -k job -w 5 -- true"));
     let token = good(of(runner, "acquire job --ttl 60 -w 5"));
     good(of(runner, &format!("renew job --token {token} --ttl 90")));
-    assert_eq!(of(stranger, "inspect job").status.code(), Some(78), "nobody let it in");
+    assert_eq!(of(stranger, "inspect job").status.code(), Some(78), "this user has no access");
     apply(&dlock, &url, "view", viewer);
     for looker in [runner, viewer] {
         assert!(good(of(looker, "inspect job")).contains("HELD"));
@@ -179,7 +179,7 @@ fn files_have_the_modes_that_were_printed() {
     assert_eq!(of(viewer, &format!("release job --token {token}")).status.code(), Some(78));
     good(of(runner, &format!("release job --token {token}")));
 
-    // Who has no store at all is told what that means.
+    // Without any store, doctor explains the effect.
     let home = folder.path().join("home");
     fs::create_dir(&home).unwrap();
     std::os::unix::fs::chown(&home, Some(50_000 + stranger), Some(stranger)).unwrap();
@@ -190,7 +190,7 @@ fn files_have_the_modes_that_were_printed() {
     assert!(output.status.code() == Some(1) && output.stderr.is_empty() && text.contains("WARN    no store is configured"), "{text}");
 }
 
-/// Runs the lines that are printed for a role, with a group of this number.
+/// Runs the commands printed for a role, with this group number.
 fn apply(dlock: &Path, url: &str, role: &str, group: u32) {
     let printed = Command::new(dlock).args(["doctor", "--print-grants", role, "-b", url]).output().unwrap();
     let lines = String::from_utf8(printed.stdout).unwrap().replace(&format!("dlock-{role}"), &group.to_string());

@@ -1,4 +1,4 @@
-//! `man/` and `completions/` are what the binary makes.
+//! Checks that `man/` and `completions/` are the binary's output.
 
 use snapbox::{Data, assert_data_eq};
 
@@ -14,7 +14,7 @@ fn compare(arguments: &[&str], file: &str) {
     assert_data_eq!(String::from_utf8(output.stdout).unwrap(), Data::read_from(&path, None).raw());
 }
 
-/// The names of all pages but dlock's own: the commands, then the topics.
+/// Returns the names of all pages except dlock's own: the commands, then the topics.
 pub fn pages(lab: &Lab) -> Vec<String> {
     let refused = lab.run(["man", "nope"]);
     let text = String::from_utf8(refused.stderr).unwrap();
@@ -22,7 +22,7 @@ pub fn pages(lab: &Lab) -> Vec<String> {
     names.split(", ").map(str::to_owned).collect()
 }
 
-/// The pages that are no commands.
+/// The pages that don't describe a command.
 pub const TOPICS: [&str; 4] = ["stores", "cron", "interop", "migrate"];
 
 #[test]

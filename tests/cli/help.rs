@@ -1,4 +1,4 @@
-//! `-h` fits a terminal of 80 columns and 24 lines, with the prompt that comes after it; `--help` and `dlock help` have all options.
+//! `-h` fits a terminal of 80 columns and 24 lines with the next prompt. `--help` and `dlock help` list all options.
 
 use snapbox::{assert_data_eq, file};
 
@@ -52,7 +52,7 @@ fn all_options() {
 }
 
 #[test]
-fn help_is_a_command_and_a_command_keeps_its_own() {
+fn help_is_a_command_and_a_command_keeps_its_own_help_option() {
     let lab = Lab::new();
     assert_eq!(lab.run(["help"]).stdout, lab.run(["--help"]).stdout);
     for command in COMMANDS {

@@ -1,4 +1,4 @@
-//! hold and verify, as scripts use them.
+//! `hold` and `verify` in scripts.
 #![allow(clippy::disallowed_methods, reason = "real processes take real time")]
 
 use std::{
@@ -12,7 +12,7 @@ use serde_json::Value;
 
 use crate::lab::Lab;
 
-/// Starts `dlock hold` and waits until it has the lock; what it printed then.
+/// Starts `dlock hold`, waits until it holds the lock, and returns its output.
 fn hold(lab: &Lab, arguments: &str, stdin: Stdio) -> (Child, Value) {
     let mut command = lab.dlock(arguments.split(' '));
     let mut child = command.stdin(stdin).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
@@ -29,7 +29,7 @@ fn ended(mut child: Child) -> (Option<i32>, String) {
         if let Some(status) = child.try_wait().unwrap() {
             break status;
         }
-        assert!(Instant::now() < until, "it doesn't end");
+        assert!(Instant::now() < until, "dlock doesn't end");
         thread::sleep(Duration::from_millis(5));
     };
     let mut said = String::new();
@@ -46,9 +46,9 @@ fn signal(child: &Child, signal: rustix::process::Signal) {
     rustix::process::kill_process(rustix::process::Pid::from_child(child), signal).unwrap();
 }
 
-/// Nothing is left of stdin when the lock is taken.
+/// stdin is already at its end when the lock is acquired.
 #[test]
-fn its_object_is_printed_even_if_stdin_has_ended() {
+fn the_json_is_printed_even_if_stdin_has_ended() {
     let lab = Lab::new();
     let mut child = lab.dlock(["hold", "job", "--json"]).stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().unwrap();
     drop(child.stdin.take());
@@ -66,7 +66,7 @@ fn a_lock_is_held_until_stdin_ends() {
     assert_eq!((status, &held["result"]), (0, &"ok".into()));
     assert!((1..=5000).contains(&held["expires_in_ms"].as_u64().unwrap()), "{held}");
     assert_eq!(lab.run(["hold", "job", "--until-signal"]).status.code(), Some(75));
-    // What is written to it is read away.
+    // dlock discards its stdin.
     std::io::Write::write_all(child.stdin.as_mut().unwrap(), &[b'x'; 100_000]).unwrap();
     assert_eq!(verified(&lab, token).0, 0);
     drop(child.stdin.take());
@@ -77,10 +77,10 @@ fn a_lock_is_held_until_stdin_ends() {
 }
 
 #[test]
-fn it_is_renewed_all_along_and_given_back_on_a_signal() {
+fn a_hold_is_renewed_and_released_on_a_signal() {
     let lab = Lab::new();
     for (arguments, status) in [("hold job --ttl 1s --until-signal", 0), ("hold job --ttl 1s", 143)] {
-        // A stdin that doesn't end before.
+        // A stdin that doesn't end first.
         let (mut child, taken) = hold(&lab, arguments, Stdio::piped());
         let stdin = child.stdin.take();
         thread::sleep(Duration::from_millis(1500));
@@ -93,7 +93,7 @@ fn it_is_renewed_all_along_and_given_back_on_a_signal() {
 }
 
 #[test]
-fn it_is_held_for_as_long_as_a_process_lives() {
+fn a_hold_lasts_as_long_as_a_process() {
     let lab = Lab::new();
     let mut other = Command::new("sleep").arg("60").spawn().unwrap();
     let (child, taken) = hold(&lab, &format!("hold job --while-pid {}", other.id()), Stdio::null());
@@ -102,11 +102,11 @@ fn it_is_held_for_as_long_as_a_process_lives() {
     other.wait().unwrap();
     assert_eq!(ended(child), (Some(0), String::new()));
     assert_eq!(lab.run(["run", "-k", "job", "--", "true"]).status.code(), Some(0));
-    // One that is dead already holds nothing.
+    // A process that is already dead holds nothing.
     let run = lab.run(["hold", "job", "--while-pid", &other.id().to_string()]);
     assert_eq!(run.status.code(), Some(64), "{run:?}");
     assert!(run.stdout.is_empty());
-    // Who waits for a lock on behalf of a process that ends meanwhile waits no longer.
+    // A wait on behalf of a process stops when the process ends.
     let (mut holder, _) = hold(&lab, "hold job", Stdio::piped());
     let mut other = Command::new("sleep").arg("0.3").spawn().unwrap();
     let began = Instant::now();
@@ -119,7 +119,7 @@ fn it_is_held_for_as_long_as_a_process_lives() {
 }
 
 #[test]
-fn a_lost_lock_is_said() {
+fn a_lost_lock_is_reported() {
     let lab = Lab::new();
     let (mut child, taken) = hold(&lab, "hold job --ttl 1s", Stdio::piped());
     let stdin = child.stdin.take();
@@ -132,19 +132,19 @@ fn a_lost_lock_is_said() {
 }
 
 #[test]
-fn a_stdin_without_an_end_to_wait_for_is_refused() {
+fn a_stdin_that_never_ends_is_refused() {
     let mut lab = Lab::new();
     for arguments in ["hold job", "hold job --while-pid x", "hold job --while-pid 0", "hold job --while-pid 1 --until-signal"] {
         lab.say(arguments);
     }
-    assert!(!lab.path("store.db").exists(), "nothing was asked of the store");
+    assert!(!lab.path("store.db").exists(), "the store was not used");
     lab.say("verify job").say("verify").say("verify job --token x").say("verify job -q").say("verify job --json");
     snapbox::assert_data_eq!(lab.transcript(), snapbox::file!["snapshots/hold.txt"]);
 }
 
-/// A script that takes its own lock: run by each shell, twice at once, it works once at a time.
+/// A script that acquires its own lock: started twice at once in each shell, it runs once at a time.
 #[test]
-fn a_script_wraps_itself() {
+fn a_script_runs_itself_under_a_lock() {
     for shell in ["/bin/sh", "bash", "zsh"] {
         let lab = Lab::new();
         let dlock = env!("CARGO_BIN_EXE_dlock");
@@ -168,7 +168,7 @@ fn a_script_wraps_itself() {
     }
 }
 
-/// The same lock for a script in bash, which is told when it has it and gives it back by ending.
+/// A bash script takes the lock through a coprocess, which reports the grant and releases the lock when the script ends.
 #[test]
 fn a_coprocess_holds_a_lock_for_a_script() {
     let lab = Lab::new();
@@ -189,7 +189,7 @@ fn a_coprocess_holds_a_lock_for_a_script() {
     }
 }
 
-/// A shell with job control on a terminal of its own, and the user's end of that.
+/// Starts a shell with job control on a terminal, and returns it with the user's side of the terminal.
 fn on_terminal(lab: &Lab, script: &str) -> (Child, std::fs::File) {
     use rustix::pty::{OpenptFlags, grantpt, openpt, ptsname, unlockpt};
     let user = openpt(OpenptFlags::RDWR | OpenptFlags::NOCTTY | OpenptFlags::CLOEXEC).unwrap();
@@ -206,18 +206,18 @@ fn on_terminal(lab: &Lab, script: &str) -> (Child, std::fs::File) {
 }
 
 #[test]
-fn a_key_that_is_pressed_does_not_stop_a_hold_in_the_background() {
+fn a_key_press_does_not_stop_a_background_hold() {
     let lab = Lab::new();
     let script = "set -m; \"$D\" hold job --ttl 3s > taken 2> said & echo $! > pid; sleep 100";
     let (mut shell, mut keyboard) = on_terminal(&lab, script);
     let read = |name: &str| std::fs::read_to_string(lab.path(name)).unwrap_or_default();
     let until = Instant::now() + Duration::from_secs(20);
     while !read("taken").ends_with('\n') {
-        assert!(Instant::now() < until, "not taken: {}", read("said"));
+        assert!(Instant::now() < until, "not acquired: {}", read("said"));
         thread::sleep(Duration::from_millis(10));
     }
     std::io::Write::write_all(&mut keyboard, b"ls\n").unwrap();
-    // Longer than its lease lasts by itself.
+    // Longer than the lease without renewals.
     thread::sleep(Duration::from_secs(4));
     let pid: i32 = read("pid").trim().parse().unwrap();
     let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).unwrap();
@@ -228,7 +228,7 @@ fn a_key_that_is_pressed_does_not_stop_a_hold_in_the_background() {
     rustix::process::kill_process(rustix::process::Pid::from_raw(pid).unwrap(), rustix::process::Signal::TERM).unwrap();
     let until = Instant::now() + Duration::from_secs(20);
     while std::fs::read_to_string(format!("/proc/{pid}/stat")).is_ok_and(|stat| !stat.contains(") Z ")) {
-        assert!(Instant::now() < until, "it does not end");
+        assert!(Instant::now() < until, "dlock doesn't end");
         thread::sleep(Duration::from_millis(10));
     }
     shell.kill().unwrap();

@@ -1,4 +1,4 @@
-//! A folder with a store of its own, and transcripts of what `dlock` says there.
+//! A folder with its own store, and transcripts of `dlock`'s output there.
 
 use std::{
     ffi::{OsStr, OsString},
@@ -8,7 +8,7 @@ use std::{
     process::{Command, Output, Stdio},
 };
 
-/// A folder, an environment, and what was said so far.
+/// A folder, an environment and a transcript.
 pub struct Lab {
     folder: tempfile::TempDir,
     env: Vec<(String, OsString)>,
@@ -16,9 +16,9 @@ pub struct Lab {
 }
 
 impl Lab {
-    /// A new folder whose store doesn't exist yet. Nothing of the caller's environment gets in.
+    /// Creates a folder whose store doesn't exist yet. The caller's environment isn't inherited.
     pub fn new() -> Self {
-        // Not below /tmp, which may be in memory, where secrets may have any mode.
+        // Not under /tmp, which may be a memory file system, where secrets may have any mode.
         let folder = tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).unwrap();
         let mut lab = Self { folder, env: Vec::new(), text: String::new() };
         let store = format!("sqlite://{}", lab.path("store.db").display());
@@ -31,7 +31,7 @@ impl Lab {
         self.folder.path().join(name)
     }
 
-    /// Sets a variable, for all that follows; an empty one counts as unset.
+    /// Sets a variable for all later commands; an empty one counts as unset.
     pub fn set(&mut self, name: &str, value: impl AsRef<OsStr>) -> &mut Self {
         self.env.retain(|(old, _)| old != name);
         self.env.push((name.to_owned(), value.as_ref().to_owned()));
@@ -52,12 +52,12 @@ impl Lab {
         command
     }
 
-    /// Runs it, and returns what it printed and how it ended.
+    /// Runs dlock, and returns its output and status.
     pub fn run<S: AsRef<OsStr>>(&self, arguments: impl IntoIterator<Item = S>) -> Output {
         self.dlock(arguments).output().unwrap()
     }
 
-    /// Runs it successfully, and returns the line that it printed.
+    /// Runs dlock, asserts success, and returns the printed line.
     pub fn line(&self, arguments: &str) -> String {
         let output = self.run(arguments.split(' '));
         assert!(output.status.success(), "{arguments}: {output:?}");
@@ -87,19 +87,19 @@ impl Lab {
     pub fn add(&mut self, title: &str, output: &Output) -> &mut Self {
         let mut entry = title.to_owned();
         for stream in [&output.stdout, &output.stderr] {
-            entry += std::str::from_utf8(stream).expect("only UTF-8 is printed");
+            entry += std::str::from_utf8(stream).expect("output is UTF-8");
         }
         let status = output.status.code().map_or_else(|| output.status.to_string(), |status| status.to_string());
         self.text += &format!("{entry}[{status}]\n\n");
         self
     }
 
-    /// All that was said, with this folder's name taken out.
+    /// Returns the transcript, with this folder's name replaced.
     pub fn transcript(&self) -> String {
         self.text.replace(&*self.folder.path().to_string_lossy(), "[LAB]")
     }
 
-    /// No file was made beside those of the test.
+    /// Asserts that no file of the store exists.
     pub fn assert_untouched(&self) {
         assert!(!self.path("store.db").exists() && !self.path("store.db.lock").exists(), "the store was touched");
     }
@@ -111,14 +111,14 @@ fn quoted(argument: &OsStr, folder: &str) -> String {
     if text.is_empty() || text.contains(|c: char| c.is_control() || " '\"\u{fffd}".contains(c)) { format!("{text:?}") } else { text }
 }
 
-/// A second copy of the binary where every user can execute it.
+/// Copies the binary to a place where every user can execute it.
 pub fn copy_of_dlock(folder: &Path) -> PathBuf {
     let path = folder.join("dlock");
     support::program::copy(env!("CARGO_BIN_EXE_dlock"), &path, 0o755);
     path
 }
 
-/// Without the days that times are told with where they are not today's: what is some minutes away may be, near midnight.
+/// Removes the weekdays of times that are not today, because a few minutes may cross midnight.
 pub fn without_days(text: &str) -> String {
     const DAYS: [&str; 7] = ["Mon", "Tue", "Wed", "Thu", "Fri", "Sat", "Sun"];
     const MONTHS: [&str; 12] = ["Jan", "Feb", "Mar", "Apr", "May", "Jun", "Jul", "Aug", "Sep", "Oct", "Nov", "Dec"];

@@ -1,4 +1,4 @@
-//! What the commands print, and with which status they end: snapshots of the real binary.
+//! The output and exit status of the commands: snapshots of the real binary.
 //!
 //! `SNAPSHOTS=overwrite cargo test --test cli` writes the snapshots, `man/` and `completions/` anew.
 
@@ -13,7 +13,6 @@ mod doctor;
 mod generated;
 mod help;
 mod hold;
-mod keeper;
 mod lab;
 mod names;
 mod pages;
@@ -23,3 +22,4 @@ mod several;
 mod streams;
 mod terminal;
 mod usage;
+mod while_pid;

@@ -1,4 +1,4 @@
-//! What `dlock names` says of a lock, store by store, without asking any.
+//! The output of `dlock names` for each store, which contacts no store.
 
 use snapbox::{assert_data_eq, file};
 
@@ -27,7 +27,7 @@ fn each_store_has_its_names() {
 }
 
 #[test]
-fn a_name_is_that_of_the_namespace_the_key_and_the_mode() {
+fn a_name_has_the_namespace_the_key_and_the_mode() {
     let lab = Lab::new();
     for (words, stored_as, code) in [
         (&["job", "-b", "redis://h", "--namespace", ""][..], "job", "client.lock(\"job\", timeout=60).acquire()"),
@@ -49,7 +49,7 @@ fn a_name_is_that_of_the_namespace_the_key_and_the_mode() {
         assert_eq!(said["stored_as"], stored_as, "{words:?}");
         let libraries = said["libraries"].as_array().unwrap();
         assert!(libraries.iter().any(|library| library["code"] == code), "{words:?}: {said}");
-        // One that can't name it says in which namespace it can, and one that doesn't share it has no code.
+        // A library that can't use this name shows its namespace, and one without shared locks has no code.
         for library in libraries {
             let shares = library["excludes"] == "both_ways";
             assert_eq!(library["code"].is_string() || library["namespace"].is_string(), shares, "{library}");

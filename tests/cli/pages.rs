@@ -1,4 +1,4 @@
-//! What README and the man pages say of options and exit statuses is what the binary has, and they say all of it.
+//! README and the man pages document exactly the options and exit statuses of the binary.
 
 use std::{collections::BTreeSet, fs, path::Path, process::Command};
 
@@ -7,7 +7,7 @@ use crate::{
     lab::Lab,
 };
 
-/// Options of other programs that the texts name.
+/// Options of other programs in the texts.
 const FOREIGN: [&str; 9] = [
     "--auto-compaction-retention", // etcd
     "--bump-revision",             // etcdctl
@@ -24,14 +24,14 @@ fn read(path: &str) -> String {
     fs::read_to_string(Path::new(env!("CARGO_MANIFEST_DIR")).join(path)).unwrap()
 }
 
-/// A page as it is read: without roff's escapes.
+/// Returns a page without roff's escapes.
 fn page(lab: &Lab, name: Option<&str>) -> String {
     let text = String::from_utf8(lab.run(std::iter::once("man").chain(name)).stdout).unwrap();
     let text = text.replace("\\-", "-").replace("\\*(Aq", "'").replace("\\&", "");
     text.replace("\\fB", "").replace("\\fR", "").replace("\\fI", "")
 }
 
-/// The long options that a text names.
+/// Returns the long options in a text.
 fn options(text: &str) -> BTreeSet<String> {
     let is_part = |c: char| c.is_ascii_lowercase() || c.is_ascii_digit() || c == '-';
     let starts = text.match_indices("--").map(|(at, _)| at);
@@ -39,13 +39,13 @@ fn options(text: &str) -> BTreeSet<String> {
     starts.map(|at| text[at..].chars().take_while(|c| is_part(*c)).collect::<String>().trim_end_matches('-').to_owned()).collect()
 }
 
-/// The options that a command takes, by its complete help.
+/// Returns the options of a command from its complete help.
 fn taken(lab: &Lab, command: Option<&str>) -> BTreeSet<String> {
     let help = String::from_utf8(lab.run(command.into_iter().chain(["--help"])).stdout).unwrap();
     let lines = help.lines().filter(|line| line.starts_with("  ") && line.trim_start().starts_with('-'));
     let names = lines.filter_map(|line| line.trim_start().split("  ").next());
     let mut names: BTreeSet<String> = names.flat_map(options).collect();
-    // Its other name stands in the help.
+    // The help lists its alias.
     if names.contains("--permits") {
         names.insert("--limit".into());
     }
@@ -61,7 +61,7 @@ fn each_option_of_the_binary_is_in_its_page() {
         let (text, taken) = (page(&lab, Some(name)), taken(&lab, Some(name)));
         let described: BTreeSet<String> = text.lines().filter(|line| line.starts_with('-')).flat_map(options).collect();
         let missing: Vec<&String> = taken.iter().filter(|option| !described.contains(*option) && !common.contains(*option)).collect();
-        // What all commands have is named in each page, and described in dlock(1).
+        // Each page names the options of all commands; dlock(1) describes them.
         let unnamed: Vec<&String> = taken.iter().filter(|option| !options(&text).contains(*option) && **option != "--limit").collect();
         assert!((missing.is_empty() || missing == ["--limit"]) && unnamed.is_empty(), "{name}: {missing:?} {unnamed:?}");
     }
@@ -71,7 +71,7 @@ fn each_option_of_the_binary_is_in_its_page() {
 }
 
 #[test]
-fn no_text_names_an_option_that_the_binary_has_not() {
+fn no_text_names_an_unknown_option() {
     let lab = Lab::new();
     let names = pages(&lab);
     let commands: Vec<&str> = names.iter().map(|name| &**name).filter(|name| !TOPICS.contains(name)).collect();
@@ -83,13 +83,13 @@ fn no_text_names_an_option_that_the_binary_has_not() {
     for (name, text) in &texts {
         let unknown: Vec<String> = options(text).into_iter().filter(|option| !all.contains(option)).collect();
         assert!(unknown.is_empty(), "{name}: {unknown:?}");
-        // A line with a command has that command's own.
+        // A line with a command must use that command's own options.
         for line in text.replace("\\\n", " ").lines() {
             for (at, _) in line.match_indices("dlock ") {
                 let line = line[at + 6..].split(" -- ").next().unwrap_or_default();
                 let line = line.split(['|', ';', '&', '(']).next().unwrap_or_default();
                 let Some(command) = commands.iter().find(|command| line.split(' ').next() == Some(*command)) else { continue };
-                // In a sentence the options after the next words may be another's.
+                // In a sentence, options after the next punctuation may belong to another command.
                 let own: String = line.split(' ').take_while(|word| !word.ends_with(['.', ',', ':'])).collect::<Vec<_>>().join(" ");
                 let wrong: Vec<String> = options(&own).into_iter().filter(|option| !taken(&lab, Some(command)).contains(option)).collect();
                 assert!(wrong.is_empty(), "{name}: {line}: {wrong:?}");
@@ -98,7 +98,7 @@ fn no_text_names_an_option_that_the_binary_has_not() {
     }
 }
 
-/// The statuses of `src/exit.rs`, and 0.
+/// Returns the statuses in `src/exit.rs`, and 0.
 fn statuses() -> BTreeSet<u8> {
     let source = read("src/exit.rs");
     let constants =
@@ -106,13 +106,13 @@ fn statuses() -> BTreeSet<u8> {
     constants.collect()
 }
 
-/// The numbers in the names of the items or cells that tell of statuses.
+/// Returns the numbers in the names of items or cells about statuses.
 fn numbers<'a>(names: impl Iterator<Item = &'a str>) -> BTreeSet<u8> {
     names.flat_map(|name| name.split(", ")).filter_map(|word| word.trim().parse().ok()).collect()
 }
 
 #[test]
-fn the_texts_have_the_exit_statuses_of_the_binary() {
+fn all_texts_list_the_exit_statuses_of_the_binary() {
     let lab = Lab::new();
     let all = statuses();
     assert!(all.len() > 12, "{all:?}");
@@ -146,12 +146,12 @@ fn each_commands_page_has_all_sections() {
         };
         let found: Vec<&str> = sections.iter().copied().filter(|title| wanted.contains(title)).collect();
         assert_eq!(found, wanted, "{name}");
-        // A placeholder that nothing filled.
+        // A placeholder of the template is left over.
         assert!(!text.lines().any(|line| line.starts_with('{') && line.ends_with('}')), "{name}");
     }
 }
 
-/// The pages in `man/`.
+/// Returns the pages in `man/`.
 fn files() -> Vec<std::path::PathBuf> {
     let folder = fs::read_dir(concat!(env!("CARGO_MANIFEST_DIR"), "/man")).unwrap();
     let files = folder.map(|file| file.unwrap().path());
@@ -159,8 +159,8 @@ fn files() -> Vec<std::path::PathBuf> {
 }
 
 #[test]
-fn mandoc_has_nothing_to_say() {
-    if !support::have("mandoc_has_nothing_to_say", &["mandoc"]) {
+fn mandoc_finds_no_errors() {
+    if !support::have("mandoc_finds_no_errors", &["mandoc"]) {
         return;
     }
     let output = Command::new("mandoc").args(["-T", "lint", "-W", "warning"]).args(files()).output().unwrap();

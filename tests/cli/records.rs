@@ -1,10 +1,10 @@
-//! What is said of a free lock that an earlier run keeps from others, and how an operator gets past that.
+//! Output about a free lock that the run policy of an earlier run denies, and the operator's ways to override it.
 
 use snapbox::{assert_data_eq, file};
 
 use crate::lab::{Lab, without_days};
 
-/// Takes out what differs from run to run.
+/// Replaces everything that differs between runs.
 fn redacted(text: &str) -> String {
     let is_time = |word: &str| word.len() == 8 && word.bytes().filter(|byte| *byte == b':').count() == 2;
     let line = |line: &str| {
@@ -42,7 +42,7 @@ fn redacted(text: &str) -> String {
 }
 
 #[test]
-fn a_free_lock_that_can_not_be_had_says_so_and_gives_way() {
+fn a_denied_run_explains_itself_and_can_be_overridden() {
     let mut lab = Lab::new();
     lab.note("kept for an hour, whoever asks").say("run -k job --at-least 1h --host lap -- true");
     lab.say("inspect job").say("list").say("run -k job -v -- true");
@@ -57,7 +57,7 @@ fn a_free_lock_that_can_not_be_had_says_so_and_gives_way() {
 }
 
 #[test]
-fn every_key_that_the_store_knows_is_listed_and_told_of() {
+fn all_known_keys_are_listed_with_their_history() {
     let mut lab = Lab::new();
     for (key, host, end) in
         [("backup", "web1", "true"), ("nightly", "web2", "exit 3"), ("nightly", "web2", "true"), ("report", "web1", "exit 1")]
@@ -71,7 +71,7 @@ fn every_key_that_the_store_knows_is_listed_and_told_of() {
 }
 
 #[test]
-fn a_run_is_explained_without_being_run() {
+fn explain_does_not_run_the_command() {
     let mut lab = Lab::new();
     let config = lab.write("c.toml", 0o600, "grace = \"5s\"\n[keys.job]\nonce_per = \"1d\"\nmax_runtime = \"5m\"\n");
     lab.set("DLOCK_CONFIG", &config).set("DLOCK_WARN_HELD", "2h");
@@ -81,7 +81,7 @@ fn a_run_is_explained_without_being_run() {
 }
 
 #[test]
-fn what_no_process_renews_is_told_at_once() {
+fn breaking_an_unattended_lock_is_reported_at_once() {
     let mut lab = Lab::new();
     let token = lab.line("acquire job --ttl 5m --host lap");
     let fence = serde_json::from_slice::<serde_json::Value>(&lab.run(["inspect", "job", "--json"]).stdout).unwrap()["holders"][0]["fence"]
@@ -106,7 +106,7 @@ fn what_no_process_renews_is_told_at_once() {
     assert_eq!(listed["locks"].as_array().map(Vec::len), Some(1), "{listed}");
     let why = lab.run(["history", "a", "--json"]).stdout;
     assert!(String::from_utf8(why).unwrap().contains("dead"));
-    // Each is told as it is done, in whatever order.
+    // Each break is reported when it is done, in any order.
     let text = lab.transcript().replace("dlock: b: broken\ndlock: a: broken\n", "dlock: a: broken\ndlock: b: broken\n");
     assert_data_eq!(without_pids(&redacted(&text)), file!["snapshots/break.txt"]);
 }

@@ -1,4 +1,4 @@
-//! What `--json` prints is what man/dlock.schema.json says, and nothing that it doesn't say.
+//! `--json` output matches man/dlock.schema.json exactly.
 #![allow(clippy::disallowed_methods, reason = "real processes take real time")]
 
 use std::{
@@ -11,11 +11,11 @@ use serde_json::{Value, json};
 
 use crate::lab::Lab;
 
-/// The schema for what one command prints, closed: other programs have to live with new fields, but here each is to be described.
+/// The schema of one command's output. Programs must accept new fields, but here additional fields are errors.
 fn of(what: &str) -> Validator {
     let path = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("man/dlock.schema.json");
     let mut schema: Value = serde_json::from_slice(&std::fs::read(path).unwrap()).unwrap();
-    assert!(schema["$defs"][what].is_object(), "nothing is said of {what}");
+    assert!(schema["$defs"][what].is_object(), "the schema does not define {what}");
     assert!(schema["anyOf"].as_array().unwrap().contains(&json!({ "$ref": format!("#/$defs/{what}") })), "{what} is not in the list");
     close(&mut schema);
     schema.as_object_mut().unwrap().remove("anyOf");
@@ -55,7 +55,7 @@ fn said(lab: &Lab, words: &str, what: &str) -> Value {
     value
 }
 
-/// `run` prints it as the last line of stderr.
+/// `run` prints its JSON as the last line of stderr.
 #[track_caller]
 fn ran(lab: &Lab, words: &str) -> Value {
     let output = lab.run(["run", "--json"].into_iter().chain(words.split(' ')));
@@ -64,7 +64,7 @@ fn ran(lab: &Lab, words: &str) -> Value {
 }
 
 #[test]
-fn all_that_is_printed_is_described() {
+fn the_schema_describes_all_output() {
     let lab = Lab::new();
     said(&lab, "init", "init");
     said(&lab, "init --print", "schema");
@@ -89,7 +89,7 @@ fn all_that_is_printed_is_described() {
     let mut asked = lab.dlock(["break", "job", "--yes", "--reason", "NFS", "--json"]).stdout(Stdio::piped()).spawn().unwrap();
     let until = std::time::Instant::now() + std::time::Duration::from_secs(10);
     while said(&lab, "inspect job", "inspect")["holders"][0]["broken"].is_null() {
-        assert!(std::time::Instant::now() < until, "not marked");
+        assert!(std::time::Instant::now() < until, "the break was not requested");
     }
     said(&lab, &format!("renew job --token {token}"), "marked");
     rustix::process::kill_process(rustix::process::Pid::from_child(&asked), rustix::process::Signal::TERM).unwrap();
@@ -104,8 +104,8 @@ fn all_that_is_printed_is_described() {
     assert_eq!(ran(&lab, "-k job -- sh -c exit+3")["result"], "ok");
     assert_eq!(ran(&lab, "-k job -- /nonexistent")["result"], "error");
     assert_eq!(ran(&lab, "-k job --max-runtime .1 -- sleep 5")["result"], "timed_out");
-    let told = said(&lab, "history job", "history");
-    assert!(told["runs"].as_array().unwrap().len() >= 3 && !told["skips"].as_array().unwrap().is_empty(), "{told}");
+    let report = said(&lab, "history job", "history");
+    assert!(report["runs"].as_array().unwrap().len() >= 3 && !report["skips"].as_array().unwrap().is_empty(), "{report}");
     assert!(said(&lab, "forget job --yes --reason x", "forget")["cooldown"].is_object());
     assert_eq!(said(&lab, "forget job --yes --reason x", "forget")["cooldown"], Value::Null);
     assert_eq!(ran(&lab, "-k kept --at-least 1h -- true")["result"], "ok");
@@ -132,7 +132,7 @@ fn all_that_is_printed_is_described() {
 }
 
 #[test]
-fn what_a_hook_reads_is_described() {
+fn the_schema_describes_hook_events() {
     let lab = Lab::new();
     let events = lab.path("events");
     let hook = format!("cat >> {}", events.display());
@@ -145,7 +145,7 @@ fn what_a_hook_reads_is_described() {
 }
 
 #[test]
-fn a_held_lock_and_a_watched_list_are_described() {
+fn the_schema_describes_hold_and_watched_lists() {
     let lab = Lab::new();
     let mut child = lab.dlock(["hold", "job"]).stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().unwrap();
     let mut line = Vec::new();
@@ -158,7 +158,7 @@ fn a_held_lock_and_a_watched_list_are_described() {
         lines.read_until(b'\n', &mut line).unwrap();
         assert_eq!(assert_is("list", &line)["locks"][0]["key"], "job");
     }
-    // Whoever has read enough and leaves ends it.
+    // A reader that closes the pipe ends `list --watch`.
     drop(lines);
     assert_eq!(watch.wait().unwrap().code(), Some(0));
     drop(child.stdin.take());
@@ -166,12 +166,12 @@ fn a_held_lock_and_a_watched_list_are_described() {
 }
 
 #[test]
-fn the_whole_schema_takes_each_and_refuses_others() {
+fn the_whole_schema_accepts_valid_output_only() {
     let path = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("man/dlock.schema.json");
     let schema: Value = serde_json::from_slice(&std::fs::read(path).unwrap()).unwrap();
     let whole = jsonschema::validator_for(&schema).unwrap();
     let fine = json!({"schema": "dlock/1", "result": "not_held", "status": 77, "key": "k", "backend": "local", "new": 1});
-    assert!(whole.is_valid(&fine), "programs live with new fields");
+    assert!(whole.is_valid(&fine), "programs must accept new fields");
     for (field, value) in [("schema", json!("dlock/2")), ("status", json!(0)), ("key", Value::Null), ("result", json!("fine"))] {
         let mut other = fine.clone();
         other[field] = value;

@@ -1,4 +1,4 @@
-//! Several keys at once, as scripts use them: run, acquire, hold and the keeper.
+//! Several keys at once in scripts: run, acquire, hold and `acquire --while-pid`.
 #![allow(clippy::disallowed_methods, reason = "real processes take real time")]
 
 use std::{
@@ -31,7 +31,7 @@ fn must(what: &str, holds: impl Fn() -> bool) {
 }
 
 #[test]
-fn acquire_prints_a_token_for_each_in_the_order_of_the_command_line() {
+fn acquire_prints_one_token_per_key_in_order() {
     let lab = Lab::new();
     let taken = lab.run(["acquire", "-k", "b", "-k", "a b", "--ttl", "30s"]);
     assert_eq!(taken.status.code(), Some(0), "{taken:?}");
@@ -71,7 +71,7 @@ fn hold_keeps_all_until_stdin_ends() {
 }
 
 #[test]
-fn hold_ends_when_one_of_them_is_broken() {
+fn hold_ends_when_one_lock_is_broken() {
     let lab = Lab::new();
     let mut command = lab.dlock(["hold", "-k", "a", "-k", "b", "--ttl", "1s", "--until-signal"]);
     let child = command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::piped()).spawn().unwrap();
@@ -83,7 +83,7 @@ fn hold_ends_when_one_of_them_is_broken() {
 }
 
 #[test]
-fn a_keeper_keeps_all_for_as_long_as_the_process_lives() {
+fn a_renewer_holds_all_locks_as_long_as_the_process_lives() {
     let lab = Lab::new();
     let mut other = std::process::Command::new("sleep").arg("2.5").spawn().unwrap();
     let pid = other.id().to_string();
@@ -96,7 +96,7 @@ fn a_keeper_keeps_all_for_as_long_as_the_process_lives() {
 }
 
 #[test]
-fn the_command_is_told_of_each_and_finds_each() {
+fn the_command_gets_the_fence_of_each_lock() {
     let lab = Lab::new();
     let dlock = env!("CARGO_BIN_EXE_dlock");
     let script = format!(
@@ -105,17 +105,17 @@ fn the_command_is_told_of_each_and_finds_each() {
     );
     let run = lab.run(["run", "-k", "b=c", "-k", "a", "--", "sh", "-c", &script]);
     assert_eq!(run.status.code(), Some(0), "{run:?}");
-    let told = text(&run.stdout);
-    let lines: Vec<_> = told.lines().collect();
+    let printed = text(&run.stdout);
+    let lines: Vec<_> = printed.lines().collect();
     let [a, bc, "none none none", "b=c none"] = lines[..] else { panic!("{lines:?}") };
     assert!(a.starts_with("a=") && bc.starts_with("b=c="), "{lines:?}");
     let history: Value = serde_json::from_slice(&lab.run(["history", "a", "--json"]).stdout).unwrap();
     assert_eq!((&history["runs"][0]["end"], &history["once"]), (&"ok".into(), &Value::Null), "{history}");
 }
 
-/// How often a job runs goes by its own lock, which it names first: what else it needs has no part in that.
+/// The run policy applies to the job's own lock, the first key. The other keys have no part in it.
 #[test]
-fn how_often_goes_by_the_first_that_is_named() {
+fn the_run_policy_uses_the_first_key() {
     let lab = Lab::new();
     let options = ["--once-per", "1h", "--", "true"];
     let run = |keys: &[&str]| lab.run([&["run"], keys, &options].concat());

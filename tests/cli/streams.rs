@@ -1,4 +1,4 @@
-//! Closed, full and broken outputs: the job is unaffected, nothing panics, and no lock is lost in them.
+//! Closed, full and broken output streams: the job is unaffected, dlock doesn't panic, and no lock is lost.
 
 use std::{
     fs::File,
@@ -12,12 +12,12 @@ fn full() -> Stdio {
     File::options().write(true).open("/dev/full").unwrap().into()
 }
 
-/// A pipe that nothing reads any more.
+/// A pipe whose read end is closed.
 fn broken() -> Stdio {
     std::io::pipe().unwrap().1.into()
 }
 
-/// Runs a line of a shell in which `dlock` is the binary.
+/// Runs a shell line with the binary in `DLOCK_BIN`.
 fn shell(lab: &Lab, line: &str) -> std::process::Output {
     let dlock = lab.dlock([""; 0]);
     let mut command = Command::new("/bin/sh");
@@ -29,7 +29,7 @@ fn shell(lab: &Lab, line: &str) -> std::process::Output {
 }
 
 #[test]
-fn a_token_that_cannot_be_printed_is_a_lock_given_back() {
+fn a_lock_is_released_if_its_token_cannot_be_printed() {
     let lab = Lab::new();
     for arguments in [["acquire", "k", "--ttl", "60"].as_slice(), &["acquire", "k", "--ttl", "60", "--json"]] {
         let output = lab.dlock(arguments).stdout(full()).stderr(Stdio::piped()).spawn().unwrap().wait_with_output().unwrap();
@@ -54,7 +54,7 @@ fn a_token_that_cannot_be_printed_is_a_lock_given_back() {
 }
 
 #[test]
-fn data_that_cannot_be_written_is_a_failure_but_for_a_reader_that_left() {
+fn unwritable_output_is_a_failure_but_a_closed_pipe_is_not() {
     let lab = Lab::new();
     lab.line("acquire k --ttl 60");
     for command in ["inspect k", "list", "list --json", "man", "completions bash", "--help", "--version"] {
@@ -66,7 +66,7 @@ fn data_that_cannot_be_written_is_a_failure_but_for_a_reader_that_left() {
 }
 
 #[test]
-fn a_job_does_not_mind_what_becomes_of_its_messages() {
+fn lost_messages_do_not_affect_the_job() {
     let lab = Lab::new();
     for line in [
         r#""$DLOCK_BIN" run -k k -- sh -c 'exit 7' >&- 2>&- <&-"#,
@@ -117,7 +117,7 @@ fn a_status_file_has_the_verdict() {
 }
 
 #[test]
-fn a_status_file_never_tells_of_an_earlier_run() {
+fn a_status_file_never_shows_an_earlier_run() {
     let lab = Lab::new();
     let path = lab.path("status.json");
     let said = || serde_json::from_slice::<serde_json::Value>(&std::fs::read(&path).unwrap()).unwrap();
@@ -138,7 +138,7 @@ fn a_status_file_never_tells_of_an_earlier_run() {
 }
 
 #[test]
-fn a_metrics_file_that_is_none_hangs_nothing() {
+fn a_metrics_path_that_is_no_regular_file_does_not_block() {
     use std::os::unix::fs::symlink;
     let lab = Lab::new();
     rustix::fs::mkfifoat(rustix::fs::CWD, lab.path("fifo"), rustix::fs::Mode::RUSR | rustix::fs::Mode::WUSR).unwrap();
@@ -153,7 +153,7 @@ fn a_metrics_file_that_is_none_hangs_nothing() {
         while child.try_wait().unwrap().is_none() {
             if std::time::Instant::now() >= until {
                 child.kill().unwrap();
-                panic!("{name}: it hangs");
+                panic!("{name}: dlock hangs");
             }
             std::thread::sleep(std::time::Duration::from_millis(10));
         }
@@ -164,7 +164,7 @@ fn a_metrics_file_that_is_none_hangs_nothing() {
 }
 
 #[test]
-fn nothing_is_said_of_a_success_or_a_skip_when_nobody_looks() {
+fn a_success_or_a_skip_is_silent_without_a_terminal() {
     let lab = Lab::new();
     let ran = lab.run(["run", "-k", "k", "--", "true"]);
     assert!(ran.status.success() && ran.stdout.is_empty() && ran.stderr.is_empty(), "{ran:?}");

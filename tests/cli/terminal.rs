@@ -1,4 +1,4 @@
-//! On a terminal: the screen of `list --watch`, questions, and what is not printed there.
+//! On a terminal: the screen of `list --watch`, questions, and output that is hidden there.
 
 use std::{
     fs::File,
@@ -18,10 +18,10 @@ use rustix::{
 
 use crate::lab::Lab;
 
-/// A busy machine takes its time.
+/// Generous, for a busy machine.
 const LIMIT: Duration = Duration::from_secs(60);
 
-/// A program on a terminal of its own, and all that it wrote.
+/// A program on its own terminal, and everything it wrote.
 pub struct Terminal {
     user: File,
     child: Child,
@@ -30,7 +30,7 @@ pub struct Terminal {
 }
 
 impl Terminal {
-    /// Starts `dlock` with these arguments in the environment of the lab, on a window of so many rows and columns.
+    /// Starts `dlock` with these arguments in the lab's environment, in a window of this size (rows, columns).
     pub fn dlock(lab: &Lab, size: (usize, usize), arguments: &[&str]) -> Self {
         Self::program(lab, size, Path::new(env!("CARGO_BIN_EXE_dlock")), arguments)
     }
@@ -58,7 +58,7 @@ impl Terminal {
         Self { user: File::from(user), child, written, size }
     }
 
-    /// Types: 3 is Ctrl-C, 4 Ctrl-D.
+    /// Types these bytes: 3 is Ctrl-C, 4 Ctrl-D.
     pub fn press(&mut self, keys: &[u8]) {
         self.user.write_all(keys).unwrap();
     }
@@ -68,17 +68,17 @@ impl Terminal {
         tcsetwinsize(&self.user, window(size)).unwrap();
     }
 
-    /// Everything that was written until now.
+    /// Returns everything written so far.
     pub fn written(&self) -> String {
         String::from_utf8_lossy(&self.written.lock().unwrap()).into_owned()
     }
 
-    /// The window's lines, as they are seen if it always had its present size.
+    /// Returns the window's lines, as if it had always had its present size.
     pub fn screen(&self) -> Vec<String> {
         screen(&self.written(), self.size)
     }
 
-    /// Waits until the text is on the screen.
+    /// Waits until the text appears on the screen.
     #[track_caller]
     pub fn await_text(&self, text: &str) -> Vec<String> {
         self.await_screen(text, |screen| screen.iter().any(|line| line.contains(text)))
@@ -92,7 +92,7 @@ impl Terminal {
             if seen(&screen) {
                 return screen;
             }
-            assert!(Instant::now() < until, "not seen: {what}: {screen:#?}\n{:?}", self.written());
+            assert!(Instant::now() < until, "not on the screen: {what}: {screen:#?}\n{:?}", self.written());
             sleep(Duration::from_millis(10));
         }
     }
@@ -104,7 +104,7 @@ impl Terminal {
             if let Some(status) = self.child.try_wait().unwrap() {
                 return status;
             }
-            assert!(Instant::now() < until, "it runs on: {:#?}", self.screen());
+            assert!(Instant::now() < until, "the program doesn't end: {:#?}", self.screen());
             sleep(Duration::from_millis(10));
         }
     }
@@ -122,7 +122,7 @@ fn window((rows, columns): (usize, usize)) -> Winsize {
     Winsize { ws_row: short(rows), ws_col: short(columns), ws_xpixel: 0, ws_ypixel: 0 }
 }
 
-/// What a window of this size shows of the text: enough of a terminal for what dlock draws.
+/// Returns the screen of a window of this size for this output. It implements only the sequences that dlock uses.
 fn screen(text: &str, (rows, columns): (usize, usize)) -> Vec<String> {
     let mut cells = vec![vec![' '; columns]; rows];
     let (mut row, mut column) = (0_usize, 0_usize);
@@ -155,7 +155,7 @@ fn screen(text: &str, (rows, columns): (usize, usize)) -> Vec<String> {
                     Some('H') => (row, column) = (first.max(1).min(rows) - 1, second.max(1).min(columns) - 1),
                     Some('K') => cells[row][column.min(columns)..].fill(' '),
                     Some('J') => cells.iter_mut().for_each(|line| line.fill(' ')),
-                    // The rest of one that is half written comes later.
+                    // The rest of an incomplete sequence comes later.
                     Some('m') | None => {}
                     other => panic!("an unknown sequence {other:?}: {text:?}"),
                 }
@@ -192,18 +192,18 @@ fn a_watched_list_fits_its_window() {
     };
     let first = terminal.await_screen("a screen with its header", |screen| fits(screen, "… 21 more"));
     assert!(first[3].starts_with("job00") && first[21].starts_with("job18") && first[23].is_empty(), "{first:#?}");
-    // Only what changed is drawn: the header is written once for each size of the window.
+    // Only changes are drawn: the header is written once per window size.
     let headers = |terminal: &Terminal| terminal.written().matches("KEY ").count();
     let ticks = |terminal: &Terminal| terminal.written().matches("last at ").count();
     let before = ticks(&terminal);
     terminal.await_screen("three more looks", |_| ticks(&terminal) > before + 2);
     assert_eq!(headers(&terminal), 1, "{:?}", terminal.written());
-    // What is released goes, and what is below moves up.
+    // A released lock disappears, and the rows below move up.
     lab.line(&format!("release job00 --token {}", tokens[0]));
     let next = terminal.await_screen("job01 at the top", |screen| screen[3].starts_with("job01"));
     assert!(next[0].ends_with(": 39 held") && next[22] == "… 20 more" && next[2].starts_with("KEY"), "{next:#?}");
     assert_eq!(headers(&terminal), 1);
-    // Another size is drawn anew at once.
+    // A resize redraws at once.
     terminal.resize((10, 50));
     let small = terminal.await_screen("a small window", |screen| screen[7] == "… 37 more" && screen[2].starts_with("KEY"));
     assert!(small[3].starts_with("job01") && small[9].is_empty(), "{small:#?}");
@@ -213,14 +213,14 @@ fn a_watched_list_fits_its_window() {
     let status = terminal.ended();
     assert_eq!(status.signal(), Some(2), "{status:?}");
     let left = terminal.screen();
-    // The cursor is left below, and no attribute is on.
+    // At the end the cursor is below the list, and no attribute is set.
     assert!(left[2].starts_with("KEY") && left[9].trim_start_matches("^C").is_empty(), "{left:#?}");
     let written = terminal.written();
     assert!(written.rfind("\u{1b}[0m") >= written.rfind("\u{1b}[3") && !written.contains("\u{1b}[?"), "{written:?}");
 }
 
 #[test]
-fn a_watched_list_reacts_to_a_new_size_before_its_next_look() {
+fn a_watched_list_redraws_at_once_after_a_resize() {
     let lab = Lab::new();
     acquire(&lab, "job", &[]);
     let mut terminal = Terminal::dlock(&lab, (24, 80), &["list", "--watch=1h"]);
@@ -246,7 +246,7 @@ fn an_empty_list_is_watched_too() {
     assert_eq!(terminal.ended().signal(), Some(2));
 }
 
-/// Answers a question of the command: what is typed, and with which status it ends and what it says then.
+/// Answers a question of the command with `keys`, and checks its exit status and message.
 fn asked(lab: &Lab, arguments: &[&str], question: &str, keys: &[u8], status: i32, says: &str) {
     let mut terminal = Terminal::dlock(lab, (24, 80), arguments);
     terminal.await_text(question);
@@ -275,14 +275,14 @@ fn forget_asks_first() {
     }
     asked(&lab, &["forget", "job"], question, b"y\n", 0, "dlock: job: forgotten; the next run starts");
     assert!(!kept(&lab));
-    // Nothing to decide.
+    // There is nothing to decide.
     let mut terminal = Terminal::dlock(&lab, (24, 80), &["forget", "job"]);
     terminal.await_text("dlock: job: no run record keeps it from other runs");
     assert_eq!(terminal.ended().code(), Some(0));
 }
 
 #[test]
-fn break_of_a_hosts_holds_asks_first() {
+fn break_by_host_asks_first() {
     let lab = Lab::new();
     for key in ["one", "two"] {
         acquire(&lab, key, &["--host", "gone"]);
@@ -304,7 +304,7 @@ fn break_of_a_hosts_holds_asks_first() {
         terminal.await_text(says);
     }
     assert_eq!(held(&lab), 1);
-    // One key likewise.
+    // The same for one key.
     asked(&lab, &["break", "other", "--now"], "dlock: break other, held by ", &[3], 130, "");
     asked(&lab, &["break", "other", "--now"], "dlock: break other, held by ", &[4], 77, "dlock: other: not broken");
     assert_eq!(held(&lab), 1);
@@ -312,9 +312,9 @@ fn break_of_a_hosts_holds_asks_first() {
     assert_eq!(held(&lab), 0);
 }
 
-/// The holds whose outcome is known are told before all are, and an interruption loses none.
+/// A hold is reported as soon as its outcome is known, and an interrupt loses no report.
 #[test]
-fn break_of_a_hosts_holds_tells_each_at_once() {
+fn break_by_host_reports_each_hold_at_once() {
     let lab = Lab::new();
     let token = acquire(&lab, "first", &["--host", "gone"]);
     acquire(&lab, "stays", &["--host", "gone"]);
@@ -322,7 +322,7 @@ fn break_of_a_hosts_holds_tells_each_at_once() {
     terminal.await_text("dlock: gone has 2 holds");
     let until = Instant::now() + LIMIT;
     while !lab.line("inspect first --json").contains("\"broken\":{") {
-        assert!(Instant::now() < until, "not marked");
+        assert!(Instant::now() < until, "the break was not requested");
     }
     lab.line(&format!("release first --token {token}"));
     terminal.await_text("dlock: first: broken");
@@ -334,7 +334,7 @@ fn break_of_a_hosts_holds_tells_each_at_once() {
 }
 
 #[test]
-fn hold_shows_no_token_unasked() {
+fn hold_shows_no_token_unless_requested() {
     let lab = Lab::new();
     let mut terminal = Terminal::dlock(&lab, (24, 80), &["hold", "job"]);
     terminal.await_text("dlock: holding job; Ctrl-D releases it");
@@ -343,7 +343,7 @@ fn hold_shows_no_token_unasked() {
     assert_eq!(terminal.ended().code(), Some(0));
     assert!(lab.line("inspect job").contains("FREE"));
     assert!(!terminal.written().contains("token"), "{}", terminal.written());
-    // Asked for, it is there; as it is for a script.
+    // The token is shown on request, and to a script.
     let mut terminal = Terminal::dlock(&lab, (24, 200), &["hold", "job", "--json"]);
     terminal.await_text("\"token\":\"");
     terminal.press(&[4]);

@@ -1,4 +1,4 @@
-//! Bad input: one line, a hint, the right status, and nothing touched.
+//! Usage errors: one line, a hint, the right status, and no store touched.
 
 use std::{ffi::OsStr, os::unix::ffi::OsStrExt as _};
 
@@ -43,7 +43,7 @@ fn arguments() {
     lab.assert_untouched();
 }
 
-/// What people type who know another tool, or a shell.
+/// Common first mistakes of users of other tools or shells.
 #[test]
 fn first_tries() {
     let mut lab = Lab::new();
@@ -74,7 +74,7 @@ fn keys() {
 }
 
 #[test]
-fn lengths_of_time() {
+fn durations() {
     let mut lab = Lab::new();
     for ttl in ["0", "-1", "1ms", "1e30", "NaN", "", "999ms", "366d", "inf", "5 parsecs", "99999999999999999999"] {
         lab.say_args(&["acquire", "x", "--ttl", ttl]);
@@ -86,7 +86,7 @@ fn lengths_of_time() {
     for variable in ["DLOCK_TTL", "DLOCK_WAIT", "DLOCK_GRACE", "DLOCK_BACKEND_TIMEOUT"] {
         lab.note(&format!("{variable}=soon")).set(variable, "soon").say("run -k x -- true").set(variable, "");
     }
-    assert_data_eq!(lab.transcript(), file!["snapshots/lengths-of-time.txt"].raw());
+    assert_data_eq!(lab.transcript(), file!["snapshots/durations.txt"].raw());
     lab.assert_untouched();
 }
 
@@ -126,7 +126,7 @@ fn backends() {
 }
 
 #[test]
-fn mistakes_are_told_in_json_as_well() {
+fn usage_errors_are_also_printed_as_json() {
     let mut lab = Lab::new();
     lab.say("inspect --json").say("inspect x y -o json").say("bogus --output=json").say("acquire x --ttl 0 --json");
     lab.note("DLOCK_OUTPUT=json").set("DLOCK_OUTPUT", "json").say("inspect").say("inspect -o human").set("DLOCK_OUTPUT", "");

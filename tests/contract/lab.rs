@@ -1,4 +1,4 @@
-//! What cases are written with: clients on one store, requests, and answers that must be so or so.
+//! The tools of the cases: clients on one store, requests, and checks of answers.
 
 use std::time::Duration;
 
@@ -9,19 +9,19 @@ use dlock::lock::{
 pub use crate::support::stretched;
 use crate::targets::{Kind, Server, Target, etcd, mariadb, postgres, redis, redlock, tair, zookeeper};
 
-/// The shortest lease there is: what cases about its end are run with.
+/// The shortest lease, for cases about its end.
 pub const SHORT: Duration = Duration::from_secs(1);
 /// A lease that outlasts every case.
 pub const LONG: Duration = Duration::from_secs(60);
-/// How late a store may be to see that a lease is over.
+/// How late a store may notice the end of a lease.
 pub const SLACK: Duration = Duration::from_millis(150);
-/// Far less than the time after which a waiter looks by itself, on a busy machine too.
+/// Far less than the interval at which a waiter polls, on a busy machine too.
 pub fn soon() -> Duration {
     stretched(Duration::from_millis(800))
 }
 
-/// How much later a request arrives that others are to get in before, on a busy machine too.
-pub fn overtaken() -> Duration {
+/// The delay of a request that other requests must overtake, on a busy machine too.
+pub fn overtaking_delay() -> Duration {
     stretched(Duration::from_millis(400))
 }
 
@@ -36,7 +36,7 @@ impl Lab {
         Self { kind, target: kind.make() }
     }
 
-    /// One more client, as another process would be.
+    /// Returns one more client, which stands for another process.
     pub async fn client(&self) -> Client {
         self.client_in("dlock").await
     }
@@ -45,62 +45,62 @@ impl Lab {
         Client(self.target.open(namespace).await)
     }
 
-    /// Lets time pass; at once where the clock is ours.
+    /// Lets time pass; returns at once where the test controls the clock.
     pub async fn pass(&self, time: Duration) {
         tokio::time::sleep(time).await;
     }
 
-    /// Lets a short lease end.
+    /// Waits until a short lease has ended.
     pub async fn outlast(&self, lease: Duration) {
         self.pass(lease + SLACK + self.kind.late()).await;
     }
 
-    /// Another TTL to renew with, where one can be asked for; that of the hold otherwise.
+    /// Returns another TTL to renew with; `None` where a hold can't change its TTL.
     pub async fn other_ttl(&self, length: Duration) -> Option<Duration> {
         self.client().await.capabilities().adjustable_ttl.then_some(length)
     }
 
-    /// The server of a case that needs one.
+    /// Returns the server of a case that needs one.
     pub fn server(&self) -> &dyn Server {
         self.target.server().expect("a case for stores with a server")
     }
 
-    /// The database of a case that runs on MariaDB only.
+    /// Returns the database of a case that runs on MariaDB only.
     pub fn mariadb(&self) -> &mariadb::Target {
         self.target.mariadb().expect("a case for MariaDB")
     }
 
-    /// The database of a case that runs on PostgreSQL only.
+    /// Returns the database of a case that runs on PostgreSQL only.
     pub fn postgres(&self) -> &postgres::Target {
         self.target.postgres().expect("a case for PostgreSQL")
     }
 
-    /// The server of a case that runs on Redis only.
+    /// Returns the server of a case that runs on Redis only.
     pub fn redis(&self) -> &redis::Target {
         self.target.redis().expect("a case for Redis")
     }
 
-    /// The server of a case that runs on Tair only.
+    /// Returns the server of a case that runs on Tair only.
     pub fn tair(&self) -> &tair::Target {
         self.target.tair().expect("a case for Tair")
     }
 
-    /// The servers of a case that runs on Redlock only.
+    /// Returns the servers of a case that runs on Redlock only.
     pub fn redlock(&self) -> &redlock::Target {
         self.target.redlock().expect("a case for Redlock")
     }
 
-    /// The etcd of a case that runs on etcd only.
+    /// Returns the etcd of a case that runs on etcd only.
     pub fn etcd(&self) -> &etcd::Target {
         self.target.etcd().expect("a case for etcd")
     }
 
-    /// The servers of a case that runs on ZooKeeper only.
+    /// Returns the servers of a case that runs on ZooKeeper only.
     pub fn zookeeper(&self) -> &zookeeper::Target {
         self.target.zookeeper().expect("a case for ZooKeeper")
     }
 
-    /// A request for a hold that ends with its TTL on this store, whatever its process does.
+    /// Returns a request for a hold that expires after its TTL on this store, whatever its process does.
     pub fn expiring(&self, key: &Key, lease: Duration) -> Request {
         Request { detached: self.kind.lasts_with_its_process(), ..request(key, lease) }
     }
@@ -114,22 +114,22 @@ pub fn ttl(length: Duration) -> Ttl {
     Ttl::new(length).expect("a TTL")
 }
 
-/// A request with a new token for an exclusive hold, without waiting.
+/// Returns a request with a new token for an exclusive hold, without waiting.
 pub fn request(key: &Key, lease: Duration) -> Request {
     Request::new(key.clone(), ttl(lease))
 }
 
-/// The same, standing in the queue while the lock is busy.
+/// Returns a request with a new token that queues while the lock is busy.
 pub fn waiting(key: &Key, lease: Duration) -> Request {
     Request { waiting: true, ..request(key, lease) }
 }
 
-/// A hold nested in that of `outer`.
+/// Returns a request for a hold nested in that of `outer`.
 pub fn nested(outer: &Request) -> Request {
     Request { token: outer.token.nested(), entry: Entry::Reenter, ..outer.clone() }
 }
 
-pub fn who(host: &str) -> Metadata {
+pub fn runner(host: &str) -> Metadata {
     Metadata {
         host: Some(host.into()),
         user: Some("ana".into()),
@@ -140,7 +140,7 @@ pub fn who(host: &str) -> Metadata {
     }
 }
 
-/// One client; a helper's failure is the case's.
+/// One client. The methods panic on an unexpected answer, which fails the case.
 pub struct Client(pub Box<dyn Backend>);
 
 impl Client {
@@ -151,15 +151,15 @@ impl Client {
     pub async fn attempt(&mut self, request: &Request) -> Attempt {
         for _ in 0..20 {
             match self.0.try_acquire(request).await {
-                // Two cases of this process have connected in the same instant, as no two dlocks can.
+                // Two cases of this process connected in the same instant, which two dlock processes can't.
                 Err(error) if error.to_string().contains("the connection's socket is not to be found") => {}
                 answer => return answer.unwrap_or_else(|error| panic!("acquire: {error:?}")),
             }
         }
-        panic!("acquire: no connection was told from the others")
+        panic!("acquire: the connection could not be identified")
     }
 
-    /// Takes what must be free; asks again, as the core does, while it is busy only in passing.
+    /// Takes a lock that must be free. Repeats the request, as the core does, while the lock is busy only in passing.
     pub async fn take(&mut self, request: &Request) -> Grant {
         let until = tokio::time::Instant::now() + Duration::from_millis(100);
         let mut attempt = self.attempt(request).await;
@@ -178,7 +178,7 @@ impl Client {
         }
     }
 
-    /// Meets a lock that must be held.
+    /// Requests a lock that must be busy, and returns the answer.
     pub async fn refused(&mut self, request: &Request) -> Busy {
         match self.attempt(request).await {
             Attempt::Busy(busy) => busy,
@@ -186,7 +186,7 @@ impl Client {
         }
     }
 
-    /// Takes a long hold of what must be free, and says what it is released with.
+    /// Takes a long hold of a lock that must be free, and returns the request.
     pub async fn hold(&mut self, key: &Key) -> Request {
         let request = request(key, LONG);
         self.take(&request).await;
@@ -197,7 +197,7 @@ impl Client {
         self.0.renew(&of.key, &of.token, lease.map(ttl).into()).await.unwrap_or_else(|error| panic!("renew: {error:?}"))
     }
 
-    /// Renews what must be held, and returns its fence.
+    /// Renews a hold that must exist, and returns its fence.
     pub async fn renewed(&mut self, of: &Request, lease: Option<Duration>) -> Fence {
         match self.renew(of, lease).await {
             Renewal::Renewed { fence, .. } => fence,
@@ -209,7 +209,7 @@ impl Client {
         self.0.release(&of.key, &of.token, &scope.into()).await.unwrap_or_else(|error| panic!("release: {error:?}"))
     }
 
-    /// Gives back what must be held once.
+    /// Releases a hold that must be the only one.
     pub async fn free(&mut self, of: &Request) {
         assert_eq!(self.release(of, Scope::Hold).await, Release::Released, "{}", of.key);
     }
@@ -226,21 +226,21 @@ impl Client {
         self.0.inspect(key).await.unwrap_or_else(|error| panic!("inspect: {error:?}"))
     }
 
-    /// What is left of the lease of a lock that must be held.
+    /// Returns the remaining lease of a lock that must have one holder.
     pub async fn left(&mut self, key: &Key) -> Duration {
         let state = self.inspect(key).await;
         assert_eq!(state.holders.len(), 1, "{state:?}");
-        state.holders[0].expires_in.expect("a lease that ends")
+        state.holders[0].expires_in.expect("an expiry")
     }
 
-    /// The keys of a listing.
+    /// Returns the listed keys.
     pub async fn keys(&mut self, start: &str) -> Vec<String> {
         let found = self.0.list(start).await.unwrap_or_else(|error| panic!("list: {error:?}"));
         found.into_iter().map(|state| state.key.to_string()).collect()
     }
 
-    /// Waits for its turn as the core does: asks, sleeps until woken, asks again.
-    pub async fn wait_for(&mut self, request: &Request, looks_by_itself_after: Duration) -> Grant {
+    /// Waits for the lock as the core does: requests, sleeps until woken, requests again.
+    pub async fn wait_for(&mut self, request: &Request, poll_interval: Duration) -> Grant {
         loop {
             match self.attempt(request).await {
                 Attempt::Granted(grant) => {
@@ -248,7 +248,7 @@ impl Client {
                     return grant;
                 }
                 Attempt::Busy(_) => {
-                    self.wait(request, looks_by_itself_after).await;
+                    self.wait(request, poll_interval).await;
                 }
                 other => panic!("{}: {other:?}", request.key),
             }

@@ -1,8 +1,8 @@
-//! One suite for every backend: what [`dlock::lock::Backend`] promises, as cases that a backend passes, or whose
-//! capability it does not declare and then refuses before it asks its store anything.
+//! One suite for all backends: the promises of [`dlock::lock::Backend`] as cases. A backend passes each case,
+//! or does not declare the capability, and then refuses the request before it contacts its store.
 //!
-//! `cargo test --test contract -- redis::` runs one backend's, `-- fence` those about fences.
-#![allow(clippy::await_holding_refcell_ref, reason = "one thread, and no case restarts a server that it looks at")]
+//! `cargo test --test contract -- redis::` runs the cases of one backend, `-- fence` those about fences.
+#![allow(clippy::await_holding_refcell_ref, reason = "one thread, and no case restarts a server while it inspects that server")]
 #![allow(clippy::disallowed_methods, reason = "cases measure and wait in real time")]
 
 use ::support;
@@ -19,23 +19,23 @@ use std::{
 
 use libtest_mimic::{Arguments, Failed, Trial};
 
-/// Most of a case's time is spent waiting for a lease to end, so that there can be more of them than cores.
+/// The number of concurrent cases. They mostly wait for leases to end, so there can be more of them than cores.
 const AT_ONCE: usize = 16;
 
-/// A case with so many clients is as much as a small machine can do: it is run by itself, after all others.
-fn is_crowded(case: &cases::Case) -> bool {
-    case.name.starts_with("a_crowd")
+/// Whether a case has so many clients that a small machine can run only this case. Such cases run last, one at a time.
+fn runs_alone(case: &cases::Case) -> bool {
+    case.name.starts_with("many_waiters")
 }
 
-/// The order of the cases: the long ones first, the others mixed. The cases of one store would keep its server busy and the machine idle.
+/// Sorts the long cases first, and mixes the others: consecutive cases of one store would keep its server busy and the machine idle.
 fn position(name: &str) -> (bool, u64) {
-    let is_long = ["::random_", "::no_run_is_refused", "within_bounds", "server_that_crashed"].iter().any(|part| name.contains(part));
+    let is_long = ["::random_", "::no_run_is_denied", "within_bounds", "server_that_crashed"].iter().any(|part| name.contains(part));
     (!is_long, dlock::lock::fingerprint(&[name]))
 }
 
 static MACHINE: RwLock<()> = RwLock::new(());
 
-/// How long each case took: with `DLOCK_TEST_TIMES=FILE` they are written there.
+/// How long each case took, written to the file that `DLOCK_TEST_TIMES` names.
 static TIMES: Mutex<Vec<(Duration, String)>> = Mutex::new(Vec::new());
 
 fn write_times() {
@@ -49,7 +49,7 @@ fn write_times() {
 fn main() {
     let mut arguments = Arguments::from_args();
     arguments.test_threads.get_or_insert(AT_ONCE);
-    let (mut trials, mut crowded) = (Vec::new(), Vec::new());
+    let (mut trials, mut alone) = (Vec::new(), Vec::new());
     for kind in targets::ALL {
         let missing = kind.missing();
         if let Some(why) = &missing {
@@ -58,23 +58,23 @@ fn main() {
         }
         for case in cases::all().into_iter().filter(|case| (case.on)(kind)) {
             let name = format!("{}::{}", kind.name(), case.name);
-            let of_its_sort = if is_crowded(&case) { &mut crowded } else { &mut trials };
+            let list = if runs_alone(&case) { &mut alone } else { &mut trials };
             let trial = Trial::test(name.clone(), move || run(kind, &case, &name));
-            of_its_sort.push(trial.with_ignored_flag(missing.is_some()));
+            list.push(trial.with_ignored_flag(missing.is_some()));
         }
     }
     trials.sort_by_cached_key(|trial| position(trial.name()));
-    trials.append(&mut crowded);
+    trials.append(&mut alone);
     let conclusion = libtest_mimic::run(&arguments, trials);
     targets::end();
     write_times();
     conclusion.exit();
 }
 
-/// One case on a store of its own.
+/// Runs a case on its own store.
 fn run(kind: targets::Kind, case: &cases::Case, name: &str) -> Result<(), Failed> {
-    // A case that failed poisons what it had for itself.
-    let (_alone, _beside) = if is_crowded(case) {
+    // A failed case poisons the lock that it had exclusively.
+    let (_alone, _shared) = if runs_alone(case) {
         (Some(MACHINE.write().unwrap_or_else(PoisonError::into_inner)), None)
     } else {
         (None, Some(MACHINE.read().unwrap_or_else(PoisonError::into_inner)))

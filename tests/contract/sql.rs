@@ -1,4 +1,4 @@
-//! What cases ask of a SQL server beside dlock, in the words of PostgreSQL or of MariaDB.
+//! Statements that cases send to a SQL server themselves, for PostgreSQL or MariaDB.
 
 use std::thread::JoinHandle;
 
@@ -7,12 +7,12 @@ use dlock::backends::{mysql, postgres, sql::Options};
 use crate::lab::{Client, Lab};
 
 impl Lab {
-    /// What holds for the server of the case.
+    /// Returns the value for the case's server.
     pub fn either<T>(&self, postgres: T, mariadb: T) -> T {
         if self.kind.is_postgres() { postgres } else { mariadb }
     }
 
-    /// What the server answers to statements in the case's database; NULL is a text.
+    /// Returns the server's answer to statements in the case's database; NULL as text.
     #[track_caller]
     pub fn sql(&self, statements: &str) -> Vec<Vec<String>> {
         if self.kind.is_postgres() {
@@ -23,12 +23,12 @@ impl Lab {
         }
     }
 
-    /// Runs statements while the case goes on.
+    /// Runs statements in the background.
     pub fn meanwhile(&self, statements: &str) -> JoinHandle<()> {
         if self.kind.is_postgres() { self.postgres().meanwhile(statements) } else { self.mariadb().meanwhile(statements) }
     }
 
-    /// A client in the case's mode with options of its own.
+    /// Returns a client in the case's mode with changed options.
     pub fn client_with(&self, namespace: &str, change: impl FnOnce(&mut Options)) -> Client {
         Client(if self.kind.is_postgres() {
             let mut options = self.postgres().options(namespace);
@@ -41,7 +41,7 @@ impl Lab {
         })
     }
 
-    /// Sends what ShedLock sends with `usingDbTime` for this lockAtMostFor. True if it took the lock.
+    /// Locks as ShedLock does with `usingDbTime` and this lockAtMostFor. Returns whether ShedLock took the lock.
     pub fn shedlock(&self, table: &str, name: &str, seconds: u64) -> bool {
         if self.kind.is_postgres() {
             let most = format!("{seconds} seconds");
@@ -54,7 +54,7 @@ impl Lab {
             );
             return !self.sql(&take).is_empty();
         }
-        // The row is inserted, or else updated if it is free.
+        // ShedLock inserts the row, or updates an existing row that is free.
         let until = format!("TIMESTAMPADD(MICROSECOND, {}, UTC_TIMESTAMP(3))", seconds * 1_000_000);
         let insert = format!(
             "INSERT IGNORE INTO {table}(name, lock_until, locked_at, locked_by) VALUES('{name}', {until}, UTC_TIMESTAMP(3), 'web7'); \
@@ -67,7 +67,7 @@ impl Lab {
         [insert, update].iter().any(|sql| self.sql(sql)[0][0] == "1")
     }
 
-    /// Gives back as ShedLock does, without a lockAtLeastFor. True if it had the lock.
+    /// Unlocks as ShedLock does without a lockAtLeastFor. Returns whether ShedLock had the lock.
     pub fn shedlock_unlocks(&self, table: &str, name: &str) -> bool {
         if self.kind.is_postgres() {
             let free = format!(

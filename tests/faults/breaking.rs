@@ -1,4 +1,4 @@
-//! A lock that is taken away from its holder: the next command never starts while anything of the first one's tree is alive.
+//! `dlock break`: the next command never starts while any process of the first holder's tree is alive.
 
 use std::time::{Duration, Instant};
 
@@ -16,10 +16,10 @@ use crate::{
 
 on_every_store!(
     a_broken_holder_is_dead_before_the_next_one_starts,
-    a_holder_that_changed_is_left_alone,
-    a_holder_that_is_stopped_has_its_lease,
-    who_acquired_a_lock_has_its_lease_and_not_with_now,
-    a_break_that_is_given_up_stays_asked_for,
+    a_break_spares_a_new_holder,
+    a_stopped_holder_keeps_the_lock_until_its_lease_ends,
+    an_acquired_lock_lasts_its_lease_unless_broken_with_now,
+    an_interrupted_break_stays_requested,
 );
 
 const WHY: &str = "NFS \"hangs\"";
@@ -29,9 +29,9 @@ fn breaking(store: &dyn Store, world: &World, options: &[&str]) -> Ended {
 }
 
 fn history(store: &dyn Store, world: &World) -> serde_json::Value {
-    let told = dlock::run(&store.url(), &["history", &world.key, "--json"]);
-    assert_eq!(told.code(), 0, "{}", told.stderr);
-    serde_json::from_str(&told.stdout).expect("JSON")
+    let report = dlock::run(&store.url(), &["history", &world.key, "--json"]);
+    assert_eq!(report.code(), 0, "{}", report.stderr);
+    serde_json::from_str(&report.stdout).expect("JSON")
 }
 
 fn fence(world: &World) -> u64 {
@@ -44,7 +44,7 @@ pub fn a_broken_holder_is_dead_before_the_next_one_starts(store: &dyn Store) {
     let first = world.first();
     let held = fence(&world);
     let second = world.start_second();
-    must("the second waits", LIMIT, || world.inspect().stdout.contains("\"waiting_for_ms\""));
+    must("the second run waits", LIMIT, || world.inspect().stdout.contains("\"waiting_for_ms\""));
     let broken = breaking(store, &world, &["--fence", &held.to_string()]);
     assert_eq!(broken.code(), 0, "{}", broken.stderr);
     let first = first.wait(LIMIT);
@@ -55,14 +55,14 @@ pub fn a_broken_holder_is_dead_before_the_next_one_starts(store: &dyn Store) {
     world.assert_no_overlap();
     world.assert_gone();
     world.assert_free();
-    let told = history(store, &world);
-    let runs = told["runs"].as_array().expect("runs");
-    assert_eq!((&runs[0]["end"], &runs[1]["end"]), (&"ok".into(), &"broken".into()), "{told}");
-    assert_eq!((&runs[1]["fence"], runs.len()), (&held.into(), 2), "{told}");
-    assert!(runs[1]["reason"].as_str().is_some_and(|why| why.contains("NFS")), "{told}");
+    let report = history(store, &world);
+    let runs = report["runs"].as_array().expect("runs");
+    assert_eq!((&runs[0]["end"], &runs[1]["end"]), (&"ok".into(), &"broken".into()), "{report}");
+    assert_eq!((&runs[1]["fence"], runs.len()), (&held.into(), 2), "{report}");
+    assert!(runs[1]["reason"].as_str().is_some_and(|why| why.contains("NFS")), "{report}");
 }
 
-pub fn a_holder_that_changed_is_left_alone(store: &dyn Store) {
+pub fn a_break_spares_a_new_holder(store: &dyn Store) {
     let world = World::new(store.url());
     let job = world.start(&[], "sleep 4; exit 5");
     must("the lock is held", LIMIT, || !world.is_free());
@@ -73,12 +73,12 @@ pub fn a_holder_that_changed_is_left_alone(store: &dyn Store) {
     assert_eq!(ended.code(), 5, "{}", ended.stderr);
     let nobody = breaking(store, &world, &[]);
     assert_eq!(nobody.code(), 77, "{}", nobody.stderr);
-    let told = history(store, &world);
-    assert_eq!((&told["runs"][0]["end"], told["runs"].as_array().map(Vec::len)), (&"exit 5".into(), Some(1)), "{told}");
+    let report = history(store, &world);
+    assert_eq!((&report["runs"][0]["end"], report["runs"].as_array().map(Vec::len)), (&"exit 5".into(), Some(1)), "{report}");
 }
 
-/// It can't answer: the guardian stops its tree when the lease is nearly over, and the lock is free when it is.
-pub fn a_holder_that_is_stopped_has_its_lease(store: &dyn Store) {
+/// A stopped holder can't answer. Its guardian kills the tree shortly before the lease ends, and the lock is free after the lease.
+pub fn a_stopped_holder_keeps_the_lock_until_its_lease_ends(store: &dyn Store) {
     let world = World::new(store.url());
     let first = world.first();
     first.signal(Signal::STOP);
@@ -93,7 +93,7 @@ pub fn a_holder_that_is_stopped_has_its_lease(store: &dyn Store) {
     world.assert_gone();
 }
 
-fn who_acquired_a_lock_has_its_lease_and_not_with_now(store: &dyn Store) {
+fn an_acquired_lock_lasts_its_lease_unless_broken_with_now(store: &dyn Store) {
     let world = World::new(store.url());
     let acquire = |ttl: &str| {
         let taken = dlock::run(&store.url(), &["acquire", &world.key, "--ttl", ttl]);
@@ -107,7 +107,7 @@ fn who_acquired_a_lock_has_its_lease_and_not_with_now(store: &dyn Store) {
         command.args(["break", &world.key, "--yes", "--reason", WHY]).env("DLOCK_BACKEND", store.url());
         command
     });
-    must("it is marked", LIMIT, || world.inspect().stdout.contains("\"seen\":false"));
+    must("the break is requested", LIMIT, || world.inspect().stdout.contains("\"seen\":false"));
     let renewed = dlock::run(&store.url(), &["renew", &world.key, "--token", &token]);
     assert_eq!(renewed.code(), 77, "{}", renewed.stderr);
     assert!(renewed.stderr.contains("being broken"), "{}", renewed.stderr);
@@ -121,12 +121,12 @@ fn who_acquired_a_lock_has_its_lease_and_not_with_now(store: &dyn Store) {
     assert_eq!(at_once.code(), 0, "{}", at_once.stderr);
     assert!(world.is_free() && began.elapsed() < stretched(Duration::from_secs(10)), "{:?}", began.elapsed());
     assert_eq!(dlock::run(&store.url(), &["release", &world.key, "--token", &token]).code(), 77);
-    let told = history(store, &world);
-    let ends: Vec<_> = told["runs"].as_array().expect("runs").iter().map(|run| run["end"].clone()).collect();
-    assert_eq!(ends, ["broken", "broken"], "{told}");
+    let report = history(store, &world);
+    let ends: Vec<_> = report["runs"].as_array().expect("runs").iter().map(|run| run["end"].clone()).collect();
+    assert_eq!(ends, ["broken", "broken"], "{report}");
 }
 
-fn a_break_that_is_given_up_stays_asked_for(store: &dyn Store) {
+fn an_interrupted_break_stays_requested(store: &dyn Store) {
     let world = World::new(store.url());
     let taken = dlock::run(&store.url(), &["acquire", &world.key, "--ttl", "20s"]);
     assert_eq!(taken.code(), 0, "{}", taken.stderr);
@@ -135,7 +135,7 @@ fn a_break_that_is_given_up_stays_asked_for(store: &dyn Store) {
         command.args(["break", &world.key, "--yes", "--reason", WHY]).env("DLOCK_BACKEND", store.url());
         command
     });
-    must("it is marked", LIMIT, || world.inspect().stdout.contains("\"seen\":false"));
+    must("the break is requested", LIMIT, || world.inspect().stdout.contains("\"seen\":false"));
     asked.signal(Signal::INT);
     let asked = asked.wait(LIMIT);
     assert_eq!(asked.code(), 130, "{}", asked.stderr);

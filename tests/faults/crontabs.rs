@@ -1,7 +1,7 @@
-//! The crontabs of five nodes, whose clocks differ, who die in the middle of a run and are cut off from the store: two hundred ticks of
-//! real processes. No tick is run twice, none is missed but when every node was away, and every node that didn't run it knows why.
+//! The crontabs of five nodes that run two hundred ticks as real processes. Clocks differ, nodes die in the middle of a run and lose the
+//! store. No tick runs twice, a tick is missed only if no node could run it, and every skip has a known reason.
 //!
-//! A minute is six seconds here, up to nine on a busy machine, and all else in proportion. `DLOCK_CRONTAB_MINUTE=60s` makes it one.
+//! A minute is six seconds here (up to nine on a busy machine); other times shrink with it. `DLOCK_CRONTAB_MINUTE=60s` sets its length.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -35,20 +35,20 @@ on_store!(etcd: each_tick_of_five_crontabs_is_run_once);
 on_store!(zookeeper: each_tick_of_five_crontabs_is_run_once);
 
 const NODES: usize = 5;
-/// The jobs of all crontabs, each with ticks of its own; the clocks of one half of them are worse than those of the other.
+/// The jobs of all crontabs, each with its own ticks. One half of them has larger clock errors than the other.
 const JOBS: usize = 20;
 const TICKS: usize = 10;
-/// Standard deviations and the limit of the clocks' errors, in parts of a minute.
+/// Standard deviation and limit of the clock errors, in fractions of a minute.
 const SKEWS: [f64; 2] = [0.5 / 60.0, 2.0 / 60.0];
 const LIMIT: f64 = 3.0 / 60.0;
 
-/// What one crontab does at one tick.
+/// One start of a job by one crontab at one tick.
 struct Firing {
     at: Duration,
     job: usize,
     tick: usize,
     node: usize,
-    /// The node dies while it runs it.
+    /// Whether the node dies during the run.
     dies: bool,
 }
 
@@ -60,15 +60,15 @@ struct Fired {
     tag: String,
 }
 
-/// What came of it.
+/// The outcome of a firing.
 #[derive(Debug)]
 struct Outcome {
     tick: (usize, usize),
     node: usize,
-    /// The node was cut off from the store for some of it.
+    /// Whether the node was cut off from the store during part of the run.
     cut: bool,
     dies: bool,
-    /// When it was fired, from the beginning.
+    /// When the run started, counted from the start of the test.
     from: Duration,
     verdict: Option<Value>,
     stderr: String,
@@ -80,13 +80,13 @@ impl Outcome {
     }
 }
 
-/// The minute of these crontabs.
+/// Returns the length of a minute in these crontabs.
 fn minute() -> Duration {
     let asked = std::env::var("DLOCK_CRONTAB_MINUTE").ok().map(|asked| humantime::parse_duration(&asked).expect("a length of time"));
     asked.unwrap_or_else(|| Duration::from_secs(5) + Duration::from_secs(1) * support::slowness())
 }
 
-/// When all crontabs fire, in order.
+/// Returns all firings, in order of time.
 fn firings(dice: &mut Dice, minute: Duration) -> Vec<Firing> {
     let mut all = Vec::new();
     for job in 0..JOBS {
@@ -95,7 +95,7 @@ fn firings(dice: &mut Dice, minute: Duration) -> Vec<Firing> {
         let deviation = SKEWS[job % SKEWS.len()];
         for tick in 0..TICKS {
             let nominal = minute * u32::try_from(tick + 1).unwrap_or(1) + phase;
-            // One of them dies, if it is the one that runs.
+            // One of the five nodes dies if it is the one that runs the job.
             let dies = (dice.below(8) == 0).then(|| usize::try_from(dice.below(5)).unwrap_or(0));
             for (node, away) in away.iter_mut().enumerate() {
                 if *away > tick {
@@ -115,8 +115,8 @@ fn firings(dice: &mut Dice, minute: Duration) -> Vec<Firing> {
     all
 }
 
-/// When each node is cut off: twice, for more than a tick.
-fn cuts(dice: &mut Dice, minute: Duration) -> Vec<Vec<(Duration, Duration)>> {
+/// Returns when each node is cut off from the store: twice, each time for longer than a tick.
+fn outages(dice: &mut Dice, minute: Duration) -> Vec<Vec<(Duration, Duration)>> {
     let ticks = minute.mul_f64(11.0);
     let one = |dice: &mut Dice, half: f64| {
         let from = ticks.mul_f64(f64::midpoint(half, dice.part() * 0.7));
@@ -125,7 +125,7 @@ fn cuts(dice: &mut Dice, minute: Duration) -> Vec<Vec<(Duration, Duration)>> {
     (0..NODES).map(|_| vec![one(dice, 0.1), one(dice, 1.1)]).collect()
 }
 
-/// The crontabs of two stores at a time: more processes that start together are too much for a small machine.
+/// At most two stores run their crontabs at a time: a small machine can't start more processes at once.
 static MACHINE: [Mutex<()>; 2] = [const { Mutex::new(()) }; 2];
 static STARTED: AtomicUsize = AtomicUsize::new(0);
 
@@ -133,7 +133,7 @@ fn each_tick_of_five_crontabs_is_run_once(store: &dyn Server) {
     let _one_of_two = MACHINE[STARTED.fetch_add(1, Ordering::Relaxed) % 2].lock().unwrap_or_else(PoisonError::into_inner);
     let seed = ::dlock::lock::random() | 1;
     let (mut dice, minute) = (Dice(seed), minute());
-    let (firings, cuts) = (firings(&mut dice, minute), cuts(&mut dice, minute));
+    let (firings, outages) = (firings(&mut dice, minute), outages(&mut dice, minute));
     let (folder, keys) = (support::folder(), (0..JOBS).map(|_| dlock::unique("crontab")).collect::<Vec<_>>());
     let _sweeps: Vec<Sweep> = keys.iter().cloned().map(Sweep).collect();
     let mut proxies: Vec<Proxy> = (0..NODES).map(|_| Proxy::to(store.port())).collect();
@@ -148,17 +148,17 @@ fn each_tick_of_five_crontabs_is_run_once(store: &dyn Server) {
     while left.peek().is_some() || !running.is_empty() {
         let now = began.elapsed();
         for (node, proxy) in proxies.iter_mut().enumerate() {
-            let cut = cuts[node].iter().any(|(from, to)| (*from..*to).contains(&now));
+            let cut = outages[node].iter().any(|(from, to)| (*from..*to).contains(&now));
             if std::mem::replace(&mut is_cut[node], cut) != cut {
                 proxy.set(if cut { Mode::BlackHole } else { Mode::Pass });
                 if !cut {
-                    // What was swallowed is not to be expected any more.
+                    // Connections whose packets were dropped must not resume.
                     proxy.cut();
                 }
             }
         }
         while let Some(firing) = left.next_if(|firing| firing.at <= now) {
-            // On a machine that is too busy to fire in time the node was away.
+            // If the machine is too busy to fire in time, the node counts as down.
             if began.elapsed().saturating_sub(firing.at) < minute.mul_f64(LIMIT / 2.0) {
                 running.push(fire(firing, &keys, &urls, &log, minute));
             }
@@ -167,15 +167,15 @@ fn each_tick_of_five_crontabs_is_run_once(store: &dyn Server) {
         for mut fired in running {
             let ran = fired.firing.dies && fs::read_to_string(log(fired.firing.job)).is_ok_and(|log| log.contains(&fired.tag));
             if ran {
-                // All at once, as a machine goes.
+                // All processes at once, like a machine that fails.
                 for stat in procfs::tagged(&fired.tag) {
                     process::signal(stat.pid, rustix::process::Signal::KILL);
                 }
             }
             if fired.process.has_ended() {
-                // What it printed may be a while in coming.
-                let cuts = cuts.clone();
-                over.push(thread::spawn(move || ended(fired, &cuts, began)));
+                // The output may arrive a while after the end.
+                let outages = outages.clone();
+                over.push(thread::spawn(move || ended(fired, &outages, began)));
             } else {
                 going.push(fired);
             }
@@ -184,21 +184,21 @@ fn each_tick_of_five_crontabs_is_run_once(store: &dyn Server) {
         thread::sleep(Duration::from_millis(5));
     }
     let outcomes: Vec<Outcome> = over.into_iter().map(|over| over.join().expect("an outcome")).collect();
-    let skipped = judge(seed, &outcomes, &log);
-    // The next morning.
+    let skipped = check(seed, &outcomes, &log);
+    // The history is read after the last tick.
     let (url, mut remembered) = (store.url(), 0);
     for key in &keys {
-        let told = dlock::run(&url, &["history", key, "--json"]);
-        assert_eq!(told.code(), 0, "{}", told.stderr);
-        let told: Value = serde_json::from_str(&told.stdout).expect("JSON");
-        for skip in told["skips"].as_array().expect("skips") {
+        let report = dlock::run(&url, &["history", key, "--json"]);
+        assert_eq!(report.code(), 0, "{}", report.stderr);
+        let report: Value = serde_json::from_str(&report.stdout).expect("JSON");
+        for skip in report["skips"].as_array().expect("skips") {
             let reason = skip["reason"].as_str().unwrap_or_default();
-            assert!(reason == "busy" || reason.starts_with("once per "), "{told}");
+            assert!(reason == "busy" || reason.starts_with("once per "), "{report}");
             remembered += skip["count"].as_u64().unwrap_or_default();
         }
     }
-    // A note of a skip is not waited for where the store does not answer, and may be told twice.
-    assert!(remembered * 10 >= skipped * 9 && remembered <= skipped + skipped / 10, "{remembered} skips of {skipped} are remembered");
+    // dlock doesn't wait for a skip note if the store doesn't answer, and may send one twice.
+    assert!(remembered * 10 >= skipped * 9 && remembered <= skipped + skipped / 10, "{remembered} skips of {skipped} are in the history");
 }
 
 fn fire(firing: Firing, keys: &[String], urls: &[String], log: &dyn Fn(usize) -> PathBuf, minute: Duration) -> Fired {
@@ -214,9 +214,9 @@ fn fire(firing: Firing, keys: &[String], urls: &[String], log: &dyn Fn(usize) ->
     Fired { firing, began: Instant::now(), process: Process::collect(command), tag }
 }
 
-fn ended(fired: Fired, cuts: &[Vec<(Duration, Duration)>], began: Instant) -> Outcome {
+fn ended(fired: Fired, outages: &[Vec<(Duration, Duration)>], began: Instant) -> Outcome {
     let (from, to) = (fired.began - began, began.elapsed());
-    let cut = cuts[fired.firing.node].iter().any(|(since, until)| from <= *until + Duration::from_millis(100) && to >= *since);
+    let cut = outages[fired.firing.node].iter().any(|(since, until)| from <= *until + Duration::from_millis(100) && to >= *since);
     let ended = fired.process.wait(Duration::from_secs(120));
     Outcome {
         tick: (fired.firing.job, fired.firing.tick),
@@ -229,8 +229,8 @@ fn ended(fired: Fired, cuts: &[Vec<(Duration, Duration)>], began: Instant) -> Ou
     }
 }
 
-/// How many did without the lock.
-fn judge(seed: u64, outcomes: &[Outcome], log: &dyn Fn(usize) -> PathBuf) -> u64 {
+/// Checks the outcomes and returns the number of skips because the lock was busy.
+fn check(seed: u64, outcomes: &[Outcome], log: &dyn Fn(usize) -> PathBuf) -> u64 {
     let mut ran: BTreeMap<(usize, usize), Vec<String>> = BTreeMap::new();
     for job in 0..JOBS {
         for line in support::lines(&log(job)) {
@@ -240,7 +240,7 @@ fn judge(seed: u64, outcomes: &[Outcome], log: &dyn Fn(usize) -> PathBuf) -> u64
     }
     if let Some((tick, runs)) = ran.iter().find(|(_, runs)| runs.len() > 1) {
         let said: Vec<_> = outcomes.iter().filter(|outcome| outcome.tick == *tick).collect();
-        panic!("seed {seed}: run twice: {runs:?}; {said:#?}");
+        panic!("seed {seed}: a tick ran twice: {runs:?}; {said:#?}");
     }
     let mut missed = BTreeSet::new();
     let mut skips: BTreeMap<String, usize> = BTreeMap::new();
@@ -255,7 +255,7 @@ fn judge(seed: u64, outcomes: &[Outcome], log: &dyn Fn(usize) -> PathBuf) -> u64
             Some(("busy", Value::String(reason))) => reason.clone(),
             Some(("busy", _)) => "busy".into(),
             Some(("error" | "lost", _)) if *cut => "cut off".into(),
-            // The store is on the same machine, and so is everybody else.
+            // The store and all nodes share one machine.
             Some(("error", _)) if verdict.as_ref().is_some_and(|verdict| verdict["error"]["kind"] == "timeout") => "too slow".into(),
             _ => panic!("seed {seed}: tick {tick:?} on node {node} after {from:?}, cut off: {cut}: no reason in {verdict:?}; {stderr}"),
         };
@@ -266,7 +266,7 @@ fn judge(seed: u64, outcomes: &[Outcome], log: &dyn Fn(usize) -> PathBuf) -> u64
     }
     let fired: BTreeSet<_> = outcomes.iter().map(|outcome| outcome.tick).collect();
     for tick in &missed {
-        // It was granted to a node that was cut off in that moment, or there was none that wasn't.
+        // A node that was cut off at that moment got the lock, or every node was cut off.
         let of_tick = || outcomes.iter().filter(|outcome| outcome.tick == *tick);
         let lost_with_its_node = of_tick().any(|outcome| outcome.cut || outcome.says("error"));
         let said: Vec<_> = of_tick().map(|outcome| (outcome.node, outcome.cut, &outcome.verdict)).collect();
@@ -280,9 +280,9 @@ fn judge(seed: u64, outcomes: &[Outcome], log: &dyn Fn(usize) -> PathBuf) -> u64
         ran.len(),
         missed.len()
     ));
-    // Nine of ten; on a machine that keeps its nodes waiting, three of four.
+    // At least 90 %; on a machine that delays its nodes, at least 75 %.
     let slowness = support::slowness() as usize;
-    assert!(ran.len() * 20 >= fired.len() * (19 - slowness), "seed {seed}: {} of {} were run", ran.len(), fired.len());
+    assert!(ran.len() * 20 >= fired.len() * (19 - slowness), "seed {seed}: {} of {} ticks ran", ran.len(), fired.len());
     let slow = skips.get("too slow").copied().unwrap_or_default();
     assert!(slow * 20 <= outcomes.len() * slowness, "seed {seed}: {slow} of {} had no answer", outcomes.len());
     outcomes.iter().filter(|outcome| outcome.says("busy")).count() as u64

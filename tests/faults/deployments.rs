@@ -1,4 +1,4 @@
-//! Redis with replicas, of which one takes over: behind sentinels, and in a cluster.
+//! Redis with replicas and failover: Sentinel and Cluster.
 
 use std::sync::{Arc, Mutex, PoisonError, Weak};
 
@@ -12,14 +12,14 @@ use crate::{
     },
 };
 
-/// What several tests use at once, each for locks of its own, and none strikes. It ends with the last of them.
+/// A deployment that several tests use at once, each for its own locks and without faults. The last test stops it.
 pub struct Shared<T>(Arc<T>);
 
 impl<T> Shared<T> {
-    fn get(place: &Mutex<Weak<T>>, start: impl FnOnce() -> T) -> Self {
-        let mut place = place.lock().unwrap_or_else(PoisonError::into_inner);
-        let shared = place.upgrade().unwrap_or_else(|| Arc::new(start()));
-        *place = Arc::downgrade(&shared);
+    fn get(slot: &Mutex<Weak<T>>, start: impl FnOnce() -> T) -> Self {
+        let mut slot = slot.lock().unwrap_or_else(PoisonError::into_inner);
+        let shared = slot.upgrade().unwrap_or_else(|| Arc::new(start()));
+        *slot = Arc::downgrade(&shared);
         Self(shared)
     }
 }
@@ -40,30 +40,30 @@ pub fn cluster(test: &str) -> Option<Shared<Cluster>> {
     support::have(test, &["redis-server"]).then(|| Shared::get(&PLACE, Cluster::start))
 }
 
-/// A store of several servers, of which one has the lock.
+/// A store of several servers, one of which holds the lock.
 pub trait Replicated: Store {
-    /// The number of the server that has the lock.
+    /// Returns the number of the server that holds the lock.
     fn master(&self, key: &str) -> usize;
 
     fn server(&mut self, number: usize) -> &mut Redis;
 
-    /// Waits until another server has the lock.
+    /// Waits until another server holds the lock, and returns its number.
     fn await_failover(&self, key: &str, from: usize) -> usize;
 
-    /// Has another server take over, with all alive.
+    /// Promotes another server while all are alive, and returns its number.
     fn switch(&self, key: &str) -> usize;
 
-    /// Ends some of those who decide who takes over: less than half, or more.
-    fn end_judges(&mut self, key: &str, most: bool);
+    /// Kills voters of a failover: less than half of them, or more than half.
+    fn kill_voters(&mut self, key: &str, most: bool);
 
-    fn what(&self) -> &'static str;
+    fn kind(&self) -> &'static str;
 }
 
 fn lock(key: &str) -> String {
     format!("dlock:{key}")
 }
 
-/// A deployment of the test's own.
+/// A deployment for this test alone.
 pub fn own_sentinel(test: &str) -> Option<Deployment> {
     support::have(test, &["redis-server"]).then(|| Deployment::with(&Plan { durable: true, ..Plan::default() }))
 }
@@ -91,18 +91,18 @@ impl Replicated for Deployment {
         Deployment::switch(self)
     }
 
-    fn end_judges(&mut self, _: &str, most: bool) {
+    fn kill_voters(&mut self, _: &str, most: bool) {
         for sentinel in self.sentinels.iter_mut().take(if most { 2 } else { 1 }) {
             sentinel.kill();
         }
     }
 
-    fn what(&self) -> &'static str {
+    fn kind(&self) -> &'static str {
         "sentinel"
     }
 }
 
-/// A cluster of the test's own, with replicas.
+/// A cluster with replicas, for this test alone.
 pub fn own_cluster(test: &str) -> Option<Cluster> {
     support::have(test, &["redis-server"]).then(|| Cluster::with(true, true))
 }
@@ -130,8 +130,8 @@ impl Replicated for Cluster {
         Cluster::switch(self, &lock(key))
     }
 
-    /// With its replica, so that it is missed; or two of three, with theirs.
-    fn end_judges(&mut self, key: &str, most: bool) {
+    /// Kills another master, or two other masters with their replicas.
+    fn kill_voters(&mut self, key: &str, most: bool) {
         let of_lock = self.master(key);
         let masters = usize::from(MASTERS);
         let others = (0..masters).filter(|nth| *nth != of_lock % masters).take(if most { 2 } else { 1 });
@@ -143,7 +143,7 @@ impl Replicated for Cluster {
         }
     }
 
-    fn what(&self) -> &'static str {
+    fn kind(&self) -> &'static str {
         "cluster"
     }
 }

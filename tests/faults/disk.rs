@@ -1,5 +1,5 @@
-//! A disk that is full, under real SQL servers: nothing is granted that could not be written, what runs is dead before its
-//! lease can end, and once there is room again all works.
+//! A full disk under real SQL servers. No lock is granted that can't be written, a command is dead before its lease can end, and locks work
+//! again once the disk has space.
 
 use std::{
     fs,
@@ -28,13 +28,13 @@ use crate::{
     world::{LIMIT, TTL, World},
 };
 
-/// `None`, and says so, where none can be made.
+/// Returns the disk, or `None` and a skip note if no disk can be made.
 fn make(test: &str, size: &str) -> Option<Disk> {
     Disk::make(size).map_err(|why| support::skip(test, &why)).ok()
 }
 
-/// No commit ends while the binary log can't be written; the server looks for room once a minute.
-fn the_log_of_commits_has_no_room(test: &str, parameters: &str) {
+/// No commit finishes while the server can't write its binary log. The server checks for space once a minute.
+fn a_full_binary_log_disk_stops_the_holder(test: &str, parameters: &str) {
     if let Some(why) = mariadb::missing() {
         return support::skip(test, &why);
     }
@@ -51,11 +51,11 @@ fn the_log_of_commits_has_no_room(test: &str, parameters: &str) {
     command.args(["--no-defaults", "--user", mariadb::USER, "--socket"]).arg(server.socket());
     command.args(["--execute", "INSERT INTO app.ballast VALUES (REPEAT('x', 100000))"]);
     let _stuck = Process::collect(command);
-    must("no commit ends", LIMIT, || server.log().contains("Disk is full writing"));
+    must("no commit finishes", LIMIT, || server.log().contains("Disk is full writing"));
     let began = Instant::now();
     let mut code = 76;
     if parameters.contains("row") {
-        // The transaction has the lock, and to ask whether it lasts nothing is written.
+        // The transaction holds the lock, and verifying the hold writes nothing.
         std::thread::sleep(TTL * 2);
         assert!(!world.tree().is_empty());
         code = 128 + Signal::KILL.as_raw();
@@ -68,14 +68,14 @@ fn the_log_of_commits_has_no_room(test: &str, parameters: &str) {
     assert!(matches!(refused.code(), 69 | 75), "{}: {}", refused.code(), refused.stderr);
     assert!(!world.path("ran").exists());
     if code != 76 {
-        // It ignores TERM.
+        // The command ignores TERM.
         first.signal(Signal::TERM);
     }
     let first = first.wait(LIMIT);
     assert_eq!(first.code(), code, "{}", first.stderr);
     disk.free();
     let began = Instant::now();
-    must("it works again", Duration::from_secs(100), || world.start(&["--backend-timeout", "2s"], "exit 7").wait(LIMIT).code() == 7);
+    must("runs work again", Duration::from_secs(100), || world.start(&["--backend-timeout", "2s"], "exit 7").wait(LIMIT).code() == 7);
     support::say(&format!(
         "{test}: the command ended with {code}, {took:.1?} after the disk was full, with a lease of {TTL:?}; it worked again {:.0?} after \
          there was room",
@@ -87,26 +87,26 @@ fn the_log_of_commits_has_no_room(test: &str, parameters: &str) {
 }
 
 #[test]
-fn mariadb_whose_log_has_no_room() {
-    the_log_of_commits_has_no_room("mariadb_whose_log_has_no_room", "");
+fn mariadb_with_a_full_binary_log_disk() {
+    a_full_binary_log_disk_stops_the_holder("mariadb_with_a_full_binary_log_disk", "");
 }
 
 #[test]
-fn mariadb_row_whose_log_has_no_room() {
-    the_log_of_commits_has_no_room("mariadb_row_whose_log_has_no_room", "&mode=row");
+fn mariadb_row_with_a_full_binary_log_disk() {
+    a_full_binary_log_disk_stops_the_holder("mariadb_row_with_a_full_binary_log_disk", "&mode=row");
 }
 
 #[test]
-fn mariadb_advisory_whose_log_has_no_room() {
-    the_log_of_commits_has_no_room("mariadb_advisory_whose_log_has_no_room", "&mode=advisory");
+fn mariadb_advisory_with_a_full_binary_log_disk() {
+    a_full_binary_log_disk_stops_the_holder("mariadb_advisory_with_a_full_binary_log_disk", "&mode=advisory");
 }
 
 fn request(key: &str) -> Request {
     Request { detached: true, ..Request::new(Key::new(key).unwrap(), Ttl::new(Duration::from_secs(60)).unwrap()) }
 }
 
-/// Takes locks that were never taken before until the table has no room for one more, and says for which.
-fn until_the_table_is_full(mut backend: Box<dyn Backend>) -> String {
+/// Takes locks of new keys until the table has no space for another row, and returns the refused key.
+fn fill_the_table(mut backend: Box<dyn Backend>) -> String {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
     runtime.block_on(async {
         for n in 0..20_000 {
@@ -121,25 +121,25 @@ fn until_the_table_is_full(mut backend: Box<dyn Backend>) -> String {
                 }
             }
         }
-        panic!("it never was");
+        panic!("the table never filled up");
     })
 }
 
-/// The tables can't grow: what was never locked can't be locked, and what is held goes on.
-fn the_tables_have_no_room(test: &str, disk: &Disk, url: &str, backend: Box<dyn Backend>) {
+/// When the tables can't grow, a new key can't be locked, but an existing hold goes on.
+fn full_tables_refuse_only_new_keys(test: &str, disk: &Disk, url: &str, backend: Box<dyn Backend>) {
     assert_eq!(run(url, &["init"]).code(), 0);
     let world = World::new(url.to_owned());
     let ready = world.path("go");
     let job = world.start(&["--ttl", "4s"], &format!("while [ ! -e {} ]; do sleep 0.05; done", ready.display()));
     must("the lock is held", LIMIT, || !world.is_free());
     disk.fill();
-    let key = until_the_table_is_full(backend);
+    let key = fill_the_table(backend);
     let (ran, acquire) = (world.path("ran").display().to_string(), ["run", "-k", &key, "--backend-timeout", "2s", "--", "touch"]);
     let refused = run(url, &[&acquire[..], &[&ran]].concat());
     assert_eq!(refused.code(), 69, "{}", refused.stderr);
     assert!(!world.path("ran").exists());
     support::say(&format!("{test}: {}", refused.stderr.trim()));
-    // Longer than its lease: renewals need no room.
+    // Longer than the lease: renewals need no space.
     std::thread::sleep(Duration::from_secs(5));
     fs::write(ready, "").unwrap();
     let job = job.wait(LIMIT);
@@ -158,25 +158,25 @@ fn at(port: u16, user: &str, database: &str) -> sql::Options {
 }
 
 #[test]
-fn mariadb_whose_tables_have_no_room() {
-    let test = "mariadb_whose_tables_have_no_room";
+fn mariadb_with_full_tables() {
+    let test = "mariadb_with_full_tables";
     if let Some(why) = mariadb::missing() {
         return support::skip(test, &why);
     }
     let Some(disk) = make(test, "2m") else { return };
     let server = MariaDb::durable();
-    // A database is a folder, wherever it lies.
+    // A MariaDB database is a directory, which can be on another disk.
     fs::create_dir(disk.path("app")).unwrap();
     std::os::unix::fs::symlink(disk.path("app"), server.data().join("app")).unwrap();
     let mut options = mysql::Options::new(Server::Tcp { host: "127.0.0.1".into(), port: server.port });
     options.sql = at(server.port, mariadb::USER, "app");
-    the_tables_have_no_room(test, &disk, &format!("{}?ssl-mode=DISABLED", server.url("app")), mysql::backend(options));
+    full_tables_refuse_only_new_keys(test, &disk, &format!("{}?ssl-mode=DISABLED", server.url("app")), mysql::backend(options));
     drop(server);
 }
 
 #[test]
-fn postgres_whose_tables_have_no_room() {
-    let test = "postgres_whose_tables_have_no_room";
+fn postgres_with_full_tables() {
+    let test = "postgres_with_full_tables";
     if let Some(why) = pg::missing() {
         return support::skip(test, &why);
     }
@@ -188,14 +188,14 @@ fn postgres_whose_tables_have_no_room() {
     server.sql(pg::USER, "ALTER ROLE postgres SET default_tablespace = 'space'");
     let mut options = postgres::Options::new(Server::Tcp { host: "127.0.0.1".into(), port: server.port });
     options.sql = at(server.port, pg::USER, "postgres");
-    the_tables_have_no_room(test, &disk, &format!("{}?sslmode=disable", server.url("postgres")), postgres::backend(options));
+    full_tables_refuse_only_new_keys(test, &disk, &format!("{}?sslmode=disable", server.url("postgres")), postgres::backend(options));
     drop(server);
 }
 
-/// The command fills the disk that the store lies on, down to the last page.
+/// The command fills the disk of the store to the last page.
 #[test]
-fn sqlite_without_room_at_the_end_of_a_run_remembers_its_success() {
-    let Some(disk) = make("sqlite_without_room_at_the_end_of_a_run_remembers_its_success", "400k") else { return };
+fn sqlite_records_a_success_on_a_full_disk() {
+    let Some(disk) = make("sqlite_records_a_success_on_a_full_disk", "400k") else { return };
     let url = format!("sqlite://{}", disk.path("locks.db").display());
     let fill = format!("dd if=/dev/zero of='{}' bs=4k 2>/dev/null; echo charged", disk.path("ballast").display());
     let once = |script: &str| support::dlock::run(&url, &["run", "-k", "order", "--once", "--keep", "1d", "--ttl", "6s", "-c", script]);
@@ -208,14 +208,14 @@ fn sqlite_without_room_at_the_end_of_a_run_remembers_its_success() {
     assert!(history.lines().any(|line| line.trim_end().ends_with(" ok")) && !history.contains("EXPIRED"), "{history}");
 }
 
-/// SQLite rolls a transaction back by itself when it has no room, and what is asked next must not fail for that.
+/// On a full disk, SQLite rolls a transaction back by itself. The next request must not fail because of that.
 #[test]
-fn sqlite_is_of_use_again_once_there_is_room() {
-    let Some(disk) = make("sqlite_is_of_use_again_once_there_is_room", "400k") else { return };
+fn sqlite_recovers_once_the_disk_has_space() {
+    let Some(disk) = make("sqlite_recovers_once_the_disk_has_space", "400k") else { return };
     let world = World::new(format!("sqlite://{}", disk.path("locks.db").display()));
     for kind in [&[][..], &["--fair"], &["--permits", "1"]] {
         let first = world.start(kind, "sleep 1.5");
-        must("it is held", LIMIT, || world.inspect().stdout.contains("\"fence\""));
+        must("the lock is held", LIMIT, || world.inspect().stdout.contains("\"fence\""));
         let waiters: Vec<_> = (0..4).map(|_| world.start(&[kind, &["-w", "60"]].concat(), "true")).collect();
         disk.fill();
         std::thread::sleep(Duration::from_secs(4));

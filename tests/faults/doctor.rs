@@ -1,4 +1,4 @@
-//! `dlock doctor` on servers that are well, badly set, silent and gone; and what it leaves behind.
+//! `dlock doctor` on servers that are healthy, badly configured, silent or down, and the data that it leaves in the store.
 
 use std::time::Duration;
 
@@ -6,7 +6,7 @@ use rustix::process::Signal;
 
 use crate::support::{dlock, have, must, redis::Redis, stretched};
 
-/// The one key that stays: the counter of the lock's fences.
+/// The only key that stays: the lock's fence counter.
 const COUNTER: &str = "redisson_lock_token:{dlock:%1Fdoctor}";
 
 fn keys(server: &Redis) -> Vec<String> {
@@ -14,8 +14,8 @@ fn keys(server: &Redis) -> Vec<String> {
 }
 
 #[test]
-fn the_status_says_how_bad_it_is() {
-    if !have("the_status_says_how_bad_it_is", &[Redis::PROGRAM]) {
+fn the_exit_status_shows_the_worst_finding() {
+    if !have("the_exit_status_shows_the_worst_finding", &[Redis::PROGRAM]) {
         return;
     }
     let mut server = Redis::durable();
@@ -38,8 +38,8 @@ fn the_status_says_how_bad_it_is() {
 }
 
 #[test]
-fn two_at_a_time_and_one_that_is_interrupted_leave_nothing_behind() {
-    if !have("two_at_a_time_and_one_that_is_interrupted_leave_nothing_behind", &[Redis::PROGRAM]) {
+fn concurrent_and_interrupted_doctors_leave_nothing_behind() {
+    if !have("concurrent_and_interrupted_doctors_leave_nothing_behind", &[Redis::PROGRAM]) {
         return;
     }
     let server = Redis::durable();
@@ -48,7 +48,7 @@ fn two_at_a_time_and_one_that_is_interrupted_leave_nothing_behind() {
         let ended = one.wait(dlock::LIMIT);
         assert_eq!(ended.code(), 0, "{ended:?}");
     }
-    // Wherever in its work the signal meets it.
+    // The signal arrives at different moments of the run.
     for ms in [1, 3, 5, 8, 12, 20, 40] {
         let one = dlock::spawn(&server.url(), &["doctor"]);
         std::thread::sleep(Duration::from_millis(ms));
@@ -56,5 +56,5 @@ fn two_at_a_time_and_one_that_is_interrupted_leave_nothing_behind() {
         let code = one.wait(dlock::LIMIT).code();
         assert!([0, 143].contains(&code), "after {ms} ms: {code}");
     }
-    must("nothing but the counter is left", Duration::from_secs(1), || keys(&server) == [COUNTER]);
+    must("only the fence counter is left", Duration::from_secs(1), || keys(&server) == [COUNTER]);
 }

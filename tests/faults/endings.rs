@@ -13,11 +13,11 @@ use crate::{
 on_every_store!(
     signals_while_waiting_leave_nothing_behind,
     signals_reach_the_command,
-    a_command_that_handles_a_signal_decides,
+    a_command_that_handles_a_signal_sets_the_status,
     a_command_that_ignores_term_is_killed_after_the_grace,
     leftovers_are_waited_for,
     leftovers_are_killed,
-    leftovers_are_left,
+    leftovers_can_be_left_running,
 );
 
 const ENDING: [Signal; 4] = [Signal::TERM, Signal::INT, Signal::HUP, Signal::QUIT];
@@ -28,7 +28,7 @@ pub fn signals_while_waiting_leave_nothing_behind(store: &dyn Store) {
     must("the lock is held", LIMIT, || !world.is_free());
     for signal in ENDING {
         let waiter = world.start(&["-w", "forever"], &format!("touch {}", shell(&world.path("ran"))));
-        must("it waits", LIMIT, || waiting(&world) == 1);
+        must("the run waits", LIMIT, || waiting(&world) == 1);
         let began = Instant::now();
         waiter.signal(signal);
         let ended = waiter.wait(LIMIT);
@@ -53,7 +53,7 @@ fn signals_reach_the_command(store: &dyn Store) {
     }
 }
 
-fn a_command_that_handles_a_signal_decides(store: &dyn Store) {
+fn a_command_that_handles_a_signal_sets_the_status(store: &dyn Store) {
     let world = World::new(store.url());
     for (signal, name) in [(Signal::TERM, "TERM"), (Signal::USR1, "USR1"), (Signal::HUP, "HUP")] {
         let ready = shell(&world.path(name));
@@ -85,7 +85,7 @@ pub fn leftovers_are_waited_for(store: &dyn Store) {
     let job = world.start(&[], &world.tagged("setsid sleep TAG & setsid sleep TAG & exit 5"));
     must("only the descendants are left", LIMIT, || world.tree().iter().all(|stat| stat.name == "sleep") && world.tree().len() == 2);
     std::thread::sleep(Duration::from_millis(2500));
-    assert!(!world.is_free(), "the lock is kept, and renewed, as long as they run");
+    assert!(!world.is_free(), "the lock is renewed as long as the descendants run");
     world.tree().iter().for_each(|stat| crate::support::process::signal(stat.pid, Signal::KILL));
     let ended = job.wait(LIMIT);
     assert_eq!(ended.code(), 5, "{}", ended.stderr);
@@ -101,7 +101,7 @@ pub fn leftovers_are_killed(store: &dyn Store) {
     assert!(world.is_free());
 }
 
-fn leftovers_are_left(store: &dyn Store) {
+fn leftovers_can_be_left_running(store: &dyn Store) {
     let world = World::new(store.url());
     let job = world.start(&["--leftover", "leave"], &world.tagged("setsid sleep TAG >/dev/null 2>&1 & exit 5"));
     let ended = job.wait(LIMIT);

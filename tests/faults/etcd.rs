@@ -13,11 +13,10 @@ use dlock::{
 
 use crate::{
     support::{
-        crowd,
         deaf::Deaf,
         dlock::{run, unique},
         etcd::Etcd,
-        have, must,
+        have, many_waiters, must,
         proxy::{Fault, Mode as Network, Proxy},
         say, slowness,
     },
@@ -31,8 +30,8 @@ macro_rules! cluster_or_return {
 }
 
 #[test]
-fn a_leader_killed_in_mid_hold() {
-    let mut etcd = cluster_or_return!("a_leader_killed_in_mid_hold");
+fn a_hold_survives_a_killed_leader() {
+    let mut etcd = cluster_or_return!("a_hold_survives_a_killed_leader");
     let world = World::new(etcd.all());
     let job = world.start(&["--ttl", "10s"], "sleep 5");
     must("the lock is held", LIMIT, || !world.is_free());
@@ -45,10 +44,10 @@ fn a_leader_killed_in_mid_hold() {
     world.assert_free();
 }
 
-/// The leader's process stops and, deposed, goes on: what it confirms then is nothing.
+/// The leader stops, is deposed, and resumes. Its late confirmations are void.
 #[test]
-fn a_leader_frozen_in_mid_hold() {
-    let etcd = cluster_or_return!("a_leader_frozen_in_mid_hold");
+fn a_hold_survives_a_frozen_leader() {
+    let etcd = cluster_or_return!("a_hold_survives_a_frozen_leader");
     let world = World::new(etcd.all());
     for _ in 0..2 {
         let job = world.start(&["--ttl", "10s"], "sleep 5");
@@ -69,7 +68,7 @@ fn a_minority_down() {
     let world = World::new(etcd.all());
     let (_, others) = etcd.leader();
     etcd.kill_member(others[0]);
-    // Whichever member a run begins with.
+    // A run may connect to any member first.
     for _ in 0..6 {
         let job = world.start(&[], "exit 7").wait(LIMIT);
         assert_eq!(job.code(), 7, "{}", job.stderr);
@@ -95,7 +94,7 @@ fn members_restarted_one_after_the_other() {
     world.assert_free();
 }
 
-/// One member serves nobody: nothing is started, and what runs is dead before its lease can end.
+/// A single member serves no request: no command starts, and a running one is dead before its lease can end.
 #[test]
 fn a_majority_down() {
     let mut etcd = cluster_or_return!("a_majority_down");
@@ -118,13 +117,13 @@ fn a_majority_down() {
 }
 
 fn revoke(etcd: &Etcd, world: &World) {
-    // The first in the folder by name need not be the holder: it is the one that was created first.
+    // The holder is the node that was created first. It need not be the first one by name.
     let names = etcd.ctl(&["get", "--prefix", &format!("dlock/{}/", world.key), "--sort-by", "CREATE", "--keys-only"]);
     let lease = names.lines().next().and_then(|name| name.rsplit('/').next()).expect("a holder");
     etcd.ctl(&["lease", "revoke", lease]);
 }
 
-/// While the holder is within reach, its command is dead before the next one starts.
+/// A reachable holder's command is dead before the next one starts.
 #[test]
 fn revoked_by_an_administrator() {
     if !have("revoked_by_an_administrator", &Etcd::PROGRAMS) {
@@ -139,7 +138,7 @@ fn revoked_by_an_administrator() {
         let options: &[&str] = if waits { &["-w", "25"] } else { &[] };
         let mut second = waits.then(|| world.start(options, &probe));
         if waits {
-            must("it waits", LIMIT, || world.inspect().stdout.contains("\"waiters\":[{"));
+            must("the waiter waits", LIMIT, || world.inspect().stdout.contains("\"waiters\":[{"));
         }
         revoke(&etcd, &world);
         let began = Instant::now();
@@ -157,7 +156,7 @@ fn revoked_by_an_administrator() {
     assert!(longest < Duration::from_millis(500), "{longest:?}");
 }
 
-/// No promise: the holder can't hear of it. How long two run at once is what its own deadline leaves.
+/// README promises nothing here, because the holder can't learn of the revocation. The overlap lasts until the holder's own deadline.
 #[test]
 fn revoked_while_the_holder_is_cut_off() {
     if !have("revoked_while_the_holder_is_cut_off", &Etcd::PROGRAMS) {
@@ -171,18 +170,18 @@ fn revoked_while_the_holder_is_cut_off() {
     revoke(&etcd, &world);
     let began = Instant::now();
     let second = world.start(&["-w", "25"], &format!("touch {}; sleep 3", world.path("ran").display()));
-    must("the second one runs", LIMIT, || world.path("ran").exists());
+    must("the second run starts", LIMIT, || world.path("ran").exists());
     let started = began.elapsed();
     must("the tree is dead", LIMIT, || world.tree().is_empty());
     let overlap = began.elapsed().saturating_sub(started);
     say(&format!("etcd: revoked while the holder was cut off: two ran at once for {overlap:.1?} with a lease of {TTL:?} (no promise)"));
-    assert!(began.elapsed() < TTL, "the first one keeps its own deadline: {:?}", began.elapsed());
+    assert!(began.elapsed() < TTL, "the first run keeps its own deadline: {:?}", began.elapsed());
     assert_eq!(first.wait(LIMIT).code(), 76);
     second.wait(LIMIT);
     world.assert_gone();
 }
 
-/// Answers are lost, one after the other: of each step of the acquire, of a renewal, of the release.
+/// Each answer is lost once: of every step of the acquire, of a renewal, and of the release.
 #[test]
 fn lost_answers_of_etcd() {
     if !have("lost_answers_of_etcd", &Etcd::PROGRAMS) {
@@ -193,7 +192,7 @@ fn lost_answers_of_etcd() {
         for nth in 0..5 {
             let proxy = Proxy::to(etcd.port());
             let world = World::new(etcd.url());
-            // The grant of a lease of four seconds; then whatever names the lock.
+            // The first fault hits the grant of the 4-second lease, the others hit the next requests that name the lock.
             match nth {
                 0 => proxy.trap("\u{8}\u{4}\u{10}", fault),
                 nth => proxy.trap_nth(&world.key, nth - 1, 1, fault),
@@ -214,8 +213,8 @@ fn client(etcd: &Etcd) -> Backend {
     Backend::new(EtcdOptions::new(vec![("127.0.0.1".into(), etcd.port())]))
 }
 
-/// Asks as the core does: again, if the server was too busy to answer. Counts how often.
-async fn insist<T>(again: &Cell<u32>, mut question: impl AsyncFnMut() -> dlock::lock::Result<T>) -> T {
+/// Retries if the server was too busy to answer, as dlock does, and counts the retries.
+async fn retry_when_busy<T>(again: &Cell<u32>, mut question: impl AsyncFnMut() -> dlock::lock::Result<T>) -> T {
     loop {
         match question().await {
             Ok(answer) => return answer,
@@ -226,57 +225,57 @@ async fn insist<T>(again: &Cell<u32>, mut question: impl AsyncFnMut() -> dlock::
     }
 }
 
-/// Waits, and gives the lock back at once.
-async fn have_a_turn(
-    (place, mut waiter, wanted): (usize, Backend, Request),
-    turn: tokio::sync::mpsc::UnboundedSender<(Instant, usize, Grant)>,
+/// Waits for the lock, and releases it at once.
+async fn wait_and_release(
+    (position, mut waiter, wanted): (usize, Backend, Request),
+    granted: tokio::sync::mpsc::UnboundedSender<(Instant, usize, Grant)>,
     again: Rc<Cell<u32>>,
 ) {
     loop {
-        if let Attempt::Granted(grant) = insist(&again, async || waiter.try_acquire(&wanted).await).await {
-            turn.send((Instant::now(), place, grant)).unwrap();
-            insist(&again, async || waiter.release(&wanted.key, &wanted.token, &Scope::Tree.into()).await).await;
+        if let Attempt::Granted(grant) = retry_when_busy(&again, async || waiter.try_acquire(&wanted).await).await {
+            granted.send((Instant::now(), position, grant)).unwrap();
+            retry_when_busy(&again, async || waiter.release(&wanted.key, &wanted.token, &Scope::Tree.into()).await).await;
             return;
         }
-        // One that fails is found out by asking.
+        // The next attempt finds out about a failed wait.
         again.set(again.get() + u32::from(waiter.wait(&wanted, Duration::from_secs(5)).await.is_err()));
     }
 }
 
-/// Many wait, and the holder dies: one is woken, and the others keep their places.
+/// The holder dies while many wait: one waiter is woken, and the others keep their positions.
 #[test]
-fn a_crowd_whose_holder_dies() {
+fn a_queue_survives_its_dead_holder() {
     const IDLE: u32 = 12;
     const LEASE: u64 = 6;
-    let waiters = crowd();
-    if !have("a_crowd_whose_holder_dies", &Etcd::PROGRAMS) {
+    let waiters = many_waiters();
+    if !have("a_queue_survives_its_dead_holder", &Etcd::PROGRAMS) {
         return;
     }
-    // A connection each, at both ends, and one descriptor more to see whether it is open.
+    // Each waiter has one connection with a descriptor at both ends; one more descriptor is needed to check it.
     let most = rustix::process::getrlimit(rustix::process::Resource::Nofile).maximum;
     let limit = rustix::process::Rlimit { current: most, maximum: most };
     rustix::process::setrlimit(rustix::process::Resource::Nofile, limit).unwrap();
     let etcd = Etcd::plain();
-    let name = unique("crowd");
+    let name = unique("queue");
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
     tokio::task::LocalSet::new().block_on(&runtime, async {
         let mut holder = client(&etcd);
         let held = request(&name, LEASE, false);
         assert!(matches!(holder.try_acquire(&held).await.unwrap(), Attempt::Granted(_)));
         let (began, mut renewed) = (Instant::now(), Instant::now());
-        let (turn, mut turns) = tokio::sync::mpsc::unbounded_channel();
+        let (granted, mut grants) = tokio::sync::mpsc::unbounded_channel();
         let again = Rc::<Cell<u32>>::default();
         let renew = async |holder: &mut Backend| {
-            let renewed = insist(&again, async || holder.renew(&held.key, &held.token, None.into()).await).await;
+            let renewed = retry_when_busy(&again, async || holder.renew(&held.key, &held.token, None.into()).await).await;
             assert!(matches!(renewed, Renewal::Renewed { .. }), "{renewed:?}");
         };
-        let mut crowd = Vec::new();
-        for place in 1..=waiters {
+        let mut tasks = Vec::new();
+        for position in 1..=waiters {
             let (mut waiter, wanted) = (client(&etcd), request(&name, 60, true));
-            let Attempt::Busy(busy) = insist(&again, async || waiter.try_acquire(&wanted).await).await else { panic!("granted") };
-            assert_eq!(busy.position, u32::try_from(place).ok());
-            // A waiter that does not wait gives no proof that it lives, and loses its place.
-            crowd.push(tokio::task::spawn_local(have_a_turn((place, waiter, wanted), turn.clone(), Rc::clone(&again))));
+            let Attempt::Busy(busy) = retry_when_busy(&again, async || waiter.try_acquire(&wanted).await).await else { panic!("granted") };
+            assert_eq!(busy.position, u32::try_from(position).ok());
+            // A waiter that stops waiting renews nothing and loses its position.
+            tasks.push(tokio::task::spawn_local(wait_and_release((position, waiter, wanted), granted.clone(), Rc::clone(&again))));
             if renewed.elapsed() > Duration::from_millis(500) {
                 renewed = Instant::now();
                 renew(&mut holder).await;
@@ -284,7 +283,7 @@ fn a_crowd_whose_holder_dies() {
         }
         let gathered = began.elapsed();
         let calls = || etcd.calls().iter().map(|(_, count)| count).sum::<u64>();
-        // All of them watch by now.
+        // All waiters have a watch by now.
         let idle = (calls(), Instant::now());
         for _ in 0..IDLE {
             tokio::time::sleep(Duration::from_secs(1)).await;
@@ -292,53 +291,53 @@ fn a_crowd_whose_holder_dies() {
         }
         let idle =
             u32::try_from(calls() - idle.0 - 2 * u64::from(IDLE)).unwrap_or(u32::MAX) / u32::try_from(idle.1.elapsed().as_secs()).unwrap();
-        // The lease ends within its length of its last renewal.
+        // The lease ends at most its own length after its last renewal.
         let (before, last) = (calls(), Instant::now());
-        drop((holder, turn));
-        for waiter in crowd {
+        drop((holder, granted));
+        for waiter in tasks {
             waiter.await.unwrap();
         }
-        let turns: Vec<(Instant, usize, Grant)> = std::iter::from_fn(|| turns.try_recv().ok()).collect();
-        assert_eq!(turns.len(), waiters);
-        assert!(turns.windows(2).all(|two| two[0].1 < two[1].1 && two[0].2.fence < two[1].2.fence), "in the order of their coming");
-        let first = turns[0].0 - last;
-        let drained = turns[waiters - 1].0 - turns[0].0;
+        let grants: Vec<(Instant, usize, Grant)> = std::iter::from_fn(|| grants.try_recv().ok()).collect();
+        assert_eq!(grants.len(), waiters);
+        assert!(grants.windows(2).all(|two| two[0].1 < two[1].1 && two[0].2.fence < two[1].2.fence), "in the order of their arrival");
+        let first = grants[0].0 - last;
+        let drained = grants[waiters - 1].0 - grants[0].0;
         let asked = calls() - before;
         say(&format!(
             "etcd: {waiters} waiters, gathered in {gathered:.1?}, ask {idle} times a second while nothing happens; the holder died with a \
-             lease of {LEASE} s: the first turn came after {first:.2?}, all were through {drained:.1?} later, {asked} requests; {} were \
+             lease of {LEASE} s: the first waiter got the lock after {first:.2?}, the last one {drained:.1?} later, {asked} requests; {} were \
              made again, since the server was too busy",
             again.get()
         ));
         let most = 20 + u32::try_from(waiters).unwrap() / 15;
-        assert!(idle < most, "a sign of life from each in twenty seconds, and one that looks after all: {idle}");
-        assert_eq!(turns[0].2.drain_delay, Duration::from_millis(500), "time for the dead one");
+        assert!(idle < most, "one keepalive per waiter in twenty seconds, and one waiter that watches all: {idle}");
+        assert_eq!(grants[0].2.drain_delay, Duration::from_millis(500), "the drain delay of the dead holder");
         let lease = Duration::from_secs(LEASE);
         assert!(first + Duration::from_secs(1) > lease && first < lease + Duration::from_secs(1) * (1 + slowness()), "{first:?}");
     });
     assert!(run(&etcd.url(), &["inspect", &name]).stdout.contains("FREE"));
 }
 
-/// Two of three members are all that a run needs: none fails or leaves its lock behind, and none waits long for the third.
+/// A run needs only two of three members: no run fails, keeps its lock, or waits long for the third member.
 #[test]
-fn a_frozen_follower_costs_a_run_little() {
-    let etcd = cluster_or_return!("a_frozen_follower_costs_a_run_little");
+fn a_frozen_follower_barely_delays_runs() {
+    let etcd = cluster_or_return!("a_frozen_follower_barely_delays_runs");
     let (_, followers) = etcd.leader();
     etcd.freeze_member(followers[0]);
-    crate::stores::runs_beside_a_silent_server(&etcd.all());
+    crate::stores::run_with_one_silent_server(&etcd.all());
     etcd.thaw_member(followers[0]);
 }
 
-/// The same where a host is off, and nothing is there that would refuse a connection.
+/// The same for a host that is off and refuses no connection.
 #[test]
-fn a_member_whose_packets_are_dropped_costs_a_run_little() {
-    let etcd = cluster_or_return!("a_member_whose_packets_are_dropped_costs_a_run_little");
+fn an_unreachable_member_barely_delays_runs() {
+    let etcd = cluster_or_return!("an_unreachable_member_barely_delays_runs");
     let (ports, deaf) = (etcd.ports(), Deaf::new());
     let url = format!("etcd://127.0.0.1:{},127.0.0.1:{},127.0.0.1:{}", deaf.port, ports[0], ports[1]);
-    crate::stores::runs_beside_a_silent_server(&url);
+    crate::stores::run_with_one_silent_server(&url);
 }
 
-/// It renews leases by a clock of its own, of which all that ask at once for one lease share an answer.
+/// The proxy renews leases on a clock of its own, and shares one answer between simultaneous requests for a lease.
 #[test]
 fn behind_grpc_proxy_holds_are_renewed_and_handed_over() {
     if !have("behind_grpc_proxy_holds_are_renewed_and_handed_over", &Etcd::PROGRAMS) {
@@ -358,10 +357,10 @@ fn behind_grpc_proxy_holds_are_renewed_and_handed_over() {
     world.assert_free();
 }
 
-/// Their requests arrive, but from some moment on no reply does: each finds out, and none stands in the queue with a watch that is deaf.
+/// Requests arrive, but from some moment on no reply does. Each waiter detects the dead connection and gets the lock.
 #[test]
-fn waiters_whose_replies_are_swallowed_have_their_turns() {
-    if !have("waiters_whose_replies_are_swallowed_have_their_turns", &Etcd::PROGRAMS) {
+fn waiters_recover_from_lost_replies() {
+    if !have("waiters_recover_from_lost_replies", &Etcd::PROGRAMS) {
         return;
     }
     let etcd = Etcd::plain();
@@ -369,12 +368,12 @@ fn waiters_whose_replies_are_swallowed_have_their_turns() {
     let go = world.path("go").display().to_string();
     let first = world.start(&["--ttl", "3s"], &format!("while [ ! -e {go} ]; do sleep 0.02; done"));
     must("the lock is held", LIMIT, || !world.is_free());
-    // Each somewhere else in what it asks while it waits.
+    // Each proxy swallows another of the waiter's replies.
     let proxies: Vec<_> = (0..8).map(|_| Proxy::to(etcd.port())).collect();
     let wait = |proxy: &Proxy| world.start_on(&format!("etcd://{}:{}", proxy.host, proxy.port), &["--ttl", "3s", "-w", "2m"], "true");
     let waiters: Vec<_> = proxies.iter().map(wait).collect();
     for (proxy, nth) in proxies.iter().zip(0..) {
-        must("it waits", LIMIT, || proxy.requests() > 4);
+        must("the waiter waits", LIMIT, || proxy.requests() > 4);
         proxy.trap_nth("", nth * 3, 1, Fault::Swallow);
     }
     must("a reply of each is swallowed", LIMIT, || proxies.iter().all(|proxy| proxy.sprung() == 1));
@@ -385,19 +384,19 @@ fn waiters_whose_replies_are_swallowed_have_their_turns() {
         let ended = waiter.wait(LIMIT * 4);
         assert_eq!(ended.code(), 0, "{}", ended.stderr);
     }
-    // What an answer may take, twice at most; a deaf one looked at its place again after five times that.
+    // Twice the time limit of an answer. A waiter with a dead watch would check its position only after five times that.
     assert!(began.elapsed() < Duration::from_secs(12) * slowness(), "{:?}", began.elapsed());
     world.assert_free();
 }
 
-/// A member that is left for being silent may have granted the leases of the run records: those that are there already are the run's own.
+/// A member that was dropped as silent may still have granted the leases of the run records. dlock recognizes them as its own.
 #[test]
-fn leases_that_two_members_were_asked_for_are_granted() {
-    let etcd = cluster_or_return!("leases_that_two_members_were_asked_for_are_granted");
+fn a_lease_requested_from_two_members_is_granted() {
+    let etcd = cluster_or_return!("a_lease_requested_from_two_members_is_granted");
     let proxies: Vec<_> = etcd.ports().into_iter().map(Proxy::to).collect();
     let members: Vec<_> = proxies.iter().map(|proxy| format!("{}:{}", proxy.host, proxy.port)).collect();
     let url = format!("etcd://{}", members.join(","));
-    // Longer than a silent member is waited for.
+    // Longer than dlock waits for a silent member.
     let delay = |by| {
         for proxy in &proxies {
             proxy.delay(by);
@@ -414,10 +413,10 @@ fn leases_that_two_members_were_asked_for_are_granted() {
     assert_eq!(again.code(), 75, "{}", again.stderr);
 }
 
-/// The store is away from the end of the command to the end of the lease: the run is told all the same.
+/// The store is down from the end of the command until the lease ends. The history still gets the run.
 #[test]
-fn a_run_that_could_not_be_given_back_in_time_is_remembered() {
-    if !have("a_run_that_could_not_be_given_back_in_time_is_remembered", &Etcd::PROGRAMS) {
+fn a_run_without_a_release_is_recorded_in_the_history() {
+    if !have("a_run_without_a_release_is_recorded_in_the_history", &Etcd::PROGRAMS) {
         return;
     }
     let etcd = Etcd::plain();

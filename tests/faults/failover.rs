@@ -1,8 +1,8 @@
-//! Redis with replicas, of which one takes over: behind sentinels, and in a cluster.
+//! Redis with replicas and failover: Sentinel and Cluster.
 //!
-//! Replication is not waited for unless `replicas=` asks for it, so that nothing is promised of a hold whose master is
-//! lost; what became of it is printed. What must hold all the same: a holder that isn't confirmed is stopped in time, and
-//! where replicas confirm, no second one starts beside it.
+//! dlock waits for replication only if `replicas=` asks for it, so README promises nothing about a hold on a lost master; the tests print
+//! what happened. Two rules must hold anyway: an unconfirmed holder is stopped in time, and where replicas confirm, no second holder runs
+//! at the same time.
 
 use std::time::{Duration, Instant};
 
@@ -24,7 +24,7 @@ use crate::{
 
 /// A lease that outlasts a failover: TERM comes after 12 s.
 const LONG: [&str; 2] = ["--ttl", "20s"];
-/// What a waiter may take: the second until a master is taken for dead, the election, and what dlock waits for an answer.
+/// The longest wait: a second until the master counts as dead, the election, and dlock's timeout for an answer.
 const FAILOVER: Duration = Duration::from_secs(20);
 
 macro_rules! on_every_deployment {
@@ -38,33 +38,33 @@ on_every_deployment!(
     a_master_that_is_killed_stops_a_short_lease_in_time,
     a_long_lease_outlives_a_killed_master,
     a_long_lease_outlives_a_frozen_master,
-    a_master_that_is_replaced_alive_goes_unnoticed,
-    a_waiter_gets_its_turn_at_the_new_master,
-    a_run_during_the_failover_waits_for_it,
-    a_short_patience_ends_before_the_failover_and_a_wait_does_not,
-    a_master_that_restarts_with_its_data_goes_on,
+    a_planned_switch_of_masters_is_reported_correctly,
+    a_waiter_gets_the_lock_from_the_new_master,
+    a_run_during_a_failover_waits_for_the_new_master,
+    a_short_timeout_ends_before_the_failover_and_a_wait_does_not,
+    a_hold_survives_a_master_restarted_with_its_data,
     a_master_that_restarts_without_its_data_stops_the_holder,
-    a_minority_that_is_down_is_not_missed,
-    a_majority_that_is_down_stops_the_holder_when_the_master_goes_too,
+    a_failover_works_without_a_minority,
+    a_dead_majority_and_master_stop_the_holder,
 );
 
-/// Starts a command that runs for so long, under a lease that outlasts a failover, and waits until it runs.
+/// Starts a command of this length under a lease that outlasts a failover, and waits until it runs.
 fn long_job(world: &World, seconds: u32) -> support::process::Process {
     let script = format!("touch {}; sleep {seconds}; echo done", world.path("ready").display());
     let job = world.start(&LONG, &script);
     must("the command runs", LIMIT, || world.path("ready").exists());
-    // Longer than a replica takes to have it, though nobody waits for that.
+    // Longer than replication takes, although no client waits for it.
     std::thread::sleep(Duration::from_millis(300));
     job
 }
 
-/// When the hold was last renewed, by the clock of whoever has it now.
+/// Returns when the hold was last renewed, by the clock of the current master.
 fn renewed(server: &Redis, key: &str) -> Option<i64> {
     let record = format!("dlock:{{dlock:{key}}}:record");
     redis::from_redis_value(server.command(&["HGET", &record, "renewed"])).ok()
 }
 
-/// Waits until a server has heard a renewal that came after all that it has now.
+/// Waits until this server gets a newer renewal than the one it has now.
 fn await_renewal(server: &Redis, key: &str, limit: Duration) -> bool {
     let before = renewed(server, key);
     before.is_some() && support::eventually(limit, || renewed(server, key) > before)
@@ -83,7 +83,7 @@ fn a_master_that_is_killed_stops_a_short_lease_in_time(store: &mut impl Replicat
     store.await_failover(&world.key, master);
     let failover = began.elapsed();
     world.second();
-    say(&format!("{}: tree dead {dead:.2?} after the master, failover after {failover:.2?}", store.what()));
+    say(&format!("{}: tree dead {dead:.2?} after the master, failover after {failover:.2?}", store.kind()));
     world.assert_gone();
     world.assert_free();
 }
@@ -99,7 +99,7 @@ fn a_long_lease_outlives_a_killed_master(store: &mut impl Replicated) {
     let kept = await_renewal(store.server(now), &world.key, FAILOVER);
     say(&format!(
         "{}: master killed: failover {failover:.2?}, next renewal {}",
-        store.what(),
+        store.kind(),
         if kept { format!("{:.2?}", began.elapsed()) } else { "never: the lock was not replicated".into() }
     ));
     let job = job.wait(LIMIT);
@@ -113,30 +113,30 @@ fn a_long_lease_outlives_a_frozen_master(store: &mut impl Replicated) {
     let master = store.master(&world.key);
     store.server(master).freeze();
     let began = Instant::now();
-    // Who is frozen can't be asked: the others are.
+    // A frozen server can't be asked, so the test asks the others.
     let now = store.await_failover(&world.key, master);
     let failover = began.elapsed();
     let kept = await_renewal(store.server(now), &world.key, FAILOVER);
-    say(&format!("{}: master frozen: failover {failover:.2?}, next renewal {kept} after {:.2?}", store.what(), began.elapsed()));
+    say(&format!("{}: master frozen: failover {failover:.2?}, next renewal {kept} after {:.2?}", store.kind(), began.elapsed()));
     store.server(master).thaw();
     let job = job.wait(LIMIT);
     assert_eq!(job.code(), if kept { 0 } else { 76 }, "{}", job.stderr);
     world.assert_free();
 }
 
-fn a_master_that_is_replaced_alive_goes_unnoticed(store: &mut impl Replicated) {
+fn a_planned_switch_of_masters_is_reported_correctly(store: &mut impl Replicated) {
     let world = World::new(store.url());
     let job = long_job(&world, 5);
     let began = Instant::now();
     let now = store.switch(&world.key);
     let kept = await_renewal(store.server(now), &world.key, FAILOVER);
-    say(&format!("{}: master replaced: next renewal {kept} after {:.2?}", store.what(), began.elapsed()));
+    say(&format!("{}: master replaced: next renewal {kept} after {:.2?}", store.kind(), began.elapsed()));
     let job = job.wait(LIMIT);
     assert_eq!(job.code(), if kept { 0 } else { 76 }, "{}", job.stderr);
     world.assert_free();
 }
 
-fn a_waiter_gets_its_turn_at_the_new_master(store: &mut impl Replicated) {
+fn a_waiter_gets_the_lock_from_the_new_master(store: &mut impl Replicated) {
     let world = World::new(store.url());
     let job = long_job(&world, 6);
     let second = world.start(&["-w", "30"], "date +%s.%N");
@@ -151,32 +151,32 @@ fn a_waiter_gets_its_turn_at_the_new_master(store: &mut impl Replicated) {
     if job.code() == 0 {
         assert!(handed_over < Duration::from_secs(2), "{handed_over:?} after the release");
     }
-    say(&format!("{}: waiter across a failover: first ended with {}, second {handed_over:.3?} later", store.what(), job.code()));
+    say(&format!("{}: waiter across a failover: first ended with {}, second {handed_over:.3?} later", store.kind(), job.code()));
     world.assert_free();
 }
 
-fn a_run_during_the_failover_waits_for_it(store: &mut impl Replicated) {
+fn a_run_during_a_failover_waits_for_the_new_master(store: &mut impl Replicated) {
     let world = World::new(store.url());
     let master = store.master(&world.key);
     store.server(master).kill();
     let run = world.start(&["--backend-timeout", "15s"], "true").wait(LIMIT);
-    say(&format!("{}: a run started with the failover: {} after {:.2?}", store.what(), run.code(), run.took));
+    say(&format!("{}: a run started with the failover: {} after {:.2?}", store.kind(), run.code(), run.took));
     assert_eq!(run.code(), 0, "{}", run.stderr);
 }
 
-/// Who would rather hear soon that there is no store is told so; who waits, waits for the store as well.
-fn a_short_patience_ends_before_the_failover_and_a_wait_does_not(store: &mut impl Replicated) {
+/// A short timeout fails soon without a store, while `-w` waits for the store too.
+fn a_short_timeout_ends_before_the_failover_and_a_wait_does_not(store: &mut impl Replicated) {
     let world = World::new(store.url());
     let master = store.master(&world.key);
     store.server(master).kill();
     let short = world.start(&["--backend-timeout", "300ms"], "true").wait(LIMIT);
     assert_eq!(short.code(), 69, "{}", short.stderr);
     let waits = world.start(&["--backend-timeout", "300ms", "-w", "20"], "true").wait(LIMIT);
-    say(&format!("{}: a waiter that came with the failover: {} after {:.2?}", store.what(), waits.code(), short.took + waits.took));
+    say(&format!("{}: a waiter that came with the failover: {} after {:.2?}", store.kind(), waits.code(), short.took + waits.took));
     assert_eq!(waits.code(), 0, "{}", waits.stderr);
 }
 
-fn a_master_that_restarts_with_its_data_goes_on(store: &mut impl Replicated) {
+fn a_hold_survives_a_master_restarted_with_its_data(store: &mut impl Replicated) {
     let world = World::new(store.url());
     let job = long_job(&world, 5);
     let master = store.master(&world.key);
@@ -184,7 +184,7 @@ fn a_master_that_restarts_with_its_data_goes_on(store: &mut impl Replicated) {
     store.server(master).start();
     let began = Instant::now();
     let job = job.wait(LIMIT);
-    say(&format!("{}: master restarted with its data: {} {:.2?} later", store.what(), job.code(), began.elapsed()));
+    say(&format!("{}: master restarted with its data: {} {:.2?} later", store.kind(), job.code(), began.elapsed()));
     assert_eq!(job.code(), 0, "{}", job.stderr);
     world.assert_free();
 }
@@ -197,48 +197,48 @@ fn a_master_that_restarts_without_its_data_stops_the_holder(store: &mut impl Rep
     store.server(master).restart_empty();
     let began = Instant::now();
     let ended = support::eventually(TTL, || world.tree().is_empty());
-    say(&format!("{}: master restarted without its data: tree dead {ended} after {:.2?}", store.what(), began.elapsed()));
+    say(&format!("{}: master restarted without its data: tree dead {ended} after {:.2?}", store.kind(), began.elapsed()));
     assert!(ended, "neither lost nor confirmed");
     assert_eq!(first.wait(LIMIT).code(), 76);
     world.assert_gone();
 }
 
-fn a_minority_that_is_down_is_not_missed(store: &mut impl Replicated) {
+fn a_failover_works_without_a_minority(store: &mut impl Replicated) {
     let world = World::new(store.url());
     let job = long_job(&world, 5);
-    store.end_judges(&world.key, false);
+    store.kill_voters(&world.key, false);
     let other = World::new(store.url());
     let run = other.start(&["--backend-timeout", "15s"], "true").wait(LIMIT);
     assert_eq!(run.code(), 0, "{}", run.stderr);
     let master = store.master(&world.key);
-    if store.what() == "sentinel" {
+    if store.kind() == "sentinel" {
         must("both replicas have the lock", LIMIT, || (0..3).all(|nth| renewed(store.server(nth), &world.key).is_some()));
-        // The two that are left appoint another.
+        // The two remaining voters elect a new master.
         store.server(master).kill();
     }
     let job = job.wait(LIMIT);
-    say(&format!("{}: a minority down: {}", store.what(), job.code()));
+    say(&format!("{}: a minority down: {}", store.kind(), job.code()));
     assert_eq!(job.code(), 0, "{}", job.stderr);
     world.assert_free();
 }
 
-fn a_majority_that_is_down_stops_the_holder_when_the_master_goes_too(store: &mut impl Replicated) {
+fn a_dead_majority_and_master_stop_the_holder(store: &mut impl Replicated) {
     let world = World::new(store.url());
     let first = world.first();
     let master = store.master(&world.key);
-    store.end_judges(&world.key, true);
+    store.kill_voters(&world.key, true);
     store.server(master).kill();
     let began = Instant::now();
     must("the tree is dead", LIMIT, || world.tree().is_empty());
     assert!(began.elapsed() < TTL, "{:?}", began.elapsed());
     assert_eq!(first.wait(LIMIT).code(), 76);
-    // Nobody can be appointed: it fails closed.
+    // No master can be elected: dlock fails closed.
     let run = world.start(&["--backend-timeout", "3s"], "true").wait(LIMIT);
     assert_eq!(run.code(), 69, "{}", run.stderr);
     world.assert_gone();
 }
 
-/// The holder's side has the old master, and the other side everything else.
+/// The holder is on the side of the old master, and everything else is on the other side.
 #[test]
 fn a_master_cut_off_with_its_holder() {
     const NAME: &str = "a_master_cut_off_with_its_holder";
@@ -255,7 +255,7 @@ fn a_master_cut_off_with_its_holder() {
         deployment.front.as_mut().unwrap().set(Mode::BlackHole);
         let began = Instant::now();
         if gated {
-            // Asserts that nothing of the first tree is alive when the second starts.
+            // Asserts that no process of the first tree is alive when the second command starts.
             let took = world.second();
             say(&format!("cut off with its master, replicas=1: second granted after {took:.2?}, no overlap"));
             assert_eq!(first.wait(LIMIT).code(), 76);
@@ -272,7 +272,7 @@ fn a_master_cut_off_with_its_holder() {
     }
 }
 
-/// The master is cut off together with one of two replicas, which goes on confirming; the other one is promoted.
+/// The master is cut off together with one of two replicas, which goes on confirming. The other replica is promoted.
 #[test]
 fn a_master_cut_off_with_one_of_two_replicas() {
     const NAME: &str = "a_master_cut_off_with_one_of_two_replicas";
@@ -281,7 +281,7 @@ fn a_master_cut_off_with_one_of_two_replicas() {
     }
     for wanted in ["all", "2"] {
         let deployment = Deployment::with(&Plan { replicas: 2, ..Plan::default() });
-        // Which of them is promoted is decided here.
+        // The test decides which replica is promoted.
         let Deployment { servers, sentinels, .. } = &deployment;
         sentinels.iter().for_each(Redis::freeze);
         let promoted = format!("redis://127.0.0.1:{}", servers[2].port);
@@ -297,7 +297,7 @@ fn a_master_cut_off_with_one_of_two_replicas() {
     }
 }
 
-/// No packet gets through between the holder and everybody else, and nobody is told.
+/// Drops all packets between the holder and the servers, without any error.
 fn holder_cut_off(netns: &Netns, store: &impl Store) {
     let world = World::new(store.url());
     let first = world.first_in(netns, &store.url());

@@ -1,4 +1,4 @@
-//! dlock, its guardian, or both of their groups are killed or stopped while a command runs that doesn't want to end.
+//! dlock, its guardian or both process groups are killed or stopped while a command runs that ignores TERM.
 
 use std::time::Duration;
 
@@ -21,7 +21,7 @@ on_every_store!(
     nested_dlock_killed,
 );
 
-/// What the second holder may take: the lease, and a moment more on a loaded machine.
+/// How long the second holder may wait beyond the lease, on a loaded machine.
 const AFTER_THE_LEASE: Duration = Duration::from_secs(2);
 
 pub fn dlock_killed(store: &dyn Store) {
@@ -44,7 +44,7 @@ pub fn dlock_stopped(store: &dyn Store) {
     first.signal(Signal::CONT);
     let first = first.wait(LIMIT);
     assert_eq!(first.code(), 76, "{}", first.stderr);
-    // What it did when it woke up touched nobody else's lock.
+    // The resumed dlock touched no other hold.
     world.second();
     world.assert_gone();
     world.assert_free();
@@ -81,7 +81,7 @@ pub fn group_of_dlock_killed(store: &dyn Store) {
     world.assert_free();
 }
 
-/// The tree that the command leaves behind keeps the lock; killing all of it frees it at once.
+/// The tree that the killed command leaves behind keeps the lock. Killing the tree frees the lock at once.
 pub fn command_killed(store: &dyn Store) {
     let world = World::new(store.url());
     let first = world.first();
@@ -92,8 +92,8 @@ pub fn command_killed(store: &dyn Store) {
     for stat in world.tree() {
         process::signal(stat.pid, Signal::KILL);
     }
-    // The shell of the other session starts a new pause each time one is killed.
-    crate::support::must("all are gone", LIMIT, || {
+    // The shell in its own session starts a new sleep for each one that is killed.
+    crate::support::must("all processes are gone", LIMIT, || {
         world.tree().iter().for_each(|stat| process::signal(stat.pid, Signal::KILL));
         world.tree().is_empty()
     });
@@ -107,7 +107,7 @@ pub fn dlock_killed_in_a_chain_of_waiters(store: &dyn Store) {
     let first = world.first();
     let waiting: Vec<_> = (0..3).map(|_| world.start(&["-w", "25"], "true")).collect();
     std::thread::sleep(Duration::from_millis(300));
-    // One of those who wait dies too, and one gives up.
+    // One waiter dies too, and another one gives up.
     waiting[0].signal(Signal::KILL);
     waiting[1].signal(Signal::TERM);
     first.signal(Signal::KILL);
@@ -118,7 +118,7 @@ pub fn dlock_killed_in_a_chain_of_waiters(store: &dyn Store) {
     crate::support::must("no waiter is left over", LIMIT, || world.is_free());
 }
 
-/// The inner dlock's hold ends with it; the outer one's goes on.
+/// The inner dlock's hold ends with its process. The outer hold goes on.
 fn nested_dlock_killed(store: &dyn Store) {
     let world = World::new(store.url());
     let inner = world.path("inner");

@@ -1,4 +1,4 @@
-//! What can befall a store that is a file of this host: it is removed, busy or too large.
+//! Faults of a store that is a file on this host: it is removed, busy or too large.
 
 use std::{
     fs,
@@ -22,7 +22,7 @@ fn url(database: &Path) -> String {
     format!("sqlite://{}", database.display())
 }
 
-/// A lease whose renewals are so rare that none of them notices anything.
+/// A lease with so few renewals that none of them notices the removal.
 const LONG: [&str; 2] = ["--ttl", "120s"];
 
 fn taken_away(take_away: impl FnOnce(&Path)) {
@@ -31,7 +31,7 @@ fn taken_away(take_away: impl FnOnce(&Path)) {
     fs::create_dir(&store).unwrap();
     let world = World::new(url(&store.join("locks.db")));
     let first = world.first_on(&url(&store.join("locks.db")), &LONG);
-    // So that it is watched, as what is worth losing has been running for some time.
+    // The holder is watching the directory by then, as in a long-running job.
     std::thread::sleep(Duration::from_millis(300));
     take_away(&store);
     world.second();
@@ -57,7 +57,7 @@ fn a_directory_that_is_replaced_ends_the_hold_before_the_next_one_starts() {
     });
 }
 
-/// Keeps everybody from writing the database until it is dropped.
+/// Blocks all other writers of the database until it is dropped.
 struct Writer(tokio::runtime::Runtime, Option<SqliteConnection>);
 
 impl Writer {
@@ -80,7 +80,7 @@ impl Drop for Writer {
     }
 }
 
-/// A job that is run once, whose database is busy when it ends; and what the status file says.
+/// A job with `--once`, whose database is busy when the job ends, and its status file.
 struct Once {
     world: World,
     folder: tempfile::TempDir,
@@ -120,11 +120,11 @@ impl Once {
 }
 
 #[test]
-fn success_is_told_to_a_busy_database_for_as_long_as_the_lease_lasts() {
+fn a_release_retries_on_a_busy_database_until_the_lease_ends() {
     let once = Once::new();
     let job = once.start(&LONG);
     let writer = once.end_while_busy();
-    // Longer than any single answer may take.
+    // Longer than the limit of a single answer.
     std::thread::sleep(Duration::from_secs(7));
     drop(writer);
     let job = job.wait(LIMIT);
@@ -132,13 +132,13 @@ fn success_is_told_to_a_busy_database_for_as_long_as_the_lease_lasts() {
     assert_eq!(once.status()["released"], "yes");
     let again = once.start(&["--retry-crashed"]).wait(LIMIT);
     assert_eq!(again.code(), 75, "{}", again.stderr);
-    assert_eq!(once.runs(), 1, "it was charged again");
+    assert_eq!(once.runs(), 1, "the job ran twice");
     let history = once.history();
     assert!(history.lines().any(|line| line.trim_end().ends_with(" ok")) && !history.contains("EXPIRED"), "{history}");
 }
 
 #[test]
-fn success_that_could_not_be_told_is_not_passed_over() {
+fn an_unrecorded_success_is_reported() {
     let once = Once::new();
     let job = once.start(&["--ttl", "3s"]);
     let writer = once.end_while_busy();
@@ -152,7 +152,7 @@ fn success_that_could_not_be_told_is_not_passed_over() {
     assert_eq!(once.runs(), 1);
 }
 
-/// A shell with a limit, and dlock in its place.
+/// Runs dlock from a shell with this limit.
 fn limited(limit: &str, backend: &str, arguments: &[&str]) -> Ended {
     let mut command: Command = support::process::command("sh");
     command.args(["-c", &format!("ulimit {limit}; exec \"$0\" \"$@\"")]).arg(dlock::binary()).args(arguments);
@@ -162,14 +162,14 @@ fn limited(limit: &str, backend: &str, arguments: &[&str]) -> Ended {
 }
 
 #[test]
-fn a_limit_of_file_size_ends_no_job() {
+fn a_file_size_limit_stops_no_job() {
     let folder = support::folder();
     let backend = url(&folder.path().join("locks.db"));
     assert_eq!(dlock::run(&backend, &["init"]).code(), 0);
-    // Each renewal adds some KiB to the log, until it may not grow any more.
+    // Each renewal adds some KiB to the log, until the limit.
     let job = limited("-f 120", &backend, &["run", "-k", "job", "--ttl", "1s", "--", "sh", "-c", "sleep 8; exit 7"]);
     assert_eq!(job.code(), 7, "{}", job.stderr);
-    // No status file can be written, and nothing is left of the attempt.
+    // The status file can't be written, and no temporary file is left.
     let status = folder.path().join("status/s.json");
     fs::create_dir(status.parent().unwrap()).unwrap();
     let path = status.display().to_string();
@@ -181,7 +181,7 @@ fn a_limit_of_file_size_ends_no_job() {
 }
 
 #[test]
-fn a_command_has_its_own_limit_of_file_size() {
+fn a_command_keeps_its_file_size_limit() {
     let folder = support::folder();
     let backend = url(&folder.path().join("locks.db"));
     let large = folder.path().join("large");
@@ -191,19 +191,19 @@ fn a_command_has_its_own_limit_of_file_size() {
 }
 
 #[test]
-fn a_limit_of_descriptors_needs_no_number_beyond_it() {
+fn dlock_runs_within_a_descriptor_limit() {
     let folder = support::folder();
     let backend = url(&folder.path().join("locks.db"));
     for limit in ["-n 100", "-n 40"] {
         let job = limited(limit, &backend, &["run", "-k", "job", "--", "sh", "-c", "exit 7"]);
         assert_eq!(job.code(), 7, "{limit}: {}", job.stderr);
     }
-    // Too few: said in words.
+    // Too few descriptors: the error is in plain words.
     let job = limited("-n 6", &backend, &["run", "-k", "job", "--", "true"]);
     assert!(job.code() != 0 && job.code() != 70 && !job.stderr.contains("os error"), "{}: {}", job.code(), job.stderr);
 }
 
-/// A pipe that takes nothing more, and its end for reading.
+/// Returns a full pipe: its write end, and its read end.
 fn full_pipe() -> (std::os::fd::OwnedFd, fs::File) {
     let (read, write) = rustix::pipe::pipe_with(rustix::pipe::PipeFlags::CLOEXEC).unwrap();
     let flags = rustix::fs::fcntl_getfl(&write).unwrap();
@@ -214,20 +214,20 @@ fn full_pipe() -> (std::os::fd::OwnedFd, fs::File) {
     (write, fs::File::from(read))
 }
 
-/// What a run prints while it holds its lock, to a reader that has stopped: nothing that keeps the lock waits for it.
+/// dlock prints to a full pipe while it holds the lock. The renewals don't wait for the output.
 #[test]
-fn a_reader_that_has_stopped_holds_nothing_up() {
+fn a_full_stderr_pipe_does_not_block_renewals() {
     use std::io::Read as _;
     let folder = support::folder();
     let done = folder.path().join("done");
     let (write, mut read) = full_pipe();
     let mut command = dlock::command();
-    // What outlives the command is told of after 5 s.
+    // dlock warns of processes that outlive the command after 5 s.
     let script = format!("(sleep 9; echo > {}) & exit 3", shell(&done));
     command.args(["run", "-k", "job", "--ttl", "3s", "--", "sh", "-c", &script]).env("DLOCK_BACKEND", url(&folder.path().join("locks.db")));
     command.stdout(Stdio::null()).stderr(write).process_group(0);
     let job = Process::start(command);
-    must("what it started ends by itself", LIMIT, || done.exists());
+    must("the leftover process ends", LIMIT, || done.exists());
     let reader = std::thread::spawn(move || {
         let mut all = Vec::new();
         let _ = read.read_to_end(&mut all);
@@ -236,12 +236,12 @@ fn a_reader_that_has_stopped_holds_nothing_up() {
     let job = job.wait(LIMIT);
     let said = reader.join().unwrap();
     assert_eq!(job.code(), 3, "{}", said.trim_start_matches('x'));
-    assert!(said.contains("the lock stays held"), "it was printed once that was possible: {}", said.trim_start_matches('x'));
+    assert!(said.contains("the lock stays held"), "the warning is printed once the pipe is read: {}", said.trim_start_matches('x'));
 }
 
-/// The same when it is told to stop: the command is stopped and the lock free, whoever reads; and a signal ends what is left.
+/// The same for a stop: the command is stopped and the lock is free while the pipe is full, and a signal ends dlock.
 #[test]
-fn a_reader_that_has_stopped_delays_no_stop() {
+fn a_full_stderr_pipe_does_not_delay_a_stop() {
     let folder = support::folder();
     let backend = url(&folder.path().join("locks.db"));
     let (write, _read) = full_pipe();
@@ -251,12 +251,12 @@ fn a_reader_that_has_stopped_delays_no_stop() {
     command.args(["run", "-k", "job", "--max-runtime", "1s", "--", "sh", "-c", &script]).env("DLOCK_BACKEND", &backend);
     command.stdout(Stdio::null()).stderr(write).process_group(0);
     let job = Process::start(command);
-    must("it runs", LIMIT, || ready.exists());
+    must("the command runs", LIMIT, || ready.exists());
     must("the lock is free", LIMIT, || {
         let state = dlock::run(&backend, &["inspect", "job", "--json"]).stdout;
         serde_json::from_str::<serde_json::Value>(&state).is_ok_and(|state| state["held"] == false)
     });
-    must("it heeds a signal", LIMIT, || {
+    must("a signal ends dlock", LIMIT, || {
         let _ =
             rustix::process::kill_process(rustix::process::Pid::from_raw(job.pid().cast_signed()).unwrap(), rustix::process::Signal::TERM);
         support::procfs::stat(job.pid()).is_none_or(|stat| stat.state == 'Z')

@@ -1,7 +1,7 @@
-//! Killed, stopped and cut-off processes and servers, with the real binary on real stores.
+//! Processes and servers are killed, stopped and cut off, with the real binary on real stores.
 //!
-//! What must hold in each case: no second holder's command ever starts while anything of the first one's tree
-//! is alive; a lost lock is never a success (76); no process and no lock is left over.
+//! In each case: no second holder's command starts while any process of the first holder's tree is alive; a lost lock is never a success
+//! (76); no process and no lock is left over.
 
 #![allow(missing_docs, reason = "a test program")]
 #![allow(clippy::unwrap_used, reason = "a test that can't go on fails")]

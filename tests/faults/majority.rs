@@ -1,4 +1,4 @@
-//! Nodes of which a majority decides: some are killed, frozen, restarted or cut off while a command runs.
+//! Redlock: some nodes are killed, frozen, restarted or cut off while a command runs.
 
 use std::{
     thread::sleep,
@@ -16,7 +16,7 @@ use crate::{
     world::{LIMIT, TTL, World},
 };
 
-/// When the tree must be dead, counted from when nothing was confirmed any more.
+/// When the tree must be dead, counted from the last confirmed renewal.
 const DEAD_BY: Duration = TTL;
 
 pub fn redlock(test: &str) -> Option<Nodes> {
@@ -54,7 +54,7 @@ on_nodes!(
     one_restarted_without_its_data,
     a_majority_restarted_without_its_data,
     one_of_a_bare_majority_restarted_without_its_data,
-    deleted_by_somebody_else,
+    deleted_by_another_client,
     lost_answers,
 );
 
@@ -65,7 +65,7 @@ fn held(world: &World) {
     must("the lock is held", LIMIT, || !world.is_free());
 }
 
-/// The first one's tree dies in time and it says so; then another runs without meeting anything of it.
+/// Asserts that the first holder's tree dies in time with status 76, and that a second run meets none of its processes.
 fn stopped_in_time(world: &World, first: support::process::Process, began: Instant) {
     must("the tree is dead", LIMIT, || world.tree().is_empty());
     assert!(began.elapsed() < DEAD_BY, "{:?}", began.elapsed());
@@ -81,7 +81,7 @@ fn a_minority_killed(nodes: &mut Nodes) {
     for n in [0, 3] {
         nodes.0[n].kill();
     }
-    assert_eq!(world.start(&[], "true").wait(LIMIT).code(), 75, "it is still held");
+    assert_eq!(world.start(&[], "true").wait(LIMIT).code(), 75, "the lock is still held");
     let job = job.wait(LIMIT);
     assert_eq!(job.code(), 0, "{}", job.stderr);
     world.assert_free();
@@ -94,7 +94,7 @@ fn a_minority_frozen(nodes: &mut Nodes) {
     for n in [1, 2] {
         nodes.0[n].freeze();
     }
-    assert_eq!(world.start(&[], "true").wait(LIMIT).code(), 75, "it is still held");
+    assert_eq!(world.start(&[], "true").wait(LIMIT).code(), 75, "the lock is still held");
     let job = job.wait(LIMIT);
     assert_eq!(job.code(), 0, "{}", job.stderr);
     let began = Instant::now();
@@ -115,10 +115,10 @@ fn a_minority_cut_off(nodes: &mut Nodes) {
         for n in [0, 4] {
             fronts[n].set(mode);
         }
-        assert_eq!(world.start(&[], "true").wait(LIMIT).code(), 75, "it is still held");
+        assert_eq!(world.start(&[], "true").wait(LIMIT).code(), 75, "the lock is still held");
         let job = job.wait(LIMIT);
         assert_eq!(job.code(), 0, "{mode:?}: {}", job.stderr);
-        // What could not be released ends by itself.
+        // The part of the hold that couldn't be released expires.
         world.assert_free();
     }
 }
@@ -163,7 +163,7 @@ fn a_majority_cut_off(nodes: &mut Nodes) {
             fronts[n].set(mode);
         }
         let began = Instant::now();
-        // The second one reaches them all; the first goes on renewing the other two until it gives up.
+        // The second holder reaches all nodes; the first one goes on renewing the other two until it gives up.
         let took = world.second();
         assert!(took < TTL * 2 + Duration::from_secs(2), "{took:?}");
         assert!(began.elapsed() > TTL / 2);
@@ -199,7 +199,7 @@ fn restarted_one_after_the_other_with_their_data(nodes: &mut Nodes) {
         sleep(Duration::from_millis(400));
         assert!(!world.is_free());
     }
-    assert_eq!(world.start(&[], "true").wait(LIMIT).code(), 75, "it is still held");
+    assert_eq!(world.start(&[], "true").wait(LIMIT).code(), 75, "the lock is still held");
     let job = job.wait(LIMIT);
     assert_eq!(job.code(), 0, "{}", job.stderr);
     world.assert_free();
@@ -218,7 +218,7 @@ fn one_restarted_without_its_data(nodes: &mut Nodes) {
     world.assert_free();
 }
 
-/// No promise that nobody else is granted the lock in between: measured. The first one learns of it and is stopped.
+/// README permits a second grant in between; the test only measures it. The first holder detects the loss and is stopped.
 fn a_majority_restarted_without_its_data(nodes: &mut Nodes) {
     let world = World::new(nodes.url());
     let first = world.first();
@@ -243,7 +243,7 @@ fn a_majority_restarted_without_its_data(nodes: &mut Nodes) {
     world.assert_free();
 }
 
-/// The example of the literature, measured: three of five hold it, and one of them forgets.
+/// The example from the literature, measured: three of five nodes have the hold, and one of them loses its data.
 fn one_of_a_bare_majority_restarted_without_its_data(nodes: &mut Nodes) {
     let world = World::new(nodes.url());
     for n in [3, 4] {
@@ -268,7 +268,7 @@ fn one_of_a_bare_majority_restarted_without_its_data(nodes: &mut Nodes) {
     }
 }
 
-fn deleted_by_somebody_else(nodes: &mut Nodes) {
+fn deleted_by_another_client(nodes: &mut Nodes) {
     let world = World::new(nodes.url());
     let first = world.first();
     for node in &nodes.0[..3] {
@@ -276,14 +276,14 @@ fn deleted_by_somebody_else(nodes: &mut Nodes) {
     }
     let began = Instant::now();
     must("the tree is dead", LIMIT, || world.tree().is_empty());
-    assert!(began.elapsed() < TTL / 2, "noticed at the next renewal: {:?}", began.elapsed());
+    assert!(began.elapsed() < TTL / 2, "the next renewal notices: {:?}", began.elapsed());
     let first = first.wait(LIMIT);
     assert_eq!(first.code(), 76, "{}", first.stderr);
     world.assert_gone();
     world.assert_free();
 }
 
-/// On a majority, each answer is lost once: of both phases, of a renewal, of the release.
+/// On a bare majority, each answer is lost once: of both phases, of a renewal, and of the release.
 fn lost_answers(nodes: &mut Nodes) {
     for fault in [Fault::CutBefore, Fault::CutAfter, Fault::Swallow] {
         for nth in 0..4 {

@@ -1,4 +1,4 @@
-//! Runs inside of a run of the same key: they enter its lock, and the last of them that ends frees it.
+//! Nested runs of one key: they enter the lock of the outer run, and the last one to end frees it.
 
 use std::time::Duration;
 
@@ -8,7 +8,7 @@ use crate::{
     world::{LIMIT, World, shell},
 };
 
-on_every_store!(three_deep, one_that_outlives_the_outer_keeps_the_lock, who_forbids_it_is_told);
+on_every_store!(three_deep, an_inner_run_that_outlives_the_outer_keeps_the_lock, forbidden_nesting_is_a_usage_error);
 
 fn dlock(world: &World, options: &str) -> String {
     format!("{} run -k {} {options} --", shell(&dlock::binary()), world.key)
@@ -22,8 +22,8 @@ fn three_deep(store: &dyn Store) {
     let script = format!("echo $DLOCK_FENCE; {run} {run} sh -c 'echo $DLOCK_FENCE; {inspect}; {other}'; {inspect}");
     let ended = world.start(&[], &script).wait(LIMIT);
     assert_eq!(ended.code(), 0, "{}", ended.stderr);
-    let told: Vec<_> = ended.stdout.lines().collect();
-    let [outer, inner, three, "other 75", one] = told[..] else { panic!("{told:?} {}", ended.stderr) };
+    let report: Vec<_> = ended.stdout.lines().collect();
+    let [outer, inner, three, "other 75", one] = report[..] else { panic!("{report:?} {}", ended.stderr) };
     assert_eq!(outer, inner);
     for (state, holds) in [(three, 3), (one, 1)] {
         let state: serde_json::Value = serde_json::from_str(state).expect("JSON");
@@ -32,7 +32,7 @@ fn three_deep(store: &dyn Store) {
     world.assert_free();
 }
 
-fn one_that_outlives_the_outer_keeps_the_lock(store: &dyn Store) {
+fn an_inner_run_that_outlives_the_outer_keeps_the_lock(store: &dyn Store) {
     let world = World::new(store.url());
     let (began, done) = (world.path("began"), world.path("done"));
     let inner = format!("touch {}; sleep 3; touch {}", shell(&began), shell(&done));
@@ -46,7 +46,7 @@ fn one_that_outlives_the_outer_keeps_the_lock(store: &dyn Store) {
     assert_eq!(outer.code(), 0, "{}", outer.stderr);
     assert!(!done.exists() && !world.is_free(), "the inner run has the lock");
     while !done.exists() {
-        // Also when its own lease would long be over without its renewals.
+        // The inner lease would be over by now without renewals.
         let other = dlock::run(&store.url(), &["run", "-k", &world.key, "--", "test", "-e", &done.display().to_string()]);
         assert!([0, 75].contains(&other.code()), "{} {} {}", other.code(), other.stderr, world.file("inner"));
         std::thread::sleep(Duration::from_millis(100));
@@ -54,7 +54,7 @@ fn one_that_outlives_the_outer_keeps_the_lock(store: &dyn Store) {
     must("the lock is free", LIMIT, || world.is_free());
 }
 
-fn who_forbids_it_is_told(store: &dyn Store) {
+fn forbidden_nesting_is_a_usage_error(store: &dyn Store) {
     let world = World::new(store.url());
     let ended = world.start(&[], &format!("{} true", dlock(&world, "--no-reentrant"))).wait(LIMIT);
     assert_eq!(ended.code(), 64);

@@ -1,4 +1,4 @@
-//! Readers that are killed and stopped beside others. What one of them suffers ends its own share alone.
+//! Readers that are killed and stopped next to other readers. A fault on one of them ends only its own share.
 
 use std::time::{Duration, Instant};
 
@@ -11,41 +11,41 @@ use crate::{
 };
 
 on_store!(sqlite:
-    who_waits_for_the_killed_does_not_wait_for_their_leases,
+    a_waiter_does_not_wait_for_a_killed_holders_lease,
     reader_killed,
     reader_stopped,
     guardian_of_a_reader_killed,
     group_of_a_reader_killed
 );
 
-/// What the next holder may take: the lease, and a moment more on a loaded machine.
+/// How long the next holder may wait beyond the lease, on a loaded machine.
 const AFTER_THE_LEASE: Duration = Duration::from_secs(2);
 
-/// How many `holders` or `waiters` there are.
+/// Returns the number of `holders` or `waiters`.
 fn count(world: &World, of: &str) -> usize {
     let state: serde_json::Value = serde_json::from_str(&world.inspect().stdout).expect("JSON");
     state[of].as_array().map_or(0, Vec::len)
 }
 
-/// A reader that ends when its file is there.
+/// Starts a reader that ends when the file `enough` exists.
 fn sibling(world: &World) -> Process {
     let script = format!("touch {}; until [ -e {} ]; do sleep 0.05; done", world.path("reads").display(), world.path("enough").display());
     let reader = world.start(&["-s"], &script);
-    must("the sibling reads", LIMIT, || world.path("reads").exists());
+    must("the sibling holds its share", LIMIT, || world.path("reads").exists());
     reader
 }
 
-/// The first reader suffers `fault` beside another one, and a writer waits for both.
-fn beside_a_sibling(store: &dyn Store, fault: impl FnOnce(&World, &Process)) -> (World, Process) {
+/// Injects `fault` into the first of two readers while a writer waits for both.
+fn with_a_sibling(store: &dyn Store, fault: impl FnOnce(&World, &Process)) -> (World, Process) {
     let world = World::new(store.url());
     let first = world.first_on(&store.url(), &["-s"]);
     let sibling = sibling(&world);
     assert_eq!(count(&world, "holders"), 2);
     let second = world.start_second();
     fault(&world, &first);
-    must("the first reader's share is over", TTL + AFTER_THE_LEASE, || count(&world, "holders") == 1);
-    must("nothing of the first tree is left", LIMIT, || world.tree().is_empty());
-    assert!(!world.path("second").exists(), "the sibling reads");
+    must("the first reader's share has ended", TTL + AFTER_THE_LEASE, || count(&world, "holders") == 1);
+    must("the first tree is gone", LIMIT, || world.tree().is_empty());
+    assert!(!world.path("second").exists(), "the sibling holds its share");
     std::fs::write(world.path("enough"), "").unwrap();
     let sibling = sibling.wait(LIMIT);
     assert_eq!(sibling.code(), 0, "{}", sibling.stderr);
@@ -57,45 +57,45 @@ fn beside_a_sibling(store: &dyn Store, fault: impl FnOnce(&World, &Process)) -> 
     (world, first)
 }
 
-fn over(world: &World) {
+fn assert_all_gone(world: &World) {
     world.assert_gone();
     world.assert_free();
 }
 
-/// dlock alone is killed: its share lasts until its guardian has killed the tree.
+/// Only dlock is killed: its share lasts until the guardian has killed the tree.
 pub fn reader_killed(store: &dyn Store) {
-    let (world, _) = beside_a_sibling(store, |_, first| first.signal(Signal::KILL));
-    over(&world);
+    let (world, _) = with_a_sibling(store, |_, first| first.signal(Signal::KILL));
+    assert_all_gone(&world);
 }
 
 pub fn group_of_a_reader_killed(store: &dyn Store) {
-    let (world, _) = beside_a_sibling(store, |_, first| first.signal_group(Signal::KILL));
-    over(&world);
+    let (world, _) = with_a_sibling(store, |_, first| first.signal_group(Signal::KILL));
+    assert_all_gone(&world);
 }
 
 pub fn guardian_of_a_reader_killed(store: &dyn Store) {
-    let (world, first) = beside_a_sibling(store, |_, first| crate::support::process::signal(World::guardian(first), Signal::KILL));
+    let (world, first) = with_a_sibling(store, |_, first| crate::support::process::signal(World::guardian(first), Signal::KILL));
     assert_eq!(first.wait(LIMIT).code(), 76);
-    over(&world);
+    assert_all_gone(&world);
 }
 
 pub fn reader_stopped(store: &dyn Store) {
-    let (world, first) = beside_a_sibling(store, |_, first| first.signal(Signal::STOP));
+    let (world, first) = with_a_sibling(store, |_, first| first.signal(Signal::STOP));
     first.signal(Signal::CONT);
     let first = first.wait(LIMIT);
     assert_eq!(first.code(), 76, "{}", first.stderr);
-    over(&world);
+    assert_all_gone(&world);
 }
 
-/// Where the kernel keeps locks, what is killed is free at once.
-fn who_waits_for_the_killed_does_not_wait_for_their_leases(store: &dyn Store) {
+/// On a store with kernel locks, a killed holder's lock is free at once.
+fn a_waiter_does_not_wait_for_a_killed_holders_lease(store: &dyn Store) {
     for (kind, next) in [(&["-s"][..], &[][..]), (&["--permits", "1"], &["--permits", "1"]), (&[], &["-s"]), (&["--permits", "1"], &["-s"])]
     {
         let world = World::new(store.url());
-        // Longer than this case may take.
+        // Longer than this test may take.
         let script = format!("touch {}; exec sleep 60", world.path("holds").display());
         let first = world.start(&[kind, &["--ttl", "60s"]].concat(), &script);
-        must("it holds", LIMIT, || world.path("holds").exists());
+        must("the first run holds the lock", LIMIT, || world.path("holds").exists());
         let next = world.start(&[next, &["-w", "25"]].concat(), "true");
         must("the next one waits", LIMIT, || count(&world, "waiters") == 1);
         let killed = Instant::now();
@@ -103,6 +103,6 @@ fn who_waits_for_the_killed_does_not_wait_for_their_leases(store: &dyn Store) {
         let next = next.wait(LIMIT);
         assert_eq!(next.code(), 0, "{}", next.stderr);
         assert!(killed.elapsed() < stretched(Duration::from_secs(3)), "{:?}", killed.elapsed());
-        over(&world);
+        assert_all_gone(&world);
     }
 }

@@ -1,4 +1,4 @@
-//! The server is killed, frozen, restarted or cut off, or somebody takes the lock away, while a command runs.
+//! The server is killed, frozen, restarted or cut off, or another client deletes the lock, while a command runs.
 
 use std::time::{Duration, Instant};
 
@@ -14,7 +14,7 @@ use crate::{
     world::{LIMIT, TTL, World},
 };
 
-/// When the tree must be dead, counted from when nothing was confirmed any more: KILL comes at 0.8 of the lease.
+/// When the tree must be dead, counted from the last confirmed renewal: KILL comes at 0.8 of the lease.
 const DEAD_BY: Duration = TTL;
 
 on_every_server!(
@@ -25,11 +25,11 @@ on_every_server!(
     killed,
     restarted_with_its_data,
     restarted_without_its_data,
-    deleted_by_somebody_else,
-    gone_when_it_is_to_be_given_back,
-    a_waiter_whose_replies_are_swallowed_has_its_turn,
-    what_to_do_on_loss_is_the_users_choice,
-    the_reason_of_a_loss_is_told_once_and_remembered,
+    deleted_by_another_client,
+    deleted_just_before_the_release,
+    a_waiter_recovers_from_lost_replies,
+    on_lost_selects_the_reaction_to_a_loss,
+    the_reason_of_a_loss_is_printed_once_and_recorded,
 );
 
 macro_rules! with_redis {
@@ -47,7 +47,7 @@ pub fn cut_off(server: &mut dyn Server) {
         let first = world.first_on(&server.through(&proxy), &[]);
         let began = Instant::now();
         proxy.set(mode);
-        // The second one reaches the server.
+        // The second holder reaches the server.
         let took = world.second();
         assert!(took < TTL + Duration::from_secs(2), "{took:?}");
         let first = first.wait(LIMIT);
@@ -58,8 +58,8 @@ pub fn cut_off(server: &mut dyn Server) {
     }
 }
 
-/// One line, with what the store said; and in the history, once that can be written again.
-pub fn the_reason_of_a_loss_is_told_once_and_remembered(server: &mut dyn Server) {
+/// dlock prints one line with the store's error, and writes it to the history once the store is back.
+pub fn the_reason_of_a_loss_is_printed_once_and_recorded(server: &mut dyn Server) {
     let mut proxy = Proxy::to(server.port());
     let world = World::new(server.url());
     let status = world.path("status").display().to_string();
@@ -69,11 +69,11 @@ pub fn the_reason_of_a_loss_is_told_once_and_remembered(server: &mut dyn Server)
     proxy.set(Mode::Pass);
     let first = first.wait(LIMIT);
     assert_eq!(first.code(), 76, "{}", first.stderr);
-    let told: Vec<&str> = first.stderr.lines().filter(|line| line.contains("the lock was lost")).collect();
-    assert!(matches!(told[..], [line] if line.contains("no renewal for") && !line.contains("was dlock stopped")), "{}", first.stderr);
+    let printed: Vec<&str> = first.stderr.lines().filter(|line| line.contains("the lock was lost")).collect();
+    assert!(matches!(printed[..], [line] if line.contains("no renewal for") && !line.contains("was dlock stopped")), "{}", first.stderr);
     let verdict: serde_json::Value = serde_json::from_str(&world.file("status")).unwrap();
     let reason = verdict["error"]["message"].as_str().unwrap().to_owned();
-    assert!(told[0].ends_with(&reason), "{reason}");
+    assert!(printed[0].ends_with(&reason), "{reason}");
     let history = support::dlock::run(&server.url(), &["history", &world.key, "--json"]).stdout;
     let history: serde_json::Value = serde_json::from_str(&history).unwrap();
     assert_eq!((&history["runs"][0]["end"], &history["runs"][0]["reason"]), (&"lost".into(), &reason.into()), "{history}");
@@ -81,10 +81,10 @@ pub fn the_reason_of_a_loss_is_told_once_and_remembered(server: &mut dyn Server)
     world.assert_free();
 }
 
-/// Nothing was tried: then it is said that dlock itself may be the reason.
+/// dlock sent no renewal, so the message asks whether dlock itself was stopped.
 #[test]
-fn a_dlock_that_was_stopped_is_told_so() {
-    with_redis!("a_dlock_that_was_stopped_is_told_so");
+fn a_stopped_dlock_asks_if_it_was_stopped() {
+    with_redis!("a_stopped_dlock_asks_if_it_was_stopped");
     let server = Redis::plain();
     let world = World::new(server.url());
     let first = world.first();
@@ -97,7 +97,7 @@ fn a_dlock_that_was_stopped_is_told_so() {
     assert!(first.stderr.contains("was dlock stopped?"), "{}", first.stderr);
 }
 
-/// No packet gets through in either direction, and nobody is told.
+/// The network drops all packets in both directions, without any error.
 pub fn cut_off_by_the_network(server: &mut dyn Server) {
     let Some(netns) = Netns::make("cut_off_by_the_network") else { return };
     let proxy = Proxy::at(netns.host, server.port());
@@ -155,7 +155,7 @@ pub fn killed(server: &mut dyn Server) {
 
 fn restarted_with_its_data(server: &mut dyn Server) {
     let world = World::new(server.url());
-    // A server may take its time to start.
+    // A server may start slowly.
     let job = world.start(&["--ttl", "20s"], "sleep 5");
     must("the lock is held", LIMIT, || !world.is_free());
     server.kill();
@@ -166,7 +166,7 @@ fn restarted_with_its_data(server: &mut dyn Server) {
     world.assert_free();
 }
 
-/// No promise that nobody else is granted the lock in between; but the first one learns of it and is stopped.
+/// README permits a second grant in between, but the first holder detects the loss and is stopped.
 fn restarted_without_its_data(server: &mut dyn Server) {
     let world = World::new(server.url());
     let first = world.first();
@@ -188,13 +188,13 @@ fn restarted_without_its_data(server: &mut dyn Server) {
     assert!(again.stdout.trim().parse::<u64>().ok() > old && old.is_some(), "{old:?} {}", again.stdout);
 }
 
-fn deleted_by_somebody_else(server: &mut dyn Server) {
+fn deleted_by_another_client(server: &mut dyn Server) {
     let world = World::new(server.url());
     let first = world.first();
     server.take_away(&world.key);
     let began = Instant::now();
     must("the tree is dead", LIMIT, || world.tree().is_empty());
-    // Noticed at the next renewal.
+    // The next renewal notices.
     assert!(began.elapsed() < TTL / 2, "{:?}", began.elapsed());
     let first = first.wait(LIMIT);
     assert_eq!(first.code(), 76, "{}", first.stderr);
@@ -202,8 +202,8 @@ fn deleted_by_somebody_else(server: &mut dyn Server) {
     world.assert_gone();
 }
 
-/// The lock disappears while a short command runs, before any renewal could notice: its success is none.
-fn gone_when_it_is_to_be_given_back(server: &mut dyn Server) {
+/// The lock is deleted while a short command runs, before any renewal could notice: dlock must not report success.
+fn deleted_just_before_the_release(server: &mut dyn Server) {
     let world = World::new(server.url());
     let job = world.start(&["--ttl", "60s"], &format!("while [ ! -e {} ]; do sleep 0.02; done", world.path("go").display()));
     must("the lock is held", LIMIT, || !world.is_free());
@@ -213,8 +213,8 @@ fn gone_when_it_is_to_be_given_back(server: &mut dyn Server) {
     assert_eq!(job.code(), 76, "{}", job.stderr);
 }
 
-/// Its requests arrive, and its connection stays open, but no reply comes any more: the waiter finds out, and holds up nobody.
-fn a_waiter_whose_replies_are_swallowed_has_its_turn(server: &mut dyn Server) {
+/// Requests arrive and the connection stays open, but no reply comes. The waiter detects that, and delays no other waiter.
+fn a_waiter_recovers_from_lost_replies(server: &mut dyn Server) {
     for at in [0, 2] {
         let proxy = Proxy::to(server.port());
         let world = World::new(server.url());
@@ -230,13 +230,13 @@ fn a_waiter_whose_replies_are_swallowed_has_its_turn(server: &mut dyn Server) {
         assert_eq!(first.wait(LIMIT).code(), 0);
         let (waits, behind) = (waits.wait(LIMIT * 2), behind.wait(LIMIT * 2));
         assert_eq!((waits.code(), behind.code()), (0, 0), "{}{}", waits.stderr, behind.stderr);
-        // The limit of an answer, and who died in the queue.
+        // The time limit of an answer, plus the wait for the dead waiter in the queue.
         assert!(began.elapsed() < stretched(Duration::from_secs(12)), "{at}: {:?}", began.elapsed());
         world.assert_free();
     }
 }
 
-fn what_to_do_on_loss_is_the_users_choice(server: &mut dyn Server) {
+fn on_lost_selects_the_reaction_to_a_loss(server: &mut dyn Server) {
     for (on_lost, expected) in [("continue", "to the end\n"), ("signal:USR1", "got USR1\n")] {
         let mut proxy = Proxy::to(server.port());
         let world = World::new(server.url());
@@ -253,14 +253,14 @@ fn what_to_do_on_loss_is_the_users_choice(server: &mut dyn Server) {
     }
 }
 
-/// A process that may not be killed keeps the lock, but not dlock once the lock is lost all the same.
+/// An unkillable process keeps the lock. Once the lock is lost, dlock exits although the process is alive.
 #[test]
-fn what_may_not_be_killed_keeps_no_lost_lock() {
+fn an_unkillable_process_keeps_the_lock_until_it_is_lost() {
     use std::os::unix::fs::PermissionsExt as _;
-    const NAME: &str = "what_may_not_be_killed_keeps_no_lost_lock";
+    const NAME: &str = "an_unkillable_process_keeps_the_lock_until_it_is_lost";
     with_redis!(NAME);
     if !rustix::process::geteuid().is_root() {
-        return support::skip(NAME, "only root can make such a process");
+        return support::skip(NAME, "only root can start an unkillable process");
     }
     let server = Redis::plain();
     let world = World::new(server.url());
@@ -283,10 +283,10 @@ fn what_may_not_be_killed_keeps_no_lost_lock() {
     let job = support::process::Process::collect(command);
     must("the command runs", LIMIT, || world.file("ready").ends_with('\n'));
     let pid = world.file("ready").trim().to_owned();
-    // Before that it can be killed.
-    must("it runs as root", LIMIT, || support::procfs::stat(pid.parse().unwrap()).is_some_and(|stat| stat.name == "sleep"));
+    // Until then the process can be killed.
+    must("the process runs as root", LIMIT, || support::procfs::stat(pid.parse().unwrap()).is_some_and(|stat| stat.name == "sleep"));
     job.signal(rustix::process::Signal::TERM);
-    // Three times as long as the lease: it is kept.
+    // Three leases later the lock is still held.
     std::thread::sleep(std::time::Duration::from_secs(6));
     assert!(!world.is_free());
     server.int(&["DEL", &format!("dlock:{}", world.key)]);
@@ -294,12 +294,12 @@ fn what_may_not_be_killed_keeps_no_lost_lock() {
     assert_eq!(ended.code(), 76, "{}", ended.stderr);
     let verdict = world.file("status");
     assert!(verdict.contains(&format!("process {pid} could not be killed")), "{verdict}");
-    assert_eq!(world.tree().len(), 1, "{pid} lives");
+    assert_eq!(world.tree().len(), 1, "{pid} is alive");
     rustix::process::kill_process(rustix::process::Pid::from_raw(pid.parse().unwrap()).unwrap(), rustix::process::Signal::KILL).unwrap();
     world.assert_gone();
 }
 
-/// Each answer is lost once: of the acquire, of a renewal, of the release.
+/// Each answer is lost once: of the acquire, of a renewal, and of the release.
 #[test]
 fn lost_answers() {
     with_redis!("lost_answers");
@@ -307,7 +307,7 @@ fn lost_answers() {
         let server = Redis::plain();
         let proxy = Proxy::to(server.port);
         let world = World::new(server.url());
-        // From now on the server knows the scripts: the first one that is asked for is the grant.
+        // The server knows the scripts from now on, so the first script that is called is the grant.
         assert_eq!(world.start(&[], "true").wait(LIMIT).code(), 0);
         for nth in 0..3 {
             proxy.trap_nth("EVAL", nth, 1, fault);
@@ -315,9 +315,9 @@ fn lost_answers() {
             let began = Instant::now();
             let job = world.start_on(&url, &["--ttl", "60s", "--backend-timeout", "2s"], "sleep 1").wait(LIMIT);
             assert_eq!(job.code(), 0, "{fault:?} {nth}: {}", job.stderr);
-            // One that forgot what it had asked would wait for itself, as long as the lease is.
+            // A dlock that forgot its first attempt would wait for its own lease to end.
             assert!(began.elapsed() < Duration::from_secs(30), "{fault:?} {nth}: {:?}", began.elapsed());
-            // A second grant on top of a lost one would leave something here.
+            // A second grant on top of a lost one would leave a hold behind.
             must("the lock is free", Duration::from_secs(6), || world.is_free());
         }
     }

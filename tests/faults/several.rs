@@ -1,4 +1,4 @@
-//! Several locks that are had together: all of them or none, whatever becomes of one.
+//! Runs of several locks: dlock takes all of them or none, whatever happens to one of them.
 
 use std::time::{Duration, Instant};
 
@@ -13,29 +13,29 @@ use crate::{
 on_every_store!(
     opposite_orders_do_not_wait_for_each_other,
     losing_one_stops_the_command_and_frees_the_rest,
-    what_is_taken_is_kept_while_the_next_is_waited_for,
+    acquired_locks_are_renewed_while_the_next_is_waited_for,
     a_killed_holder_of_two_is_dead_before_either_is_free,
-    who_gives_up_waiting_keeps_none,
+    a_timed_out_wait_releases_all_locks,
 );
 
-/// A key that comes after the world's own, in the order in which they are taken.
-fn after(world: &World) -> String {
+/// A key that sorts after the world's own key, so that dlock takes it second.
+fn second_key(world: &World) -> String {
     format!("{}-z", world.key)
 }
 
 fn held(store: &dyn Store, key: &str) -> bool {
-    let told = dlock::run(&store.url(), &["inspect", key, "--json"]);
-    let state: serde_json::Value = serde_json::from_str(&told.stdout).expect("JSON");
+    let report = dlock::run(&store.url(), &["inspect", key, "--json"]);
+    let state: serde_json::Value = serde_json::from_str(&report.stdout).expect("JSON");
     state["held"] == true
 }
 
 fn opposite_orders_do_not_wait_for_each_other(store: &dyn Store) {
     let world = World::new(store.url());
-    let second = after(&world);
-    // Each finds nobody else at work, and both have all of their turns.
+    let second = second_key(&world);
+    // No two sections overlap, and both processes finish all their runs.
     let alone = world.path("alone");
     let script = format!("mkdir {0} || exit 9; sleep 0.02; rmdir {0}", alone.display());
-    let turns = |one: String, other: String| {
+    let runs = |one: String, other: String| {
         let (url, script) = (store.url(), script.clone());
         std::thread::spawn(move || {
             for _ in 0..6 {
@@ -45,9 +45,9 @@ fn opposite_orders_do_not_wait_for_each_other(store: &dyn Store) {
         })
     };
     let began = Instant::now();
-    let both = [turns(world.key.clone(), second.clone()), turns(second.clone(), world.key.clone())];
+    let both = [runs(world.key.clone(), second.clone()), runs(second.clone(), world.key.clone())];
     for one in both {
-        one.join().expect("all turns");
+        one.join().expect("all runs succeed");
     }
     assert!(began.elapsed() < LIMIT, "{:?}", began.elapsed());
     world.assert_free();
@@ -55,7 +55,7 @@ fn opposite_orders_do_not_wait_for_each_other(store: &dyn Store) {
 
 fn losing_one_stops_the_command_and_frees_the_rest(store: &dyn Store) {
     let world = World::new(store.url());
-    let second = after(&world);
+    let second = second_key(&world);
     let first = world.first_on(&store.url(), &["-k", &second]);
     assert!(held(store, &second));
     let broken = dlock::run(&store.url(), &["break", &second, "--yes", "--reason", "NFS"]);
@@ -69,14 +69,14 @@ fn losing_one_stops_the_command_and_frees_the_rest(store: &dyn Store) {
     assert!(!held(store, &second));
 }
 
-fn what_is_taken_is_kept_while_the_next_is_waited_for(store: &dyn Store) {
+fn acquired_locks_are_renewed_while_the_next_is_waited_for(store: &dyn Store) {
     let world = World::new(store.url());
-    let second = after(&world);
+    let second = second_key(&world);
     let taken = dlock::run(&store.url(), &["acquire", &second, "--ttl", "60s"]);
     assert_eq!(taken.code(), 0, "{}", taken.stderr);
     let both = world.start(&["-k", &second, "-w", "25"], "echo \"$DLOCK_FENCES\"; env | grep -c '^DLOCK_\\(KEY\\|TOKEN\\|FENCE\\)='");
-    must("the first is taken", LIMIT, || !world.is_free());
-    // More than one lease of it.
+    must("the first lock is held", LIMIT, || !world.is_free());
+    // Longer than one lease.
     let until = Instant::now() + TTL * 2;
     while Instant::now() < until {
         let other = dlock::run(&store.url(), &["run", "-k", &world.key, "--", "true"]);
@@ -85,7 +85,7 @@ fn what_is_taken_is_kept_while_the_next_is_waited_for(store: &dyn Store) {
     }
     assert_eq!(dlock::run(&store.url(), &["release", &second, "--token", taken.stdout.trim()]).code(), 0);
     let both = both.wait(LIMIT);
-    // grep found none of the three, which are for one lock alone.
+    // grep found none of the three variables, which exist for a single lock only.
     assert_eq!(both.code(), 1, "{}", both.stderr);
     let lines: Vec<_> = both.stdout.lines().collect();
     let [first, last, "0"] = lines[..] else { panic!("{lines:?}") };
@@ -99,7 +99,7 @@ fn what_is_taken_is_kept_while_the_next_is_waited_for(store: &dyn Store) {
 
 fn a_killed_holder_of_two_is_dead_before_either_is_free(store: &dyn Store) {
     let world = World::new(store.url());
-    let second = after(&world);
+    let second = second_key(&world);
     let first = world.first_on(&store.url(), &["-k", &second]);
     first.signal(Signal::KILL);
     let next = Process::collect({
@@ -116,20 +116,20 @@ fn a_killed_holder_of_two_is_dead_before_either_is_free(store: &dyn Store) {
     world.assert_free();
 }
 
-fn who_gives_up_waiting_keeps_none(store: &dyn Store) {
+fn a_timed_out_wait_releases_all_locks(store: &dyn Store) {
     let world = World::new(store.url());
-    let second = after(&world);
+    let second = second_key(&world);
     let taken = dlock::run(&store.url(), &["acquire", &second, "--ttl", "60s"]);
     assert_eq!(taken.code(), 0, "{}", taken.stderr);
     let both = world.start(&["-k", &second, "-w", "25"], "true");
-    must("the first is taken", LIMIT, || !world.is_free());
+    must("the first lock is held", LIMIT, || !world.is_free());
     both.signal(Signal::TERM);
     assert_eq!(both.wait(LIMIT).code(), 143);
     assert!(!held(store, &world.key));
     let tried = dlock::run(&store.url(), &["run", "-k", &world.key, "-k", &second, "--skew-guard", "0", "--json", "--", "true"]);
     assert_eq!(tried.code(), 75, "{}", tried.stderr);
-    let told: serde_json::Value = serde_json::from_str(tried.stderr.lines().last().unwrap_or_default()).expect("JSON");
-    assert_eq!((&told["key"], &told["by"]), (&world.key.clone().into(), &second.clone().into()), "{told}");
+    let report: serde_json::Value = serde_json::from_str(tried.stderr.lines().last().unwrap_or_default()).expect("JSON");
+    assert_eq!((&report["key"], &report["by"]), (&world.key.clone().into(), &second.clone().into()), "{report}");
     assert!(!held(store, &world.key));
     assert_eq!(dlock::run(&store.url(), &["release", &second, "--token", taken.stdout.trim()]).code(), 0);
 }

@@ -1,4 +1,4 @@
-//! Readers, permits and those who wait in order: what becomes of one of them is its own affair.
+//! Readers, permits and fair waiters: a fault on one of them affects no other.
 
 use std::time::{Duration, Instant};
 
@@ -10,7 +10,7 @@ use crate::{
     world::{LIMIT, TTL, World, shell},
 };
 
-/// All stores but Redlock, which has readers alone.
+/// All stores except Redlock, which has shared locks only.
 macro_rules! on_stores_with_shares {
     ($($name:ident),* $(,)?) => {
         on_store!(sqlite: $($name),*);
@@ -28,21 +28,21 @@ macro_rules! on_stores_with_shares {
 
 on_stores_with_shares!(
     a_killed_reader_is_dead_before_a_writer_starts,
-    a_killed_permit_is_the_next_ones_while_the_others_go_on,
-    a_stopped_permit_is_lost_and_the_others_are_not,
-    nested_runs_share_what_their_ancestor_has,
-    a_stream_of_readers_keeps_no_writer_out,
-    who_waits_in_line_is_served_in_order,
-    a_broken_permit_is_stopped_by_itself,
+    a_killed_holders_permit_goes_to_the_next_waiter,
+    a_stopped_holder_loses_only_its_own_permit,
+    nested_runs_share_their_ancestors_hold,
+    a_stream_of_readers_does_not_starve_a_writer,
+    fair_waiters_are_served_in_order,
+    breaking_a_permit_stops_only_its_holder,
 );
 
 mod readers_alone {
-    use super::{a_killed_reader_is_dead_before_a_writer_starts, a_stream_of_readers_keeps_no_writer_out};
+    use super::{a_killed_reader_is_dead_before_a_writer_starts, a_stream_of_readers_does_not_starve_a_writer};
 
-    crate::stores::on_store!(redlock: a_killed_reader_is_dead_before_a_writer_starts, a_stream_of_readers_keeps_no_writer_out);
+    crate::stores::on_store!(redlock: a_killed_reader_is_dead_before_a_writer_starts, a_stream_of_readers_does_not_starve_a_writer);
 }
 
-/// The lease, a second for one in line that does not come, and a moment more on a loaded machine.
+/// The lease, a second for an offer that isn't taken, and a margin for a loaded machine.
 const AFTER_THE_LEASE: Duration = Duration::from_secs(4);
 
 fn holders(world: &World) -> usize {
@@ -63,7 +63,7 @@ fn a_killed_reader_is_dead_before_a_writer_starts(store: &dyn Store) {
     let world = World::new(store.url());
     let first = world.first_on(&store.url(), &["-s"]);
     let other = world.start(&["-s"], "sleep 1");
-    must("both read", LIMIT, || holders(&world) == 2);
+    must("both hold a share", LIMIT, || holders(&world) == 2);
     first.signal(Signal::KILL);
     let took = world.second();
     assert!(took < TTL + AFTER_THE_LEASE, "{took:?}");
@@ -72,11 +72,11 @@ fn a_killed_reader_is_dead_before_a_writer_starts(store: &dyn Store) {
     world.assert_free();
 }
 
-fn a_killed_permit_is_the_next_ones_while_the_others_go_on(store: &dyn Store) {
+fn a_killed_holders_permit_goes_to_the_next_waiter(store: &dyn Store) {
     let world = World::new(store.url());
     let first = world.first_on(&store.url(), &["--permits", "2"]);
     let other = world.start(&["--permits", "2"], "echo $DLOCK_PERMIT; sleep 9");
-    must("both have one", LIMIT, || holders(&world) == 2);
+    must("both hold a permit", LIMIT, || holders(&world) == 2);
     let none = dlock::run(&store.url(), &["run", "-k", &world.key, "--permits", "2", "--", "true"]);
     assert_eq!(none.code(), 75, "{}", none.stderr);
     first.signal(Signal::KILL);
@@ -91,11 +91,11 @@ fn a_killed_permit_is_the_next_ones_while_the_others_go_on(store: &dyn Store) {
     world.assert_free();
 }
 
-fn a_stopped_permit_is_lost_and_the_others_are_not(store: &dyn Store) {
+fn a_stopped_holder_loses_only_its_own_permit(store: &dyn Store) {
     let world = World::new(store.url());
     let first = world.first_on(&store.url(), &["--permits", "2"]);
     let other = world.start(&["--permits", "2"], "sleep 6");
-    must("both have one", LIMIT, || holders(&world) == 2);
+    must("both hold a permit", LIMIT, || holders(&world) == 2);
     first.signal(Signal::STOP);
     let next = world.start(&["--permits", "2", "-w", "25"], &probe(&world)).wait(LIMIT);
     assert_eq!(next.code(), 0, "{}", next.stderr);
@@ -107,16 +107,16 @@ fn a_stopped_permit_is_lost_and_the_others_are_not(store: &dyn Store) {
     world.assert_free();
 }
 
-fn nested_runs_share_what_their_ancestor_has(store: &dyn Store) {
+fn nested_runs_share_their_ancestors_hold(store: &dyn Store) {
     for (kind, number) in [(&["-s"][..], ""), (&["--permits", "1"], "0")] {
         let world = World::new(store.url());
         let run = format!("{} run -k {} {} --", shell(&dlock::binary()), world.key, kind.join(" "));
         let script = format!("{run} {run} sh -c 'echo \"$DLOCK_PERMIT $DLOCK_FENCE\"'; echo \"$DLOCK_PERMIT $DLOCK_FENCE\"");
         let ended = world.start(kind, &script).wait(LIMIT);
         assert_eq!(ended.code(), 0, "{}", ended.stderr);
-        let told: Vec<_> = ended.stdout.lines().collect();
-        assert!(told.len() == 2 && told[0] == told[1] && told[0].starts_with(&format!("{number} ")), "{told:?}");
-        // One of another lock sees neither the number nor the fence of the first.
+        let report: Vec<_> = ended.stdout.lines().collect();
+        assert!(report.len() == 2 && report[0] == report[1] && report[0].starts_with(&format!("{number} ")), "{report:?}");
+        // A run of another lock inherits neither the permit number nor the fence.
         let script = format!("{} run -k {}-other -- sh -c 'echo \"$DLOCK_PERMIT.\"'", shell(&dlock::binary()), world.key);
         let ended = world.start(kind, &script).wait(LIMIT);
         assert_eq!((ended.code(), ended.stdout.trim()), (0, "."), "{}", ended.stderr);
@@ -124,10 +124,10 @@ fn nested_runs_share_what_their_ancestor_has(store: &dyn Store) {
     }
 }
 
-fn a_stream_of_readers_keeps_no_writer_out(store: &dyn Store) {
+fn a_stream_of_readers_does_not_starve_a_writer(store: &dyn Store) {
     let world = World::new(store.url());
     let until = world.path("written");
-    // Two of three read at any moment, for as long as nobody has written.
+    // Two of three readers hold a share at any moment, until the writer has run.
     let script = format!(
         "i=0; while [ ! -e {0} ] && [ $i -lt 60 ]; do {1} run -k {2} -s -w 25 -- sleep 0.5 || exit; i=$((i+1)); done",
         shell(&until),
@@ -138,12 +138,12 @@ fn a_stream_of_readers_keeps_no_writer_out(store: &dyn Store) {
         .map(|number| {
             std::thread::sleep(Duration::from_millis(150 * number));
             let mut command = dlock::command();
-            // A lock of its own around it, which only starts the shell with the store in its environment.
+            // An outer lock of its own only starts the shell, with the store in its environment.
             command.args(["run", "-k", &format!("{}-{number}", world.key), "--", "sh", "-c", &script]).env("DLOCK_BACKEND", store.url());
             Process::collect(command)
         })
         .collect();
-    must("they read", LIMIT, || holders(&world) >= 2);
+    must("the readers hold shares", LIMIT, || holders(&world) >= 2);
     let began = Instant::now();
     let writer = world.start(&["-w", "25"], &format!("touch {}", shell(&until))).wait(LIMIT);
     assert_eq!(writer.code(), 0, "{}", writer.stderr);
@@ -155,32 +155,32 @@ fn a_stream_of_readers_keeps_no_writer_out(store: &dyn Store) {
     world.assert_free();
 }
 
-fn who_waits_in_line_is_served_in_order(store: &dyn Store) {
+fn fair_waiters_are_served_in_order(store: &dyn Store) {
     let world = World::new(store.url());
     let (go, order) = (world.path("go"), world.path("order"));
     let first = world.start(&[], &format!("while [ ! -e {} ]; do sleep 0.05; done", shell(&go)));
-    must("it is held", LIMIT, || holders(&world) == 1);
-    let line: Vec<_> = (0..4)
+    must("the lock is held", LIMIT, || holders(&world) == 1);
+    let queue: Vec<_> = (0..4)
         .map(|number| {
             let one = world.start(&["--fair", "-w", "25"], &format!("echo {number} >> {}", shell(&order)));
-            must("it waits", LIMIT, || waiters(&world) == number + 1);
+            must("the waiter waits", LIMIT, || waiters(&world) == number + 1);
             one
         })
         .collect();
-    // One that dies in line costs the others a second at most.
-    line[1].signal(Signal::KILL);
+    // A waiter that dies in the queue delays the others by a second at most.
+    queue[1].signal(Signal::KILL);
     std::fs::write(&go, "").unwrap();
-    let codes: Vec<_> = line.into_iter().map(|one| one.wait(LIMIT).code()).collect();
+    let codes: Vec<_> = queue.into_iter().map(|one| one.wait(LIMIT).code()).collect();
     assert_eq!((first.wait(LIMIT).code(), codes), (0, vec![0, 137, 0, 0]));
     assert_eq!(lines(&order), ["0", "2", "3"]);
-    must("nobody waits", LIMIT, || world.is_free());
+    must("no waiter is left", LIMIT, || world.is_free());
 }
 
-fn a_broken_permit_is_stopped_by_itself(store: &dyn Store) {
+fn breaking_a_permit_stops_only_its_holder(store: &dyn Store) {
     let world = World::new(store.url());
     let first = world.first_on(&store.url(), &["--permits", "2"]);
     let other = world.start(&["--permits", "2"], "sleep 4");
-    must("both have one", LIMIT, || holders(&world) == 2);
+    must("both hold a permit", LIMIT, || holders(&world) == 2);
     let which = dlock::run(&store.url(), &["break", &world.key, "--yes", "--reason", "NFS"]);
     assert_eq!(which.code(), 64, "{}", which.stderr);
     let state: serde_json::Value = serde_json::from_str(&world.inspect().stdout).expect("JSON");

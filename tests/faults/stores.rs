@@ -1,4 +1,4 @@
-//! The stores that the faults strike, each of its own.
+//! The stores that the faults are injected into, one per test.
 
 use std::time::Duration;
 
@@ -17,45 +17,45 @@ use crate::support::{
     zookeeper::ZooKeeper,
 };
 
-/// Where locks are.
+/// A store for locks.
 pub trait Store {
-    /// How dlock is told of it.
+    /// Returns the URL for `--backend`.
     fn url(&self) -> String;
 }
 
-/// A store behind one TCP port, whose server can be done to what servers suffer.
+/// A store behind one TCP port, with a server that can fail.
 pub trait Server: Store {
-    /// Where it listens on this host.
+    /// Returns the server's port on this host.
     fn port(&self) -> u16;
 
-    /// The same store by way of `proxy`.
+    /// Returns the URL of the store through `proxy`.
     fn through(&self, proxy: &Proxy) -> String;
 
-    /// Stops it where it is.
+    /// Stops the server's processes.
     fn freeze(&self);
 
-    /// Lets it go on.
+    /// Resumes the server's processes.
     fn thaw(&self);
 
-    /// Ends it without a word.
+    /// Kills the server.
     fn kill(&mut self);
 
-    /// Starts it again with what it had stored: whatever it confirmed before.
+    /// Restarts the server with all data that it has confirmed.
     fn restart(&mut self);
 
-    /// Starts it again with nothing.
+    /// Restarts the server without data.
     fn restart_empty(&mut self);
 
-    /// Takes the lock `key` away from its holder, as an administrator can; the holder stays connected if that is possible.
+    /// Takes the lock `key` away from its holder, as an administrator can. The holder stays connected if possible.
     fn take_away(&self, key: &str);
 
-    /// Whether a server that lost everything gives greater fences all the same.
+    /// Whether fences still rise after the server has lost all data.
     fn keeps_fences(&self) -> bool {
         true
     }
 }
 
-/// Makes a test of each function for each store.
+/// Makes one test per function and store.
 macro_rules! on_every_store {
     ($($name:ident),* $(,)?) => {
         $crate::stores::on_store!(sqlite: $($name),*);
@@ -72,7 +72,7 @@ macro_rules! on_every_store {
 }
 pub(crate) use on_every_store;
 
-/// Makes a test of each function for each store that has a server.
+/// Makes one test per function and store with a server.
 macro_rules! on_every_server {
     ($($name:ident),* $(,)?) => {
         $crate::stores::on_store!(redis: $($name),*);
@@ -102,7 +102,7 @@ pub(crate) use on_store;
 
 pub struct Sqlite(TempDir);
 
-#[allow(clippy::unnecessary_wraps, reason = "as those that may be missing")]
+#[allow(clippy::unnecessary_wraps, reason = "the same signature as for stores that may be missing")]
 pub fn sqlite(_: &str) -> Option<Sqlite> {
     Some(Sqlite(support::folder()))
 }
@@ -113,7 +113,7 @@ impl Store for Sqlite {
     }
 }
 
-/// One that remembers what it confirmed.
+/// A durable server.
 pub fn redis(test: &str) -> Option<Redis> {
     support::have(test, &["redis-server"]).then(Redis::durable)
 }
@@ -158,29 +158,29 @@ impl Server for Redis {
     }
 }
 
-/// A Tair, or what answers as one.
-pub struct OfTair {
+/// A Tair server, or its imitation.
+pub struct TairServer {
     server: Tair,
     mode: &'static str,
 }
 
-#[allow(clippy::unnecessary_wraps, reason = "as those that may be missing")]
-pub fn tair(_: &str) -> Option<OfTair> {
-    Some(OfTair { server: Tair::start(), mode: "plain" })
+#[allow(clippy::unnecessary_wraps, reason = "the same signature as for stores that may be missing")]
+pub fn tair(_: &str) -> Option<TairServer> {
+    Some(TairServer { server: Tair::start(), mode: "plain" })
 }
 
-#[allow(clippy::unnecessary_wraps, reason = "as those that may be missing")]
-pub fn tair_version(_: &str) -> Option<OfTair> {
-    Some(OfTair { server: Tair::start(), mode: "version" })
+#[allow(clippy::unnecessary_wraps, reason = "the same signature as for stores that may be missing")]
+pub fn tair_version(_: &str) -> Option<TairServer> {
+    Some(TairServer { server: Tair::start(), mode: "version" })
 }
 
-impl Store for OfTair {
+impl Store for TairServer {
     fn url(&self) -> String {
         format!("tair://127.0.0.1:{}?mode={}", self.server.port(), self.mode)
     }
 }
 
-impl Server for OfTair {
+impl Server for TairServer {
     fn port(&self) -> u16 {
         self.server.port()
     }
@@ -214,7 +214,7 @@ impl Server for OfTair {
     }
 }
 
-/// A member alone, which remembers what it confirmed as every etcd does.
+/// A single member, which is durable like every etcd.
 pub fn etcd(test: &str) -> Option<Etcd> {
     support::have(test, &Etcd::PROGRAMS).then(Etcd::plain)
 }
@@ -259,13 +259,13 @@ impl Server for Etcd {
         assert_eq!(gone.trim(), "1");
     }
 
-    /// The revision begins anew: it is another cluster.
+    /// An empty etcd is a new cluster whose revision starts again.
     fn keeps_fences(&self) -> bool {
         false
     }
 }
 
-/// A database, and how locks are kept in it.
+/// A PostgreSQL database and its lock mode.
 pub struct Database {
     server: Postgres,
     parameters: &'static str,
@@ -281,12 +281,12 @@ fn database(test: &str, parameters: &'static str) -> Option<Database> {
     Some(database)
 }
 
-/// Rows that end.
+/// Rows with an expiry.
 pub fn postgres(test: &str) -> Option<Database> {
     database(test, "")
 }
 
-/// Rows that transactions keep locked.
+/// Rows locked by transactions.
 pub fn postgres_row(test: &str) -> Option<Database> {
     database(test, "&mode=row")
 }
@@ -353,7 +353,7 @@ impl Server for Database {
     }
 }
 
-/// A database of MariaDB, and how locks are kept in it.
+/// A MariaDB database and its lock mode.
 pub struct Schema {
     server: MariaDb,
     parameters: &'static str,
@@ -369,12 +369,12 @@ fn schema(test: &str, parameters: &'static str) -> Option<Schema> {
     Some(schema)
 }
 
-/// Rows that end.
+/// Rows with an expiry.
 pub fn mariadb(test: &str) -> Option<Schema> {
     schema(test, "")
 }
 
-/// Rows that transactions keep locked.
+/// Rows locked by transactions.
 pub fn mariadb_row(test: &str) -> Option<Schema> {
     schema(test, "&mode=row")
 }
@@ -489,7 +489,7 @@ impl Server for ZooKeeper {
         ZooKeeper::restart_empty(self);
     }
 
-    /// The fence is the number of a change of the ensemble, which counts from the start then.
+    /// The fence is a transaction number of the ensemble, which restarts with the data.
     fn keeps_fences(&self) -> bool {
         false
     }
@@ -499,8 +499,8 @@ impl Server for ZooKeeper {
     }
 }
 
-/// Runs a short command many times, on servers of which one does not answer.
-pub fn runs_beside_a_silent_server(url: &str) {
+/// Runs a short command many times on servers one of which doesn't answer.
+pub fn run_with_one_silent_server(url: &str) {
     let runs = support::long_or(200, 24);
     let mut took = Vec::new();
     for nth in 0..runs {
@@ -512,5 +512,5 @@ pub fn runs_beside_a_silent_server(url: &str) {
     took.sort_unstable();
     let (usual, longest) = (took[0], took[took.len() - 1]);
     assert!(longest < usual + Duration::from_millis(1500) * support::slowness(), "{took:?}");
-    assert!(dlock::run(url, &["list"]).stdout.is_empty(), "a lock is left");
+    assert!(dlock::run(url, &["list"]).stdout.is_empty(), "a lock is left over");
 }

@@ -1,4 +1,4 @@
-//! A store, a stubborn first holder, and a second one that looks for the first one's tree when its command starts.
+//! A store, a first holder that ignores TERM, and a second holder whose command checks the first holder's tree when it starts.
 
 use std::{
     fs,
@@ -18,20 +18,20 @@ use crate::support::{
 
 /// The TTL of the leases here: TERM comes 1.2 s after the last confirmed renewal, KILL by 1.6 s.
 pub const TTL: Duration = Duration::from_secs(2);
-/// More than anything takes on a loaded machine.
+/// A limit that no step exceeds, even on a loaded machine.
 pub const LIMIT: Duration = Duration::from_secs(30);
 
-/// One lock, and everything that is to be known about the processes around it.
+/// One lock, and the processes around it.
 pub struct World {
     url: String,
     pub key: String,
     folder: TempDir,
-    /// A number of seconds that only the first holder's tree sleeps: it marks its processes.
+    /// A sleep duration in seconds that only the first holder's tree uses; it identifies those processes.
     tag: String,
     _sweep: Sweep,
 }
 
-/// Looks for living processes of the first tree, then says that it started.
+/// Lists the living processes of the first tree, then records that the second command started.
 const PROBE: &str = r#"
 for file in $(grep -lasFf "$1/tag" /proc/[0-9]*/cmdline); do
   read -r name < "${file%/cmdline}/comm" 2>/dev/null || continue
@@ -54,7 +54,7 @@ impl World {
         self.folder.path().join(name)
     }
 
-    /// A command that ignores TERM, with a child, and a grandchild in a session of its own that ignores it as well.
+    /// Returns a command that ignores TERM, with a child, and a grandchild in its own session that also ignores TERM.
     pub fn stubborn(&self) -> String {
         format!(
             "trap '' TERM INT HUP; setsid sh -c 'trap \"\" TERM; while :; do sleep {tag}; done' & sleep {tag} & touch {ready}; \
@@ -64,7 +64,7 @@ impl World {
         )
     }
 
-    /// `text` with the tag in the place of TAG.
+    /// Returns `text` with the tag in place of TAG.
     pub fn tagged(&self, text: &str) -> String {
         text.replace("TAG", &self.tag)
     }
@@ -74,7 +74,7 @@ impl World {
         self.start_on(&self.url, options, script)
     }
 
-    /// As [`World::start`], on another way to the same store.
+    /// Like [`World::start`], through another URL of the same store.
     pub fn start_on(&self, url: &str, options: &[&str], script: &str) -> Process {
         use std::os::unix::process::CommandExt as _;
         let mut command = dlock::command();
@@ -84,7 +84,7 @@ impl World {
         Process::collect(command)
     }
 
-    /// As [`World::first_on`], in another network namespace.
+    /// Like [`World::first_on`], in another network namespace.
     pub fn first_in(&self, netns: &Netns, url: &str) -> Process {
         use std::os::unix::process::CommandExt as _;
         let [ip, rest @ ..] = netns.prefix();
@@ -94,29 +94,29 @@ impl World {
         command.env_clear().env("PATH", "/usr/local/bin:/usr/bin:/bin").env("HOME", "/nonexistent").stdin(std::process::Stdio::null());
         command.env("DLOCK_BACKEND", url).env("DLOCK_TTL", ttl).process_group(0);
         let first = Process::collect(command);
-        self.grown();
+        self.await_tree();
         first
     }
 
-    /// Starts the stubborn first holder, and waits until all of its tree runs.
+    /// Starts the stubborn first holder, and waits until its whole tree runs.
     pub fn first(&self) -> Process {
         self.first_on(&self.url, &[])
     }
 
-    /// As [`World::first`], on another way to the same store.
+    /// Like [`World::first`], through another URL of the same store.
     pub fn first_on(&self, url: &str, options: &[&str]) -> Process {
         let first = self.start_on(url, options, &self.stubborn());
-        self.grown();
+        self.await_tree();
         first
     }
 
     #[track_caller]
-    fn grown(&self) {
-        // The shell, its child and its pause, the shell of the other session and its pause.
+    fn await_tree(&self) {
+        // The shell, its child and its sleep, the shell in the other session and its sleep.
         support::must("the first holder's tree runs", LIMIT, || self.path("ready").exists() && self.tree().len() >= 5);
     }
 
-    /// What is alive of the first holder's tree.
+    /// Returns the living processes of the first holder's tree.
     pub fn tree(&self) -> Vec<Stat> {
         procfs::tagged(&self.tag).into_iter().filter(|stat| !stat.name.starts_with("dlock") && stat.name != "lock-guard").collect()
     }
@@ -128,7 +128,7 @@ impl World {
         self.start(&["-w", "25"], &probe)
     }
 
-    /// Has a second holder wait for the lock and run the probe; how long that took.
+    /// Waits for a second holder that runs the probe, and returns how long that took.
     #[track_caller]
     pub fn second(&self) -> Duration {
         let began = Instant::now();
@@ -145,13 +145,13 @@ impl World {
         assert!(overlap.is_empty(), "the second command started while these of the first tree were alive: {overlap:?}");
     }
 
-    /// Nothing of the first tree is left, guardian included.
+    /// Asserts that no process of the first tree is left, not even the guardian.
     #[track_caller]
     pub fn assert_gone(&self) {
-        support::must("nothing of the first tree is left", LIMIT, || procfs::tagged(&self.tag).is_empty());
+        support::must("the first tree is gone", LIMIT, || procfs::tagged(&self.tag).is_empty());
     }
 
-    /// The lock is free, at the latest when its lease is over.
+    /// Asserts that the lock becomes free, at the latest when its lease ends.
     #[track_caller]
     pub fn assert_free(&self) {
         support::must("the lock is free", LIMIT, || self.is_free());
@@ -166,7 +166,7 @@ impl World {
         dlock::run(&self.url, &["inspect", &self.key, "--json"])
     }
 
-    /// The guardian of a running `dlock run`.
+    /// Returns the guardian of a running `dlock run`.
     pub fn guardian(dlock: &Process) -> u32 {
         procfs::children(dlock.pid()).iter().find(|stat| stat.name == "lock-guard").expect("a guardian").pid
     }
@@ -176,7 +176,7 @@ impl World {
     }
 }
 
-/// `path` as one word of a shell script.
+/// Returns `path` as one word of a shell script.
 pub fn shell(path: &Path) -> String {
     format!("'{}'", path.display())
 }

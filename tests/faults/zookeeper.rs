@@ -1,4 +1,4 @@
-//! An ensemble of three ZooKeeper servers that loses some of them, and what an administrator can do to a hold.
+//! An ensemble of three ZooKeeper servers that loses some of them, and manual changes by an administrator.
 
 use std::time::{Duration, Instant};
 
@@ -20,7 +20,7 @@ fn ensemble(test: &str) -> Option<ZooKeeper> {
     }
 }
 
-/// Starts a command that runs for so long, and waits until it runs.
+/// Starts a command of this length, and waits until it runs.
 fn long_job(world: &World, seconds: u32) -> Process {
     let script = format!("touch {}; sleep {seconds}; echo done", world.path("ready").display());
     let job = world.start(&LONG, &script);
@@ -60,8 +60,8 @@ fn a_frozen_leader_is_survived() {
 }
 
 #[test]
-fn a_killed_minority_is_not_missed() {
-    let Some(mut servers) = ensemble("a_killed_minority_is_not_missed") else { return };
+fn runs_work_without_a_killed_minority() {
+    let Some(mut servers) = ensemble("runs_work_without_a_killed_minority") else { return };
     for n in 0..3 {
         let world = World::new(servers.url());
         let job = long_job(&world, 3);
@@ -113,24 +113,24 @@ fn a_frozen_majority_stops_the_holder_in_time() {
 }
 
 #[test]
-fn a_waiter_gets_its_turn_after_an_election() {
-    let Some(mut servers) = ensemble("a_waiter_gets_its_turn_after_an_election") else { return };
+fn a_waiter_gets_the_lock_after_an_election() {
+    let Some(mut servers) = ensemble("a_waiter_gets_the_lock_after_an_election") else { return };
     let world = World::new(servers.url());
     let job = long_job(&world, 4);
-    let waiter = world.start(&["-w", "25", "--ttl", "12s"], "echo my turn");
+    let waiter = world.start(&["-w", "25", "--ttl", "12s"], "echo granted");
     std::thread::sleep(Duration::from_millis(700));
     let leader = servers.leader();
     servers.nodes[leader].kill();
     assert_done(job);
     let waiter = waiter.wait(LIMIT);
-    assert_eq!((waiter.code(), waiter.stdout.as_str()), (0, "my turn\n"), "{}", waiter.stderr);
+    assert_eq!((waiter.code(), waiter.stdout.as_str()), (0, "granted\n"), "{}", waiter.stderr);
     servers.start();
 }
 
-/// The holder is well and learns of it at once; the next one gives it half a second to end.
+/// A healthy holder learns of the deletion at once. The next holder waits half a second for it to stop.
 #[test]
-fn a_deleted_node_lets_nobody_start_beside_the_command() {
-    let Some(servers) = ensemble("a_deleted_node_lets_nobody_start_beside_the_command") else { return };
+fn a_deleted_node_stops_the_command_before_the_next_starts() {
+    let Some(servers) = ensemble("a_deleted_node_stops_the_command_before_the_next_starts") else { return };
     for _ in 0..5 {
         let world = World::new(servers.url());
         let first = world.first();
@@ -151,7 +151,7 @@ fn a_deleted_node_lets_nobody_start_beside_the_command() {
     }
 }
 
-/// What `acquire` prints is all that another process needs; the server's range is the longest lease.
+/// The output of `acquire` is all that another process needs. The server's session range limits the lease.
 #[test]
 fn acquire_hands_the_lock_over() {
     let Some(servers) = ensemble("acquire_hands_the_lock_over") else { return };
@@ -171,17 +171,17 @@ fn acquire_hands_the_lock_over() {
     assert_eq!(run(&["release", "deploy", "--token", token]).code(), 0);
     assert_eq!(run(&["release", "deploy", "--token", token]).code(), 77);
     assert_eq!(run(&["run", "-k", "deploy", "--", "true"]).code(), 0);
-    // Left alone, it ends.
+    // Without a renewal, the hold ends.
     let acquired = run(&["acquire", "deploy", "--ttl", "2s"]);
     std::thread::sleep(Duration::from_millis(2500));
     assert_eq!(run(&["renew", "deploy", "--token", acquired.stdout.trim()]).code(), 77);
     assert_eq!(run(&["run", "-k", "deploy", "--", "true"]).code(), 0);
 }
 
-/// The command learns its token, but not the session's secret.
+/// The command sees its token, but not the session's secret.
 #[test]
-fn a_command_is_not_told_the_session() {
-    let Some(servers) = ensemble("a_command_is_not_told_the_session") else { return };
+fn a_command_does_not_see_the_session_secret() {
+    let Some(servers) = ensemble("a_command_does_not_see_the_session_secret") else { return };
     let ended = support::dlock::run(&servers.url(), &["run", "-k", "job", "--", "sh", "-c", "echo $DLOCK_TOKEN; echo $DLOCK_HELD"]);
     assert_eq!(ended.code(), 0, "{}", ended.stderr);
     let token = ended.stdout.lines().next().unwrap();
@@ -189,7 +189,7 @@ fn a_command_is_not_told_the_session() {
     assert!(!ended.stdout.contains(&format!("{token}.")), "{}", ended.stdout);
 }
 
-/// A session that is left behind would be there until its timeout.
+/// A session that dlock leaves open would last until its timeout.
 #[test]
 fn no_session_outlives_dlock() {
     if let Some(why) = ZooKeeper::missing() {
@@ -217,7 +217,7 @@ fn no_session_outlives_dlock() {
         let ended = support::dlock::run(&url, command);
         assert_eq!(ended.code(), i32::from(status), "{command:?}: {}", ended.stderr);
         token = ended.stdout.trim().to_owned();
-        // The one that waits for the next command.
+        // `acquire` leaves one session for the next command.
         let allowed = u64::from(command[0] == "acquire");
         let left = || sessions().map(|now| now.saturating_sub(before.unwrap_or_default()));
         must(&format!("the sessions of {command:?} end"), Duration::from_secs(1), || left() == Some(allowed));
@@ -229,21 +229,21 @@ fn no_session_outlives_dlock() {
     must("the sessions of acquire, renew and release end", Duration::from_secs(1), || sessions() == before);
 }
 
-/// Two of three servers are all that a run needs: none fails or leaves its lock behind, and none waits long for the third.
+/// A run needs only two of three servers: no run fails, keeps its lock, or waits long for the third server.
 #[test]
-fn a_frozen_follower_costs_a_run_little() {
-    let Some(servers) = ensemble("a_frozen_follower_costs_a_run_little") else { return };
+fn a_frozen_follower_barely_delays_runs() {
+    let Some(servers) = ensemble("a_frozen_follower_barely_delays_runs") else { return };
     let frozen = (servers.leader() + 1) % 3;
     servers.nodes[frozen].freeze();
-    crate::stores::runs_beside_a_silent_server(&servers.url());
+    crate::stores::run_with_one_silent_server(&servers.url());
     servers.nodes[frozen].thaw();
 }
 
-/// The same where a host is off, and nothing is there that would refuse a connection.
+/// The same for a host that is off and refuses no connection.
 #[test]
-fn a_server_whose_packets_are_dropped_costs_a_run_little() {
-    let Some(servers) = ensemble("a_server_whose_packets_are_dropped_costs_a_run_little") else { return };
+fn an_unreachable_server_barely_delays_runs() {
+    let Some(servers) = ensemble("an_unreachable_server_barely_delays_runs") else { return };
     let (hosts, deaf) = (servers.hosts(), Deaf::new());
     let url = format!("zookeeper://127.0.0.1:{},127.0.0.1:{},127.0.0.1:{}", deaf.port, hosts[0].1, hosts[1].1);
-    crate::stores::runs_beside_a_silent_server(&url);
+    crate::stores::run_with_one_silent_server(&url);
 }

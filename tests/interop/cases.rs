@@ -1,4 +1,4 @@
-//! What each library has to show: that it and dlock take turns, that each outlives the other one's death, and that nothing is lost in a race.
+//! The cases for each library: it and dlock exclude each other, each takes over after the other's death, and no update is lost in a race.
 
 use std::{
     fs,
@@ -23,67 +23,67 @@ use crate::{
 };
 
 const LIMIT: Duration = Duration::from_secs(60);
-/// Long enough for a program that is not kept out to start.
+/// Long enough for a program to start if the lock doesn't block it.
 const KEPT_OUT: Duration = Duration::from_millis(500);
 /// How long a race lasts.
 const RACE: Duration = Duration::from_secs(5);
-/// The lease of a library that is not to lose it.
+/// The lease of a library that must not lose its lock.
 const LONG: u32 = 40;
-/// The lease of one that is killed.
+/// The lease of a library that is killed.
 const SHORT: u32 = 4;
 
-/// How a library and one mode of dlock stand to each other.
+/// How a library's lock interacts with one mode of dlock.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Meet {
-    /// Each is refused while the other one holds the lock.
+pub enum Interaction {
+    /// Each is busy while the other holds the lock.
     Excluded,
-    /// Both are readers.
-    GroupOutcome,
+    /// Both hold the lock in shared mode.
+    Compatible,
 }
-pub use Meet::{Excluded, GroupOutcome};
+pub use Interaction::{Compatible, Excluded};
 
 /// A library that shares its locks with dlock.
 #[derive(Clone, Copy, Debug)]
 pub struct Library {
     pub language: Language,
     pub store: Store,
-    /// dlock's side, if there is anything to say.
+    /// dlock's options for this library.
     pub options: &'static [&'static str],
-    /// What the library is given for a key in a database.
+    /// Returns the library's name for a key, given the database.
     pub name: fn(key: &str, database: &str) -> String,
-    /// dlock's modes, the first of which is the exclusive one.
-    pub modes: &'static [(&'static str, Meet)],
-    /// What it says while dlock holds the lock, if it can't say that it is busy, and why.
+    /// dlock's modes, starting with the exclusive one.
+    pub modes: &'static [(&'static str, Interaction)],
+    /// The error that the library raises instead of reporting busy while dlock holds the lock, and its reason.
     pub raises: Option<(&'static str, &'static str)>,
-    /// Why a killed holder's lock does not end.
+    /// Why a killed holder's lock does not expire.
     pub without_end: Option<&'static str>,
 }
 
-/// A library that does not.
+/// A library that doesn't share its locks with dlock.
 #[derive(Clone, Copy, Debug)]
-pub struct Stranger {
+pub struct Independent {
     pub language: Language,
     pub store: Store,
     pub name: fn(key: &str, database: &str) -> String,
-    /// dlock's status while the library has its lock: 75 if dlock waits for it, 65 if dlock can't read what it finds, 0 if it sees nothing.
+    /// dlock's status while the library holds its lock: 75 if dlock waits, 65 if it can't read the key, 0 if it sees nothing.
     pub dlock: i32,
-    /// The status of a hold of dlock's while which the library is granted the lock: 76 if it takes the lock away by that.
+    /// The status of a dlock hold while the library gets the lock: 76 if that takes the lock away.
     pub passed: i32,
-    /// What the library says while dlock holds its lock.
+    /// The library's answer while dlock holds its lock.
     pub library: &'static str,
-    /// Why it can't be otherwise, as the man page has it.
+    /// The reason, as the man page explains it.
     pub why: &'static str,
 }
 
-/// Both, on one lock.
-struct Two<'a> {
+/// A library and dlock on one lock.
+struct Pair<'a> {
     library: &'a Library,
     server: Server,
     key: String,
     name: String,
 }
 
-/// Says why a case can't be run here.
+/// Prints why a case is skipped, if it is.
 pub fn skipped(test: &str, language: Language, store: Store) -> bool {
     let why = language.missing().or_else(|| store.missing());
     if let Some(why) = &why {
@@ -92,13 +92,13 @@ pub fn skipped(test: &str, language: Language, store: Store) -> bool {
     why.is_some()
 }
 
-/// A job that runs until it is told to end.
+/// A job that runs until the file `go` exists.
 fn job(folder: &Path) -> String {
     let folder = folder.display();
     format!("echo $$ > {folder}/began; while [ ! -e {folder}/go ]; do sleep 0.02; done; touch {folder}/ended")
 }
 
-impl<'a> Two<'a> {
+impl<'a> Pair<'a> {
     fn new(library: &'a Library) -> Self {
         let server = library.store.start();
         let key = unique("job");
@@ -110,7 +110,7 @@ impl<'a> Two<'a> {
         Program::start(self.library.language, &self.server.address, &self.name, ttl)
     }
 
-    /// `dlock WORDS`, with the options of this library.
+    /// Starts `dlock WORDS` with the options of this library.
     fn dlock(&self, words: &[&str]) -> Process {
         let words: Vec<_> = words[..1].iter().chain(self.library.options).chain(&words[1..]).copied().collect();
         dlock::spawn(&self.server.url, &words)
@@ -122,7 +122,7 @@ impl<'a> Two<'a> {
         serde_json::from_str(&said.stdout).unwrap()
     }
 
-    /// What `names` prints is what the library was given, and `inspect` shows its hold under the same name.
+    /// `dlock names` prints the library's name, and `inspect` shows the library's hold under that name.
     fn is_named(&self) {
         let (state, names) = (self.json("inspect"), self.json("names"));
         let holders = state["holders"].as_array().unwrap();
@@ -132,15 +132,15 @@ impl<'a> Two<'a> {
         assert!(codes.iter().any(|code| code.contains(&self.name)), "{} is in none of {codes:?}", self.name);
     }
 
-    fn library_first(&self, theirs: &mut Program, mode: &str, meet: Meet) {
+    fn library_first(&self, theirs: &mut Program, mode: &str, interaction: Interaction) {
         assert_eq!(theirs.say("try"), "held");
         let tried = self.dlock(&["run", mode, "-k", &self.key, "--", "true"]).wait(LIMIT);
-        assert_eq!(tried.code(), if meet == Excluded { 75 } else { 0 }, "{mode}: {}", tried.stderr);
+        assert_eq!(tried.code(), if interaction == Excluded { 75 } else { 0 }, "{mode}: {}", tried.stderr);
         self.is_named();
         let folder = support::folder();
         let ran = folder.path().join("ran");
         let waiter = self.dlock(&["run", mode, "-k", &self.key, "-w", "50", "--", "touch", &ran.display().to_string()]);
-        if meet == Excluded {
+        if interaction == Excluded {
             std::thread::sleep(KEPT_OUT);
             assert!(!ran.exists(), "dlock {mode} ran while the library held the lock");
         }
@@ -151,12 +151,12 @@ impl<'a> Two<'a> {
         say(&format!("interop: {:?}, then dlock {mode} in {} ms", self.library.language, released.elapsed().as_millis()));
     }
 
-    fn dlock_first(&self, theirs: &mut Program, mode: &str, meet: Meet) {
+    fn dlock_first(&self, theirs: &mut Program, mode: &str, interaction: Interaction) {
         let folder = support::folder();
         let folder = folder.path();
         let holder = self.dlock(&["run", mode, "-k", &self.key, "--", "sh", "-c", &job(folder)]);
-        must("dlock has it", LIMIT, || folder.join("began").exists());
-        if meet == GroupOutcome {
+        must("dlock holds the lock", LIMIT, || folder.join("began").exists());
+        if interaction == Compatible {
             assert_eq!(theirs.say("try"), "held");
             fs::write(folder.join("go"), "").unwrap();
             assert_eq!(holder.wait(LIMIT).code(), 0);
@@ -184,7 +184,7 @@ impl<'a> Two<'a> {
         assert_eq!(theirs.say("release"), "free");
     }
 
-    /// The library's process is killed while it has the lock.
+    /// Kills the library's process while it holds the lock.
     fn library_dies(&self) {
         let mut theirs = self.program(SHORT);
         assert_eq!(theirs.say("try"), "held");
@@ -203,13 +203,13 @@ impl<'a> Two<'a> {
         say(&format!("interop: {:?} killed, dlock {} ms later", self.library.language, killed.elapsed().as_millis()));
     }
 
-    /// dlock is killed while it has the lock.
+    /// Kills dlock while it holds the lock.
     fn dlock_dies(&self) {
         let folder = support::folder();
         let folder = folder.path();
         let holder = self.dlock(&["run", "-k", &self.key, "--ttl", "4s", "--", "sh", "-c", &job(folder)]);
         let began = folder.join("began");
-        must("dlock has it", LIMIT, || fs::read_to_string(&began).is_ok_and(|pid| pid.ends_with('\n')));
+        must("dlock holds the lock", LIMIT, || fs::read_to_string(&began).is_ok_and(|pid| pid.ends_with('\n')));
         let command: u32 = fs::read_to_string(&began).unwrap().trim().parse().unwrap();
         let mut theirs = self.program(LONG);
         let waits = self.library.raises.is_none();
@@ -231,7 +231,7 @@ impl<'a> Two<'a> {
         assert_eq!(ended.code(), 128 + Signal::KILL.as_raw(), "{}", ended.stderr);
     }
 
-    /// Both take the lock as often as they can, and count in two steps what they do.
+    /// Both take the lock as often as they can, and increment a counter without atomicity.
     fn race(&self) {
         let folder = support::folder();
         let file = folder.path().join("count").display().to_string();
@@ -249,50 +249,50 @@ impl<'a> Two<'a> {
         let theirs: u64 = theirs.answer().strip_prefix("counted ").unwrap().parse().unwrap();
         let count: u64 = fs::read_to_string(&file).unwrap().trim().parse().unwrap();
         say(&format!("interop: race of dlock {ours} and {:?} {theirs}", self.library.language));
-        assert_eq!(count, ours + theirs, "they overlapped");
+        assert_eq!(count, ours + theirs, "two holders overlapped");
         assert!(ours > 0 && theirs > 0, "one of them never got the lock: dlock {ours}, the library {theirs}");
     }
 }
 
-/// The library holds and dlock is busy, waits and gets it; and the other way round, in each mode of dlock.
-pub fn take_turns(library: &Library) {
-    let two = Two::new(library);
-    let mut theirs = two.program(LONG);
-    for (mode, meet) in library.modes {
-        two.library_first(&mut theirs, mode, *meet);
-        two.dlock_first(&mut theirs, mode, *meet);
+/// The library holds while dlock is busy, waits and gets the lock, and the other way round, in each mode of dlock.
+pub fn exclude_each_other(library: &Library) {
+    let pair = Pair::new(library);
+    let mut theirs = pair.program(LONG);
+    for (mode, interaction) in library.modes {
+        pair.library_first(&mut theirs, mode, *interaction);
+        pair.dlock_first(&mut theirs, mode, *interaction);
     }
 }
 
 /// Each is killed, and the other one takes over.
 pub fn outlive_each_other(library: &Library) {
     std::thread::scope(|both| {
-        both.spawn(|| Two::new(library).dlock_dies());
-        both.spawn(|| Two::new(library).library_dies());
+        both.spawn(|| Pair::new(library).dlock_dies());
+        both.spawn(|| Pair::new(library).library_dies());
     });
 }
 
-/// As often as both can for some seconds.
+/// Both take the lock as often as they can for some seconds.
 pub fn race(library: &Library) {
-    Two::new(library).race();
+    Pair::new(library).race();
 }
 
-/// What is documented of a library that doesn't share its locks, or only one way, is so.
-pub fn pass_each_other(stranger: &Stranger) {
-    let server = stranger.store.start();
+/// Checks the documentation of a library that doesn't share its locks, or only in one direction.
+pub fn ignore_each_other(library: &Independent) {
+    let server = library.store.start();
     let key = unique("job");
-    let name = (stranger.name)(&key, &server.database);
-    let mut theirs = Program::start(stranger.language, &server.address, &name, LONG);
+    let name = (library.name)(&key, &server.database);
+    let mut theirs = Program::start(library.language, &server.address, &name, LONG);
     let folder = support::folder();
     let folder = folder.path();
     let holder = dlock::spawn(&server.url, &["run", "-k", &key, "--", "sh", "-c", &job(folder)]);
-    must("dlock has it", LIMIT, || folder.join("began").exists());
-    assert_eq!(theirs.say("try"), stranger.library, "{}", stranger.why);
+    must("dlock holds the lock", LIMIT, || folder.join("began").exists());
+    assert_eq!(theirs.say("try"), library.library, "{}", library.why);
     fs::write(folder.join("go"), "").unwrap();
-    assert_eq!(holder.wait(LIMIT).code(), stranger.passed);
-    if stranger.library != "held" {
+    assert_eq!(holder.wait(LIMIT).code(), library.passed);
+    if library.library != "held" {
         assert_eq!(theirs.say("lock"), "held");
     }
     let tried = dlock::run(&server.url, &["run", "-k", &key, "--", "true"]);
-    assert_eq!(tried.code(), stranger.dlock, "{}: {}", stranger.why, tried.stderr);
+    assert_eq!(tried.code(), library.dlock, "{}: {}", library.why, tried.stderr);
 }

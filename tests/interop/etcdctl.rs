@@ -1,4 +1,4 @@
-//! What only etcd has: `etcdctl elect`, the read-write lock of its recipes, one queue for all, and names within names.
+//! Cases for etcd only: `etcdctl elect`, the read-write lock of its recipes, the common queue, and nested names.
 
 use std::{
     fs,
@@ -17,7 +17,7 @@ use crate::support::{
 };
 
 const LIMIT: Duration = Duration::from_secs(30);
-/// Long enough for anybody who is not kept out to start.
+/// Long enough for a program to start if the lock doesn't block it.
 const KEPT_OUT: Duration = Duration::from_millis(600);
 
 macro_rules! etcd_or_return {
@@ -26,7 +26,7 @@ macro_rules! etcd_or_return {
     };
 }
 
-/// Waits for a file to appear, saying when it began and ended in a file of its own.
+/// Returns a script that waits for a file, and writes its start and end times to files.
 fn job(folder: &Path, who: &str) -> String {
     let folder = folder.display();
     format!("date +%s%N > {folder}/{who}.began; while [ ! -e {folder}/{who}.go ]; do sleep 0.01; done; date +%s%N > {folder}/{who}.ended")
@@ -44,14 +44,14 @@ fn at(folder: &Path, who: &str, what: &str) -> i64 {
     fs::read_to_string(folder.join(format!("{who}.{what}"))).unwrap().trim().parse().unwrap()
 }
 
-/// How a lock of one name is written for each of them.
+/// A lock's name in both programs.
 struct Name {
     etcdctl: String,
     options: Vec<String>,
     key: String,
 }
 
-/// Without a namespace the names are the same; in a namespace, `etcdctl` has to say it.
+/// Without a namespace the names are equal. In a namespace, `etcdctl` has to add it.
 fn names(what: &str) -> [Name; 2] {
     let (bare, spaced) = (unique(what), unique(what));
     [
@@ -73,11 +73,11 @@ fn start_etcdctl(etcd: &Etcd, name: &Name, script: &str) -> Process {
     Process::collect(command)
 }
 
-/// etcd's read-write lock of the recipes, whose keys anybody can put: its readers and dlock's go together, and its writers and
-/// dlock's readers exclude each other. Where it looks for whom to wait for, dlock's keys are.
+/// The read-write lock of etcd's recipes: its readers are compatible with dlock's, and its writers and dlock's readers exclude each other.
+/// Any client can put its keys, and it finds dlock's keys where it looks for holders.
 #[test]
-fn the_read_write_lock_of_the_recipes_and_dlock_see_each_other() {
-    let etcd = etcd_or_return!("the_read_write_lock_of_the_recipes_and_dlock_see_each_other");
+fn the_recipes_read_write_lock_works_with_dlock() {
+    let etcd = etcd_or_return!("the_recipes_read_write_lock_works_with_dlock");
     let name = &names("recipes")[1];
     let put = |what: &str| {
         let granted = etcd.ctl(&["lease", "grant", "60"]);
@@ -91,21 +91,21 @@ fn the_read_write_lock_of_the_recipes_and_dlock_see_each_other() {
         command.env("DLOCK_BACKEND", etcd.url());
         Process::collect(command)
     };
-    // A reader of theirs: by the nanosecond that it came in.
+    // A recipe's reader has the time of its arrival in ns as its name.
     let reader = put("read/1732190000000000000");
-    assert_eq!(shared("0", "exit 3").wait(LIMIT).code(), 3, "readers go together");
-    assert_eq!(start_dlock(&etcd, name, "0", "true").wait(LIMIT).code(), 75, "a reader of theirs keeps a writer out");
+    assert_eq!(shared("0", "exit 3").wait(LIMIT).code(), 3, "readers are compatible");
+    assert_eq!(start_dlock(&etcd, name, "0", "true").wait(LIMIT).code(), 75, "a recipe's reader blocks a writer");
     etcd.ctl(&["lease", "revoke", &reader]);
     let writer = put("write/1732190000000000001");
-    assert_eq!(shared("0", "true").wait(LIMIT).code(), 75, "a writer of theirs keeps a reader out");
+    assert_eq!(shared("0", "true").wait(LIMIT).code(), 75, "a recipe's writer blocks a reader");
     let folder = support::folder();
     let folder = folder.path();
     let waits = shared("20", &job(folder, "dlock"));
     std::thread::sleep(KEPT_OUT);
     assert!(!runs(folder, "dlock"));
     etcd.ctl(&["lease", "revoke", &writer]);
-    must("dlock has its turn", LIMIT, || runs(folder, "dlock"));
-    // And the other way round: their writers wait for all below the name, their readers for all that begins with `write`.
+    must("dlock gets the lock", LIMIT, || runs(folder, "dlock"));
+    // In the other direction: a recipe's writer waits for all keys under the name, a reader for all keys that start with `write`.
     let keys = |what: &str| etcd.keys(&format!("{}/{what}", name.etcdctl)).len();
     assert_eq!((keys(""), keys("read/"), keys("write")), (1, 1, 0));
     go(folder, "dlock");
@@ -115,15 +115,15 @@ fn the_read_write_lock_of_the_recipes_and_dlock_see_each_other() {
     command.env("DLOCK_BACKEND", etcd.url());
     let permit = Process::collect(command);
     must("a permit is held", LIMIT, || runs(folder, "permit"));
-    assert_eq!((keys(""), keys("read/"), keys("write")), (1, 0, 1), "to their readers a permit is a writer");
+    assert_eq!((keys(""), keys("read/"), keys("write")), (1, 0, 1), "for a recipe's reader a permit is a writer");
     go(folder, "permit");
     assert_eq!(permit.wait(LIMIT).code(), 0);
 }
 
-/// They stand in one queue, and have their turns in the order of their coming.
+/// Both wait in one queue and get the lock in the order of their arrival.
 #[test]
-fn they_stand_in_one_queue() {
-    let etcd = etcd_or_return!("they_stand_in_one_queue");
+fn etcdctl_and_dlock_share_one_queue() {
+    let etcd = etcd_or_return!("etcdctl_and_dlock_share_one_queue");
     for name in names("queue") {
         let folder = support::folder();
         let folder = folder.path();
@@ -131,8 +131,8 @@ fn they_stand_in_one_queue() {
         for n in 0..6 {
             let script = job(folder, &n.to_string());
             all.push(if n % 2 == 0 { start_etcdctl(&etcd, &name, &script) } else { start_dlock(&etcd, &name, "25", &script) });
-            // The folder alone: what is nested deeper has another name.
-            must("it stands in the queue", LIMIT, || etcd.keys(&format!("{}/", name.etcdctl)).len() == n + 1);
+            // Only keys directly in the folder: deeper keys belong to other names.
+            must("the waiter is in the queue", LIMIT, || etcd.keys(&format!("{}/", name.etcdctl)).len() == n + 1);
         }
         (0..6).for_each(|n| go(folder, &n.to_string()));
         for one in all {
@@ -145,11 +145,11 @@ fn they_stand_in_one_queue() {
     }
 }
 
-/// Whoever comes, whenever, and whether they wait: two never run at once.
+/// No two run at once, with or without waiting.
 #[test]
-fn a_crowd_of_both_never_overlaps() {
-    let etcd = etcd_or_return!("a_crowd_of_both_never_overlaps");
-    let name = &names("crowd")[0];
+fn contending_etcdctl_and_dlock_runs_never_overlap() {
+    let etcd = etcd_or_return!("contending_etcdctl_and_dlock_runs_never_overlap");
+    let name = &names("contention")[0];
     let folder = support::folder();
     let inside = folder.path().join("inside");
     let script = format!(
@@ -171,7 +171,7 @@ fn a_crowd_of_both_never_overlaps() {
     assert!(began.elapsed() < Duration::from_secs(20), "{:?}", began.elapsed());
 }
 
-/// An election is held as a lock is, with a value that is nobody's metadata.
+/// An election is held like a lock, with a value that isn't dlock's metadata.
 #[test]
 fn an_elected_leader_keeps_dlock_out() {
     let etcd = etcd_or_return!("an_elected_leader_keeps_dlock_out");
@@ -179,22 +179,22 @@ fn an_elected_leader_keeps_dlock_out() {
     let mut command = etcd.etcdctl();
     command.args(["elect", &name.etcdctl, "{\"dlock\":true}"]).stdin(std::process::Stdio::null());
     let leader = Process::collect(command);
-    must("it is elected", LIMIT, || !etcd.keys(&format!("{}/", name.etcdctl)).is_empty());
+    must("the leader is elected", LIMIT, || !etcd.keys(&format!("{}/", name.etcdctl)).is_empty());
     assert_eq!(start_dlock(&etcd, name, "0", "true").wait(LIMIT).code(), 75);
     leader.signal(Signal::INT);
     let waiter = start_dlock(&etcd, name, "20", "exit 3").wait(LIMIT);
     assert_eq!(waiter.code(), 3, "{}", waiter.stderr);
 }
 
-/// To `etcdctl` a lock `a` contains a lock `a/b`; dlock's don't contain each other, nor does dlock wait for `etcdctl`'s.
+/// For `etcdctl`, lock `a` contains lock `a/b`. dlock's locks are independent, and dlock doesn't wait for `etcdctl`'s inner lock.
 #[test]
-fn names_with_slashes_are_strangers() {
-    let etcd = etcd_or_return!("names_with_slashes_are_strangers");
+fn dlock_locks_with_slashes_are_independent() {
+    let etcd = etcd_or_return!("dlock_locks_with_slashes_are_independent");
     let name = &names("path")[0];
     let folder = support::folder();
     let below = Name { etcdctl: format!("{}/1", name.etcdctl), options: Vec::new(), key: String::new() };
     let holder = start_etcdctl(&etcd, &below, &job(folder.path(), "below"));
-    must("etcdctl has the lower one", LIMIT, || runs(folder.path(), "below"));
+    must("etcdctl holds the inner lock", LIMIT, || runs(folder.path(), "below"));
     let free = start_dlock(&etcd, name, "0", "exit 4").wait(LIMIT);
     assert_eq!(free.code(), 4, "{}", free.stderr);
     go(folder.path(), "below");

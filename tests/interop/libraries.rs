@@ -1,22 +1,22 @@
-//! The libraries, each with the server, the name and the modes of dlock that it is tried with.
+//! The table of libraries: the server, the name and the modes of dlock for each.
 
 use crate::{
-    cases::{self, Excluded, GroupOutcome, Library, Meet, Stranger},
+    cases::{self, Compatible, Excluded, Independent, Interaction, Library},
     program::Language::{Java, Node, Python},
     stores::Store::{self, Etcd, MariaDb, Postgres, Redis, Redlock, RedlockOfOne, ZooKeeper},
 };
 
-/// With all modes, none of which goes together with the library's lock.
-const ALONE: &[(&str, Meet)] = &[("-x", Excluded), ("-s", Excluded), ("--permits=2", Excluded)];
-/// The library reads.
-const READER: &[(&str, Meet)] = &[("-x", Excluded), ("-s", GroupOutcome), ("--permits=2", Excluded)];
-/// Where there are no permits.
-const NO_PERMITS: &[(&str, Meet)] = &[("-x", Excluded), ("-s", Excluded)];
-const NO_PERMITS_READER: &[(&str, Meet)] = &[("-x", Excluded), ("-s", GroupOutcome)];
-/// Where there are neither.
-const EXCLUSIVE: &[(&str, Meet)] = &[("-x", Excluded)];
+/// All modes; none is compatible with the library's lock.
+const ALONE: &[(&str, Interaction)] = &[("-x", Excluded), ("-s", Excluded), ("--permits=2", Excluded)];
+/// The library's lock is shared.
+const READER: &[(&str, Interaction)] = &[("-x", Excluded), ("-s", Compatible), ("--permits=2", Excluded)];
+/// For stores without permits.
+const NO_PERMITS: &[(&str, Interaction)] = &[("-x", Excluded), ("-s", Excluded)];
+const NO_PERMITS_READER: &[(&str, Interaction)] = &[("-x", Excluded), ("-s", Compatible)];
+/// For stores with exclusive locks only.
+const EXCLUSIVE: &[(&str, Interaction)] = &[("-x", Excluded)];
 
-/// The library is given what is stored, with dlock's prefix.
+/// The library uses the stored name, with dlock's prefix.
 fn prefixed(key: &str, _: &str) -> String {
     format!("dlock:{key}")
 }
@@ -45,22 +45,22 @@ macro_rules! share {
             }
 
             #[test]
-            fn they_take_turns() {
-                if !skipped("they_take_turns") {
-                    cases::take_turns(&LIBRARY);
+            fn library_and_dlock_exclude_each_other() {
+                if !skipped("library_and_dlock_exclude_each_other") {
+                    cases::exclude_each_other(&LIBRARY);
                 }
             }
 
             #[test]
-            fn each_outlives_the_other() {
-                if !skipped("each_outlives_the_other") {
+            fn each_takes_over_after_the_others_death() {
+                if !skipped("each_takes_over_after_the_others_death") {
                     cases::outlive_each_other(&LIBRARY);
                 }
             }
 
             #[test]
-            fn they_race() {
-                if !skipped("they_race") {
+            fn no_update_is_lost_in_a_race() {
+                if !skipped("no_update_is_lost_in_a_race") {
                     cases::race(&LIBRARY);
                 }
             }
@@ -69,12 +69,12 @@ macro_rules! share {
 }
 
 macro_rules! pass {
-    ($($name:ident: $stranger:expr;)*) => {
+    ($($name:ident: $library:expr;)*) => {
         $(#[test]
         fn $name() {
-            const STRANGER: Stranger = $stranger;
-            if !cases::skipped(stringify!($name), STRANGER.language, STRANGER.store) {
-                cases::pass_each_other(&STRANGER);
+            const LIBRARY: Independent = $library;
+            if !cases::skipped(stringify!($name), LIBRARY.language, LIBRARY.store) {
+                cases::ignore_each_other(&LIBRARY);
             }
         })*
     };
@@ -144,7 +144,7 @@ share! {
 }
 
 pass! {
-    kazoo_by_default_passes_dlock: Stranger {
+    kazoo_by_default_passes_dlock: Independent {
         language: Python("queues:kazoo-default"),
         store: ZooKeeper,
         name: path,
@@ -153,7 +153,7 @@ pass! {
         library: "held",
         why: "it looks for nodes of its own alone, and dlock for all of them",
     };
-    kazoo_semaphores_are_strangers: Stranger {
+    kazoo_semaphores_are_strangers: Independent {
         language: Python("queues:kazoo-semaphore"),
         store: ZooKeeper,
         name: path,
@@ -162,7 +162,7 @@ pass! {
         library: "busy",
         why: "it counts all children of the path, and dlock finds some that are no lock's",
     };
-    curator_semaphores_pass_dlock: Stranger {
+    curator_semaphores_pass_dlock: Independent {
         language: Java("semaphore"),
         store: ZooKeeper,
         name: path,
@@ -171,7 +171,7 @@ pass! {
         library: "held",
         why: "it keeps its nodes in folders below the path, which are no lock's",
     };
-    etcd3_is_a_stranger: Stranger {
+    etcd3_is_a_stranger: Independent {
         language: Python("queues:etcd3"),
         store: Etcd,
         name: |key, _| format!("dlock/{key}"),
@@ -180,7 +180,7 @@ pass! {
         library: "held",
         why: "it puts one key, /locks/NAME, whatever the name",
     };
-    hashtext_is_another_number: Stranger {
+    hashtext_is_another_number: Independent {
         language: Python("sql:advisory"),
         store: Postgres("?mode=advisory"),
         name: |key, _| format!("hashtext('dlock:{key}')"),
@@ -189,7 +189,7 @@ pass! {
         library: "held",
         why: "dlock's number has 64 bits: ?pg_key= takes the other one",
     };
-    shedlock_with_local_time_passes_dlock: Stranger {
+    shedlock_with_local_time_passes_dlock: Independent {
         language: Python("sql:shedlock-local-time"),
         store: Postgres(""),
         name: prefixed,
@@ -200,7 +200,7 @@ pass! {
     };
 }
 
-/// A program that has its number from `hashtext` shares it by `?pg_key=`.
+/// A program that uses `hashtext` for its number shares it through `?pg_key=`.
 #[test]
 fn psql_with_hashtext() {
     let language = Python("sql:advisory");

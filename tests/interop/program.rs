@@ -1,4 +1,4 @@
-//! A process that has one lock of a library, and does with it what it is told.
+//! A process with one lock of a library, which executes commands from the test.
 
 use std::{
     io::{BufRead as _, BufReader, Write as _},
@@ -17,22 +17,22 @@ use crate::support::{
     process,
 };
 
-/// Much longer than an answer takes on a busy machine.
+/// Much longer than an answer takes, even on a busy machine.
 const LIMIT: Duration = Duration::from_secs(60);
 
-/// What the library is written in, and its name in the program there.
+/// The library's language, and its name in the driver of that language.
 #[derive(Clone, Copy, Debug)]
 pub enum Language {
     /// `driver.py`: MODULE:KIND
     Python(&'static str),
     /// `driver.js`
     Node(&'static str),
-    /// `Driver.java`, of Curator
+    /// `Driver.java`, for Curator
     Java(&'static str),
 }
 
 impl Language {
-    /// Why no program of it can be run.
+    /// Returns why no program of this language can run, if so.
     pub fn missing(self) -> Option<String> {
         let (programs, made): (&[&str], fn() -> Option<String>) = match self {
             Self::Python(_) => (&["python3"], || python().err()),
@@ -47,7 +47,7 @@ impl Language {
         match self {
             Self::Python(kind) => {
                 let mut command = process::command(python().unwrap());
-                // The generated code of etcd3 is older than what runs it.
+                // The generated code of etcd3 is older than its runtime.
                 command.arg("-B").arg(format!("{DRIVERS}/driver.py")).arg(kind).env("PROTOCOL_BUFFERS_PYTHON_IMPLEMENTATION", "python");
                 command
             }
@@ -65,7 +65,7 @@ impl Language {
     }
 }
 
-/// A running program. It leads a process group, and all of it is killed when this value is dropped.
+/// A running driver. It leads a process group, which is killed when this value is dropped.
 pub struct Program {
     child: Child,
     stdin: ChildStdin,
@@ -87,35 +87,35 @@ impl Program {
         program
     }
 
-    /// What it says to a command.
+    /// Sends a command and returns the answer.
     #[track_caller]
     pub fn say(&mut self, command: &str) -> String {
         self.tell(command);
         self.answer()
     }
 
-    /// Gives it a command that may take long.
+    /// Sends a command that may take long.
     #[track_caller]
     pub fn tell(&mut self, command: &str) {
         writeln!(self.stdin, "{command}").unwrap();
     }
 
-    /// What it says next.
+    /// Returns the next answer.
     #[track_caller]
     pub fn answer(&mut self) -> String {
         self.answers.recv_timeout(LIMIT).unwrap_or_else(|error| panic!("no answer: {error}"))
     }
 
-    /// What it says within this time.
+    /// Returns the next answer, if it comes within this time.
     pub fn answer_within(&mut self, time: Duration) -> Option<String> {
         match self.answers.recv_timeout(time) {
             Ok(answer) => Some(answer),
             Err(RecvTimeoutError::Timeout) => None,
-            Err(RecvTimeoutError::Disconnected) => panic!("it ended"),
+            Err(RecvTimeoutError::Disconnected) => panic!("the driver ended"),
         }
     }
 
-    /// Kills it, and what it started.
+    /// Kills the driver and its descendants.
     pub fn kill(&mut self) {
         let group = Pid::from_raw(self.child.id().cast_signed()).unwrap();
         let _ = kill_process_group(group, Signal::KILL);

@@ -1,4 +1,4 @@
-//! The servers, as dlock and as other programs are told of them.
+//! The servers, with their addresses for dlock and for other programs.
 
 use std::sync::{Arc, Mutex, PoisonError, Weak};
 
@@ -13,13 +13,13 @@ use crate::support::{
     zookeeper::ZooKeeper,
 };
 
-/// What both use. SQL servers with the parameters of dlock's URL.
+/// A server that both use. SQL servers carry the parameters of dlock's URL.
 #[derive(Clone, Copy, Debug)]
 pub enum Store {
     Redis,
-    /// Five servers, of which a majority decides.
+    /// Five servers with a majority.
     Redlock,
-    /// One server, where dlock keeps a string as well.
+    /// One server of a Redlock, where dlock also stores a string.
     RedlockOfOne,
     ZooKeeper,
     Etcd,
@@ -27,23 +27,23 @@ pub enum Store {
     MariaDb(&'static str),
 }
 
-/// A running server, which other cases may use as well, and what it is called.
+/// A running server, shared with other cases, and its addresses.
 pub struct Server {
-    /// For dlock.
+    /// dlock's URL.
     pub url: String,
-    /// For the other program.
+    /// The other program's address.
     pub address: String,
-    /// The database, if it has one.
+    /// The database, if the server has one.
     pub database: String,
     _running: Arc<dyn Send + Sync>,
 }
 
-/// The server that cases share as long as any of them runs, so that it ends with the last one.
-fn shared<T>(place: &Mutex<Weak<T>>, start: impl FnOnce() -> T) -> Arc<T> {
-    let mut place = place.lock().unwrap_or_else(PoisonError::into_inner);
-    place.upgrade().unwrap_or_else(|| {
+/// Returns a shared server, which stops after the last case that uses it.
+fn shared<T>(slot: &Mutex<Weak<T>>, start: impl FnOnce() -> T) -> Arc<T> {
+    let mut slot = slot.lock().unwrap_or_else(PoisonError::into_inner);
+    slot.upgrade().unwrap_or_else(|| {
         let server = Arc::new(start());
-        *place = Arc::downgrade(&server);
+        *slot = Arc::downgrade(&server);
         server
     })
 }
@@ -54,7 +54,7 @@ static POSTGRES: Mutex<Weak<Postgres>> = Mutex::new(Weak::new());
 static MARIADB: Mutex<Weak<MariaDb>> = Mutex::new(Weak::new());
 
 impl Store {
-    /// Why it can't be had.
+    /// Returns what this server lacks here, if anything.
     pub fn missing(self) -> Option<String> {
         let without = |programs: &[&str]| {
             let missing: Vec<_> = programs.iter().filter(|name| find_program(name).is_none()).copied().collect();

@@ -1,4 +1,4 @@
-//! Twenty `dlock run` at once, and a counter that loses updates as soon as two of them overlap.
+//! Twenty simultaneous `dlock run`, and a counter that loses updates as soon as two of them overlap.
 
 use std::{collections::BTreeSet, fs, path::Path, time::Duration};
 
@@ -10,11 +10,11 @@ use crate::support::{
 };
 
 const PROCESSES: usize = 20;
-/// How often each of them has its turn.
-const TURNS: usize = 5;
+/// How often each process takes the lock.
+const ROUNDS: usize = 5;
 const LIMIT: Duration = Duration::from_secs(120);
 
-/// Reads, lets another one in if the lock does not keep it out, and writes. Says so if it meets one.
+/// Reads the counter, gives another process time to interfere, and writes the counter. Reports an overlap.
 const COUNT: &str = r#"
 cd "$1" || exit 1
 mkdir inside 2>/dev/null || echo "$$ met another" >> overlaps
@@ -60,13 +60,13 @@ fn no_update_is_lost(backend: &str) {
     let (folder, key) = (support::folder(), unique("counter"));
     let _sweep = Sweep(key.clone());
     fs::write(folder.path().join("counter"), "0\n").expect("the counter");
-    // Each process comes back for its next turn at once, so that all of them are always there.
-    let again = r#"for turn in $(seq "$3"); do "$0" run -k "$1" -w 100 -- sh -c "$4" count "$2" || exit; done"#;
+    // Each process asks for the lock again at once, so that all of them always contend.
+    let again = r#"for round in $(seq "$3"); do "$0" run -k "$1" -w 100 -- sh -c "$4" count "$2" || exit; done"#;
     let waiters: Vec<Process> = (0..PROCESSES)
         .map(|_| {
             let mut command = support::process::command("sh");
             command.args(["-c", again]).arg(dlock::binary()).arg(&key).arg(folder.path());
-            command.arg(TURNS.to_string()).arg(COUNT).env("DLOCK_BACKEND", backend);
+            command.arg(ROUNDS.to_string()).arg(COUNT).env("DLOCK_BACKEND", backend);
             Process::collect(command)
         })
         .collect();
@@ -75,9 +75,9 @@ fn no_update_is_lost(backend: &str) {
         assert_eq!((ended.code(), ended.stderr.as_str()), (0, ""), "{ended:?}");
     }
     assert_eq!(support::lines(&folder.path().join("overlaps")), [""; 0]);
-    assert_eq!(support::lines(&folder.path().join("counter")), [(PROCESSES * TURNS).to_string()]);
+    assert_eq!(support::lines(&folder.path().join("counter")), [(PROCESSES * ROUNDS).to_string()]);
     let fences = fences(folder.path());
-    assert_eq!(fences.len(), PROCESSES * TURNS);
+    assert_eq!(fences.len(), PROCESSES * ROUNDS);
     assert!(fences.windows(2).all(|two| two[0] < two[1]), "a later holder had a lower fence: {fences:?}");
     let left = dlock::run(backend, &["inspect", &key, "--json"]);
     assert!(left.stdout.contains("\"holders\":[]") && left.stdout.contains("\"waiters\":[]"), "{left:?}");
@@ -90,7 +90,7 @@ fn fences(folder: &Path) -> Vec<u64> {
 fn one_of_twenty_runs(backend: &str) {
     let (folder, key) = (support::folder(), unique("skip"));
     let _sweep = Sweep(key.clone());
-    // The one that runs stays until all others have been refused.
+    // The winner runs until all others have been skipped.
     let job = r#"echo "$DLOCK_FENCE" >> "$1/fences"; until [ -e "$1/over" ]; do sleep 0.05; done"#;
     let folder_name = folder.path().to_str().expect("UTF-8");
     let mut all: Vec<Process> =

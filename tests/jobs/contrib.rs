@@ -1,4 +1,4 @@
-//! The files of `contrib/`, each by the checker that its own tool has.
+//! The files of `contrib/`, each checked by the tool that it is for.
 
 use std::{collections::BTreeSet, process::Command, time::Duration};
 
@@ -20,7 +20,7 @@ fn path(name: &str) -> String {
     format!("{}/contrib/{name}", env!("CARGO_MANIFEST_DIR"))
 }
 
-/// Runs a checker, which has nothing to complain of.
+/// Runs a checker and asserts that it finds nothing.
 fn passes(mut command: Command, arguments: &[&str]) {
     command.args(arguments);
     let ended = Process::collect(command).wait(LIMIT);
@@ -28,8 +28,8 @@ fn passes(mut command: Command, arguments: &[&str]) {
 }
 
 #[test]
-fn prometheus_takes_the_alerts_and_they_fire() {
-    if !support::have("prometheus_takes_the_alerts_and_they_fire", &["promtool"]) {
+fn prometheus_accepts_the_alerts_and_fires_them() {
+    if !support::have("prometheus_accepts_the_alerts_and_fires_them", &["promtool"]) {
         return;
     }
     passes(process::command("promtool"), &["check", "rules", &path("prometheus/alerts.yml")]);
@@ -37,8 +37,8 @@ fn prometheus_takes_the_alerts_and_they_fire() {
 }
 
 #[test]
-fn kubernetes_takes_the_manifest() {
-    let name = "kubernetes_takes_the_manifest";
+fn kubernetes_accepts_the_manifest() {
+    let name = "kubernetes_accepts_the_manifest";
     match libraries::python() {
         Ok(python) => {
             let program = python.to_str().expect("UTF-8");
@@ -49,8 +49,8 @@ fn kubernetes_takes_the_manifest() {
 }
 
 #[test]
-fn hadolint_takes_the_containerfile() {
-    let name = "hadolint_takes_the_containerfile";
+fn hadolint_accepts_the_containerfile() {
+    let name = "hadolint_accepts_the_containerfile";
     match libraries::python() {
         Ok(python) => passes(process::command(python.with_file_name("hadolint").to_str().expect("UTF-8")), &[&path("Containerfile")]),
         Err(why) => support::skip(name, &why),
@@ -58,7 +58,7 @@ fn hadolint_takes_the_containerfile() {
 }
 
 #[test]
-fn alerts_and_dashboard_name_metrics_that_exist() {
+fn alerts_and_dashboard_use_existing_metrics() {
     let folder = support::folder();
     let key = unique("metrics");
     let _sweep = Sweep(key.clone());
@@ -84,10 +84,10 @@ fn alerts_and_dashboard_name_metrics_that_exist() {
 }
 
 #[test]
-fn the_packaged_configuration_is_taken_as_it_is_and_with_its_settings() {
+fn the_packaged_configuration_works_with_and_without_its_settings() {
     let folder = support::folder();
     let text = read("contrib/config.toml");
-    // A line without a space after the # is a setting.
+    // A # without a space starts a commented-out setting.
     let set: String =
         text.lines().map(|line| line.strip_prefix('#').filter(|rest| !rest.starts_with(' ')).unwrap_or(line).to_owned() + "\n").collect();
     assert!(text.lines().all(|line| line.is_empty() || line.starts_with('#')) && set.contains("\nurl = "), "{set}");

@@ -1,7 +1,7 @@
-//! Real cron daemons, which start their jobs with next to nothing in their environment.
+//! Real cron daemons, which start jobs with an almost empty environment.
 //!
-//! Each runs in a mount namespace with an /etc, a /run, a /dev/log and a mail program of its own, and in a PID
-//! namespace, so that nothing of it stays.
+//! Each daemon runs in a mount namespace with its own /etc, /run, /dev/log and mail program, and in a PID namespace, so that no process or
+//! file remains.
 
 use std::{
     fs,
@@ -21,8 +21,7 @@ use crate::support::{
     redis::Redis,
 };
 
-/// Puts private folders over the system's, and becomes cron. `$1` is the node's folder, `$2` its name, `$3` by how much its
-/// clock is wrong, `$4` dlock.
+/// Mounts private folders over the system's, and executes cron. `$1` is the node's folder, `$2` its name, `$3` its clock error, `$4` dlock.
 const ENTER: &str = r#"
 set -e
 cd "$1"
@@ -59,10 +58,10 @@ hostname "$2"
 exec "$1/real-sbin/cron" -f
 "#;
 
-/// The whole environment that a program started by cron sees, besides what dlock adds.
+/// The environment of a program started by cron, without the variables that dlock adds.
 const FROM_CRON: [&str; 7] = ["HOME", "LANG", "LOGNAME", "PATH", "PWD", "SHELL", "_"];
 
-/// A host with a cron of its own.
+/// A host with its own cron.
 struct Node {
     cron: Process,
     log: UnixDatagram,
@@ -70,7 +69,7 @@ struct Node {
 }
 
 impl Node {
-    /// Starts it in this folder, which everybody may read, with these lines.
+    /// Starts cron with this crontab in a world-readable folder.
     fn start(folder: &Path, name: &str, clock: &str, backend: &str, crontab: &str) -> Self {
         let at = folder.join(name);
         for name in ["etc", "private/dlock", "dev", "sbin", "mail"] {
@@ -90,13 +89,13 @@ impl Node {
     }
 }
 
-/// Whether there is all that such hosts need.
+/// Whether everything that such a host needs is available.
 fn may_run(name: &str) -> bool {
     if !support::have(name, &["cron", "unshare", Redis::PROGRAM]) {
         return false;
     }
     if !may_unshare() {
-        support::skip(name, "namespaces are for root only here");
+        support::skip(name, "only root can make namespaces here");
         return false;
     }
     true
@@ -114,7 +113,7 @@ fn three_crontab_lines_run_the_job_once() {
     fs::set_permissions(at, fs::Permissions::from_mode(0o755)).expect("readable");
     program::write(at.join("job"), &format!("#!/bin/sh\necho \"$DLOCK_FENCE\" >> {0}/ran\nenv > {0}/environment\nsleep 3\n", at.display()));
     let line = format!("* * * * * {} run --key {key} -- {}/job\n", dlock::binary().display(), at.display());
-    // The fourth line shows that cron would mail what is printed.
+    // The fourth line proves that cron would mail any output.
     let crontab = format!("{line}{line}{line}* * * * * echo control\n");
     let mut node = Node::start(at, "web1", "", &server.url(), &crontab);
 
@@ -126,7 +125,7 @@ fn three_crontab_lines_run_the_job_once() {
     for line in lines.iter().filter(|line| line.contains("skipped")) {
         assert!(line.contains(&format!("fence={}", ran[0])) && line.contains("holder=web1"), "{line}");
     }
-    support::must("the control is mailed", Duration::from_secs(5), || !mails(&node.folder).is_empty());
+    support::must("the control line's output is mailed", Duration::from_secs(5), || !mails(&node.folder).is_empty());
     let mails = mails(&node.folder);
     assert!(mails.len() == 1 && mails[0].contains("control"), "cron mailed: {mails:?}");
     let environment = support::lines(&at.join("environment"));
@@ -134,12 +133,12 @@ fn three_crontab_lines_run_the_job_once() {
     let strange = names.iter().find(|name| !FROM_CRON.contains(name) && !name.starts_with("DLOCK_"));
     assert_eq!(strange, None, "this is not cron's environment: {environment:?}");
     let events = support::lines(&node.folder.join("events"));
-    let told = |what: &str| events.iter().filter(|line| line.contains(&format!("\"event\":\"{what}\""))).count();
-    assert_eq!((told("acquired"), told("ended"), told("skipped"), events.len()), (1, 1, 2, 4), "{events:?}");
+    let report = |what: &str| events.iter().filter(|line| line.contains(&format!("\"event\":\"{what}\""))).count();
+    assert_eq!((report("acquired"), report("ended"), report("skipped"), events.len()), (1, 1, 2, 4), "{events:?}");
     assert!(["DLOCK_KEY", "DLOCK_TOKEN", "DLOCK_FENCE", "DLOCK_HELD"].iter().all(|name| names.contains(name)), "{names:?}");
 }
 
-/// The clocks of three nodes, apart by less than the skew guard and by more than the job is long.
+/// The clocks of three nodes. They differ by less than the skew guard, and by more than the job's length.
 const CLOCKS: [(&str, &str); 3] = [("web1", ""), ("web2", "-1.5s"), ("web3", "+2s")];
 
 #[test]
@@ -161,14 +160,14 @@ fn three_nodes_whose_clocks_differ_run_each_tick_once() {
     let crontab = format!(
         "* * * * * {dlock} run --key {guarded} -- {job}\n* * * * * {dlock} run --key {once} --skew-guard 0 --once-per 1m -- {job}\n"
     );
-    // The first tick is one of all nodes: not that of a minute which has begun for some of them.
+    // The first tick is one for all nodes, not of a minute that has already begun on some of them.
     let second = || SystemTime::now().duration_since(UNIX_EPOCH).expect("after 1970").as_secs() % 60;
     while !(5..50).contains(&second()) {
         thread::sleep(Duration::from_millis(100));
     }
     let mut nodes: Vec<Node> = CLOCKS.iter().map(|(name, clock)| Node::start(at, name, clock, &server.url(), &crontab)).collect();
 
-    // Two ticks: each node tells of both jobs.
+    // Two ticks: each node reports both jobs.
     let began = Instant::now();
     let mut lines: Vec<String> = Vec::new();
     let mut buffer = [0; 4096];
@@ -191,20 +190,20 @@ fn three_nodes_whose_clocks_differ_run_each_tick_once() {
         assert_eq!(skips.len(), 4, "{lines:#?}");
         for run in runs {
             let [_, fence, host] = run.split(' ').collect::<Vec<_>>()[..] else { panic!("{run}") };
-            let told = |line: &&&String| line.contains(&format!("fence={fence}")) && line.contains(&format!("holder={host}"));
-            assert_eq!(skips.iter().filter(told).count(), 2, "who ran it, and with which fence: {skips:#?}");
+            let report = |line: &&&String| line.contains(&format!("fence={fence}")) && line.contains(&format!("holder={host}"));
+            assert_eq!(skips.iter().filter(report).count(), 2, "each skip names the host and the fence of the run: {skips:#?}");
         }
         let named = skips.iter().filter(|line| line.contains(&format!("skipped \"{reason}\""))).count();
         assert_eq!(named, 4, "{skips:#?}");
-        let told = dlock::run(&server.url(), &["history", key, "--json"]);
-        let told: serde_json::Value = serde_json::from_str(&told.stdout).unwrap_or_else(|error| panic!("{error}: {}", told.stderr));
-        let counted: u64 = told["skips"].as_array().expect("skips").iter().filter_map(|skip| skip["count"].as_u64()).sum();
-        assert_eq!(counted, 4, "{told}");
+        let report = dlock::run(&server.url(), &["history", key, "--json"]);
+        let report: serde_json::Value = serde_json::from_str(&report.stdout).unwrap_or_else(|error| panic!("{error}: {}", report.stderr));
+        let counted: u64 = report["skips"].as_array().expect("skips").iter().filter_map(|skip| skip["count"].as_u64()).sum();
+        assert_eq!(counted, 4, "{report}");
     }
     assert!(nodes.iter().all(|node| mails(&node.folder).is_empty()), "nothing is mailed");
 }
 
-/// README's crontab as it stands, but for the file that it writes.
+/// README's crontab, except for the path of its output file.
 #[test]
 fn the_readmes_crontab_works_on_a_fresh_machine() {
     if !may_run("the_readmes_crontab_works_on_a_fresh_machine") {
@@ -223,7 +222,7 @@ fn the_readmes_crontab_works_on_a_fresh_machine() {
     assert!(mails(&node.folder).is_empty(), "{:?}", mails(&node.folder));
 }
 
-/// What dlock told syslog of this key, from the first line on until the jobs can have ended.
+/// Returns dlock's syslog lines about this key, from the first one until the jobs can have ended.
 fn listen(node: &mut Node, key: &str, jobs: usize) -> Vec<String> {
     let began = Instant::now();
     let mut first: Option<Instant> = None;
@@ -232,12 +231,8 @@ fn listen(node: &mut Node, key: &str, jobs: usize) -> Vec<String> {
     let mut buffer = [0; 4096];
     while first.is_none_or(|first| first.elapsed() < Duration::from_secs(8)) {
         assert!(!node.cron.has_ended(), "cron ended");
-        let patience = Duration::from_secs(75);
-        assert!(
-            began.elapsed() < patience,
-            "no job told of itself in a minute; in the log: {others:#?}; mailed: {:#?}",
-            mails(&node.folder)
-        );
+        let limit = Duration::from_secs(75);
+        assert!(began.elapsed() < limit, "no job reported in a minute; in the log: {others:#?}; mailed: {:#?}", mails(&node.folder));
         let Ok(length) = node.log.recv(&mut buffer) else { continue };
         let line = String::from_utf8_lossy(&buffer[..length]).into_owned();
         if line.contains(" dlock[") && line.contains(key) {
@@ -246,7 +241,7 @@ fn listen(node: &mut Node, key: &str, jobs: usize) -> Vec<String> {
         } else {
             others.push(line);
         }
-        // Of the next minute there must be nothing.
+        // The next minute must have no line.
         if lines.len() == jobs && first.is_some_and(|first| first.elapsed() > Duration::from_secs(4)) {
             break;
         }

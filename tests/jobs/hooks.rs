@@ -1,4 +1,4 @@
-//! `--on-event`: what hooks are told, and that none of them gets in the way of a run.
+//! `--on-event`: the events that hooks get, and that no hook disturbs a run.
 
 use std::{
     fs,
@@ -22,7 +22,7 @@ use crate::{
 
 const LIMIT: Duration = Duration::from_secs(30);
 
-/// A folder with a store, and a hook that writes down what it reads.
+/// A folder with a store and a hook that records its input.
 struct Site {
     folder: tempfile::TempDir,
     key: String,
@@ -39,7 +39,7 @@ impl Site {
         self.folder.path().join(name).display().to_string()
     }
 
-    /// Appends each event to a file, as a line.
+    /// A hook that appends each event to a file, as one line.
     fn notes(&self) -> String {
         format!("cat >> {}", self.path("events"))
     }
@@ -66,7 +66,7 @@ impl Site {
 }
 
 #[test]
-fn a_run_tells_that_it_began_and_how_it_ended() {
+fn a_run_sends_a_start_and_an_end_event() {
     let site = Site::new();
     let ended = site.run(&["--describe", "x"], &site.notes(), "exit 3");
     assert_eq!((ended.code(), &*ended.stdout, &*ended.stderr), (3, "", ""));
@@ -78,7 +78,7 @@ fn a_run_tells_that_it_began_and_how_it_ended() {
 }
 
 #[test]
-fn a_skip_and_a_store_that_is_not_there_are_told() {
+fn a_skip_and_an_unreachable_store_send_events() {
     let site = Site::new();
     let token = site.key.clone();
     let ended = site.run(
@@ -86,7 +86,7 @@ fn a_skip_and_a_store_that_is_not_there_are_told() {
         "true",
         &format!("{} run -k {token} --no-reentrant --on-event '{}' -- true", dlock::binary().display(), site.notes()),
     );
-    // Refused by its own lock: a mistake of the caller's.
+    // A deadlock with its own lock, which is a usage error.
     assert_eq!((ended.code(), site.names()), (64, vec!["failed".to_owned()]));
     let holder = Process::collect(site.command(&[], &site.notes(), "sleep 30"));
     support::must("the lock is held", LIMIT, || site.names().last().is_some_and(|name| name == "acquired"));
@@ -101,22 +101,22 @@ fn a_skip_and_a_store_that_is_not_there_are_told() {
 }
 
 #[test]
-fn a_break_and_a_loss_are_told() {
+fn a_break_and_a_loss_send_events() {
     let site = Site::new();
     let run = Process::collect(site.command(&["--ttl", "2s"], &site.notes(), "sleep 60"));
-    support::must("the run began", LIMIT, || site.names() == ["acquired"]);
+    support::must("the run started", LIMIT, || site.names() == ["acquired"]);
     let store = format!("sqlite://{}", site.path("locks.db"));
     assert_eq!(dlock::run(&store, &["break", &site.key, "--yes", "--reason", "NFS hangs"]).code(), 0);
     assert_eq!(run.wait(LIMIT).code(), 76);
     assert_eq!(site.names(), ["acquired", "broken", "ended"]);
     assert!(site.events()[1]["reason"].as_str().is_some_and(|reason| reason.contains("NFS hangs")));
-    if !support::have("a_break_and_a_loss_are_told", &[Redis::PROGRAM]) {
+    if !support::have("a_break_and_a_loss_send_events", &[Redis::PROGRAM]) {
         return;
     }
     let (site, server) = (Site::new(), Redis::plain());
     let url = server.url();
     let run = Process::collect(site.command(&["-b", &url, "--ttl", "3s", "--grace", "100ms"], &site.notes(), "sleep 60"));
-    support::must("the run began", LIMIT, || site.names() == ["acquired"]);
+    support::must("the run started", LIMIT, || site.names() == ["acquired"]);
     drop(server);
     assert_eq!(run.wait(LIMIT).code(), 76);
     assert_eq!(site.names(), ["acquired", "lost", "ended"]);
@@ -124,7 +124,7 @@ fn a_break_and_a_loss_are_told() {
 }
 
 #[test]
-fn a_hook_that_hangs_holds_up_neither_the_command_nor_the_lock() {
+fn a_hanging_hook_delays_neither_the_command_nor_the_lock() {
     let site = Site::new();
     let began = Instant::now();
     let run = Process::collect(site.command(&[], "exec sleep 600", &format!("date > {}", site.path("ran"))));
@@ -139,7 +139,7 @@ fn a_hook_that_hangs_holds_up_neither_the_command_nor_the_lock() {
 }
 
 #[test]
-fn a_hook_that_fails_is_warned_of_and_changes_no_status() {
+fn a_failing_hook_gives_a_warning_and_changes_no_status() {
     let site = Site::new();
     let ended = site.run(&[], "echo out; echo 'no such host' >&2; exit 6", "echo data; exit 5");
     assert_eq!((ended.code(), &*ended.stdout), (5, "data\n"));
@@ -149,11 +149,11 @@ fn a_hook_that_fails_is_warned_of_and_changes_no_status() {
 }
 
 #[test]
-fn a_hook_that_reads_nothing_or_leaves_a_process_behind_is_no_trouble() {
+fn a_hook_may_ignore_its_input_or_leave_a_process_behind() {
     let site = Site::new();
     let ended = site.run(&[], "exit 0", "exit 0");
     assert_eq!((ended.code(), &*ended.stderr), (0, ""));
-    // What it leaves behind has dlock's output closed, and ends with the hook's limit.
+    // The leftover process has dlock's output closed, and is killed at the hook's time limit.
     let ended = site.run(&[], &format!("(setsid sleep 900 & echo $! > {}) &", site.path("pid")), "echo done");
     assert_eq!((ended.code(), &*ended.stdout), (0, "done\n"));
     let pid = fs::read_to_string(site.path("pid")).expect("a pid");
@@ -162,7 +162,7 @@ fn a_hook_that_reads_nothing_or_leaves_a_process_behind_is_no_trouble() {
 }
 
 #[test]
-fn a_hook_has_no_token_no_descriptor_and_no_hooks_itself() {
+fn a_hook_gets_no_token_no_descriptor_and_no_hooks() {
     let site = Site::new();
     let hook = format!(
         "env > {0}; ls -l /proc/self/fd > {1}; {2} run -k {3}-inner --on-event 'echo inner >> {0}' -- true",
@@ -182,7 +182,7 @@ fn a_hook_has_no_token_no_descriptor_and_no_hooks_itself() {
 }
 
 #[test]
-fn ctrl_c_ends_the_command_and_its_hook_is_told() {
+fn ctrl_c_ends_the_command_and_sends_an_event() {
     let site = Site::new();
     let run = Process::collect(site.command(&[], &format!("sleep 0.5; {}", site.notes()), "echo up; sleep 60"));
     std::thread::sleep(Duration::from_millis(700));
@@ -192,10 +192,10 @@ fn ctrl_c_ends_the_command_and_its_hook_is_told() {
     assert_eq!(site.names(), ["acquired", "ended"]);
 }
 
-/// The manual's configurations, with a `curl` that writes down what it is asked.
+/// The manual's configurations, with a `curl` that records its arguments.
 #[test]
-fn the_manuals_hooks_ping_and_tell() {
-    if !support::have("the_manuals_hooks_ping_and_tell", &["jq"]) {
+fn the_manuals_hooks_send_pings_and_messages() {
+    if !support::have("the_manuals_hooks_send_pings_and_messages", &["jq"]) {
         return;
     }
     let recipes = examples("cron");
@@ -227,14 +227,14 @@ fn the_manuals_hooks_ping_and_tell() {
 }
 
 #[test]
-fn the_configuration_file_names_a_hook_and_a_job_can_do_without() {
+fn the_configuration_sets_a_hook_and_a_job_can_disable_it() {
     let site = Site::new();
     let config = site.path("config.toml");
     let text = format!("on_event = \"{}\"\n[keys.\"{}\"]\non_event = \"\"\n", site.notes(), site.key);
     fs::write(&config, text).expect("a file");
     let run = |key: &str| {
         let mut command = dlock::command();
-        // As bare as under cron.
+        // An environment as empty as under cron.
         command.env_remove("PATH").env("DLOCK_BACKEND", format!("sqlite://{}", site.path("locks.db")));
         command.args(["run", "--config", &config, "-k", key, "--", "true"]);
         Process::collect(command).wait(LIMIT).code()

@@ -1,20 +1,20 @@
-//! The texts that people read, taken apart: README, and the sources of the man pages.
+//! Parses the documentation: README and the sources of the man pages.
 
 use std::fs;
 
-/// A file of the project.
+/// Returns the text of a file of the project.
 pub fn read(path: &str) -> String {
     fs::read_to_string(format!("{}/{path}", env!("CARGO_MANIFEST_DIR"))).unwrap_or_else(|_| panic!("no {path}"))
 }
 
-/// README's blocks of code in this language.
+/// Returns README's code blocks in this language.
 pub fn readme_blocks(language: &str) -> Vec<String> {
     let readme = read("README.md");
     let blocks = readme.split("\n```").skip(1).step_by(2);
     blocks.filter_map(|block| Some(block.strip_prefix(language)?.strip_prefix('\n')?.to_owned() + "\n")).collect()
 }
 
-/// The examples of a man page: what stands indented between its paragraphs.
+/// Returns the examples of a man page: the indented blocks between its paragraphs.
 pub fn examples(page: &str) -> Vec<String> {
     let text = read(&format!("src/commands/man/{page}.md"));
     let mut blocks = vec![String::new()];
@@ -31,7 +31,7 @@ pub fn examples(page: &str) -> Vec<String> {
     blocks
 }
 
-/// The names of the items of a section of a man page.
+/// Returns the names of the items in a section of a man page.
 pub fn items(page: &str, section: &str) -> Vec<String> {
     let text = read(&format!("src/commands/man/{page}.md"));
     let section = text.split("\n# ").find_map(|part| part.strip_prefix(section)?.strip_prefix('\n')).expect("the section").to_owned();

@@ -1,4 +1,4 @@
-//! A store that knows thousands of keys: `list --all` and `history` without a key answer soon.
+//! A store with thousands of keys: `list --all` and `history` without a key answer soon.
 
 use std::time::{Duration, Instant};
 
@@ -11,7 +11,7 @@ use crate::support::{
     redis::Redis,
 };
 
-/// So many keys are taken by one run at most.
+/// The most keys that one run takes.
 const TOGETHER: usize = 32;
 
 #[test]
@@ -35,7 +35,7 @@ fn on_postgresql_all_keys_are_listed_soon() {
     }
     let server = Postgres::plain();
     let store = server.url("postgres");
-    // Tables that are missing are one finding, and the summary counts what is shown.
+    // Missing tables are one finding, and the summary counts the findings shown.
     let doctor = dlock::run(&store, &["doctor"]);
     assert_eq!(doctor.code(), 2, "{}", doctor.stdout);
     let (missing, warnings) = (doctor.stdout.matches("\nUNSAFE ").count(), doctor.stdout.matches("\nWARN ").count());
@@ -49,22 +49,22 @@ fn all_keys_are_listed_soon(store: &str) {
     let (many, start) = (support::long_or(10_000, 600), unique("many"));
     let names: Vec<String> = (0..many).map(|n| format!("{start}-{n:05}")).collect();
     for (at, names) in names.chunks(TOGETHER).enumerate() {
-        // One run in each ten fails.
+        // One run in ten fails.
         let options: Vec<&str> = names.iter().flat_map(|name| ["-k", name]).collect();
         let ended = dlock::run(store, &[&["run"], &*options, &["--", if at % 10 == 0 { "false" } else { "true" }]].concat());
         assert!(ended.code() <= 1, "{}", ended.stderr);
     }
     let failed: usize = names.chunks(TOGETHER).step_by(10).map(<[String]>::len).sum();
-    // The locks of a run on PostgreSQL or Redis take a round trip each; this has one for each key as well, but many at a time.
+    // On PostgreSQL and Redis a run needs a round trip per lock, one after the other; these commands pipeline many of them.
     let limit = support::stretched(Duration::from_secs(support::long_or(30, 10)));
-    let told = |arguments: &[&str]| -> Value {
+    let report = |arguments: &[&str]| -> Value {
         let began = Instant::now();
         let ended = dlock::spawn(store, &[arguments, &["--json"]].concat()).wait(4 * limit);
         assert_eq!(ended.code(), 0, "{}", ended.stderr);
         assert!(began.elapsed() < limit, "{arguments:?} took {:?}", began.elapsed());
         serde_json::from_str(&ended.stdout).expect("JSON")
     };
-    let all = told(&["list", &start, "--all"]);
+    let all = report(&["list", &start, "--all"]);
     let listed: Vec<&str> = all["keys"].as_array().expect("keys").iter().filter_map(|one| one["key"].as_str()).collect();
     assert_eq!(listed, names, "each once, in order");
     assert!(
@@ -72,17 +72,17 @@ fn all_keys_are_listed_soon(store: &str) {
         "{}",
         all["keys"][0]
     );
-    assert_eq!(told(&["list", &start, "--failed"])["keys"].as_array().map(Vec::len), Some(failed));
-    assert_eq!(told(&["history"])["runs"].as_array().map(Vec::len), Some(many));
-    let latest = told(&["history", "--failed", "-n", "7"]);
+    assert_eq!(report(&["list", &start, "--failed"])["keys"].as_array().map(Vec::len), Some(failed));
+    assert_eq!(report(&["history"])["runs"].as_array().map(Vec::len), Some(many));
+    let latest = report(&["history", "--failed", "-n", "7"]);
     let fences: Vec<u64> = latest["runs"].as_array().expect("runs").iter().filter_map(|run| run["fence"].as_u64()).collect();
     assert_eq!(fences.len(), 7, "{latest}");
 }
 
-/// All but the counter of the fences has an end, which `gc` says.
+/// All keys except the fence counter expire, as `gc` explains.
 #[test]
-fn on_redis_only_counters_of_fences_stay() {
-    if !support::have("on_redis_only_counters_of_fences_stay", &[Redis::PROGRAM]) {
+fn on_redis_only_fence_counters_stay() {
+    if !support::have("on_redis_only_fence_counters_stay", &[Redis::PROGRAM]) {
         return;
     }
     let (server, key) = (Redis::plain(), unique("gc"));

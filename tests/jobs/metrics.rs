@@ -1,4 +1,4 @@
-//! Fifty runs that share one file of metrics, and what Prometheus' own tools say of it.
+//! Fifty runs that share one metrics file, checked with Prometheus' own tools.
 
 use std::{collections::BTreeMap, fs, path::Path, process::Stdio, time::Duration};
 
@@ -12,7 +12,7 @@ use crate::support::{
 const RUNS: usize = 50;
 const LIMIT: Duration = Duration::from_secs(60);
 
-/// What a file says: a value of each series.
+/// Returns the value of each series in a file.
 fn samples(file: &Path) -> BTreeMap<String, f64> {
     let sample = |line: &String| {
         let (series, value) = line.rsplit_once(' ')?;
@@ -30,7 +30,7 @@ fn fifty_runs_at_once_are_all_counted() {
     let (folder, metrics) = (support::folder(), support::folder());
     let file = metrics.path().join("dlock.prom");
     let path = file.to_str().expect("UTF-8");
-    // Five keys of ten runs each: some run, the others skip.
+    // Five keys with ten runs each: some run, and the others skip.
     let keys: Vec<String> = (0..5).map(|n| unique(&format!("k\"{n}\\"))).collect();
     let runs: Vec<Process> = (0..RUNS)
         .map(|n| {
@@ -61,11 +61,11 @@ fn fifty_runs_at_once_are_all_counted() {
     assert_eq!((all("lost_total"), all("last_start_timestamp_seconds").len()), (vec![0.0; 5], 5));
     assert!(all("last_duration_seconds").iter().all(|ran| (0.15..30.0).contains(ran)), "{samples:#?}");
     let left: Vec<_> = fs::read_dir(metrics.path()).expect("the folder").map(|entry| entry.expect("an entry").file_name()).collect();
-    assert_eq!(left, ["dlock.prom"], "something stays beside it");
+    assert_eq!(left, ["dlock.prom"], "the file is the only one");
     check(&file);
 }
 
-/// Lets promtool, or else Prometheus' Python library, read the file, where one of them is installed.
+/// Checks the file with promtool or else with Prometheus' Python library, if one of them is installed.
 fn check(file: &Path) {
     let mut command = if support::find_program("promtool").is_some() {
         let mut command = process::command("promtool");
@@ -93,7 +93,7 @@ fn check(file: &Path) {
 }
 
 #[test]
-fn a_start_is_told_while_the_command_runs() {
+fn a_start_is_in_the_metrics_while_the_command_runs() {
     let (folder, key) = (support::folder(), unique("job"));
     let _sweep = Sweep(key.clone());
     let file = folder.path().join("dlock.prom");
@@ -101,7 +101,7 @@ fn a_start_is_told_while_the_command_runs() {
     let script = r#"until [ -e "$1" ]; do sleep 0.05; done; exit 4"#;
     let (path, until) = (file.to_str().expect("UTF-8"), over.to_str().expect("UTF-8"));
     let run = dlock::spawn(&store(folder.path()), &["run", "-k", &key, "--metrics-file", path, "--", "sh", "-c", script, "sh", until]);
-    support::must("the start is told", LIMIT, || support::lines(&file).len() == 3);
+    support::must("the start is in the metrics", LIMIT, || support::lines(&file).len() == 3);
     assert!(samples(&file).keys().all(|series| *series == format!("dlock_run_last_start_timestamp_seconds{{key=\"{key}\"}}")));
     fs::write(over, "").expect("the end");
     assert_eq!(run.wait(LIMIT).code(), 4);
@@ -110,7 +110,7 @@ fn a_start_is_told_while_the_command_runs() {
 }
 
 #[test]
-fn metrics_that_cannot_be_written_stop_no_job() {
+fn unwritable_metrics_stop_no_job() {
     let (folder, key) = (support::folder(), unique("job"));
     let missing = folder.path().join("none");
     let path = missing.join("dlock.prom");
@@ -124,7 +124,7 @@ fn metrics_that_cannot_be_written_stop_no_job() {
         missing.display()
     );
     assert_eq!((ended.code(), ended.stderr), (3, said));
-    // Somebody who has the folder locked for ever keeps nobody from working.
+    // A permanent lock on the folder by another process blocks no run.
     let _locked =
         fs::File::open(folder.path()).map(|folder| rustix::fs::flock(&folder, rustix::fs::FlockOperation::LockExclusive).map(|()| folder));
     let ended = run(&folder.path().join("dlock.prom"));

@@ -1,4 +1,4 @@
-//! What is said while a store does not answer, and of a user that it refuses.
+//! The output while a store doesn't answer, or when it refuses the user.
 
 use std::{net::TcpListener, time::Duration};
 
@@ -11,7 +11,7 @@ use crate::support::{
 
 const LIMIT: Duration = Duration::from_secs(30);
 
-/// What a terminal gets of `dlock`, in lines as they were drawn.
+/// Returns the output of `dlock` on a terminal, line by line as drawn.
 fn on_a_terminal(line: &str) -> String {
     let mut command = process::command("script");
     command.args(["-qec", &format!("{} {line}", dlock::binary().display()), "/dev/null"]);
@@ -20,8 +20,8 @@ fn on_a_terminal(line: &str) -> String {
 }
 
 #[test]
-fn a_terminal_is_told_that_the_store_does_not_answer() {
-    if !support::have("a_terminal_is_told_that_the_store_does_not_answer", &["script"]) {
+fn a_terminal_shows_that_the_store_does_not_answer() {
+    if !support::have("a_terminal_shows_that_the_store_does_not_answer", &["script"]) {
         return;
     }
     let (silent, key) = (TcpListener::bind("127.0.0.1:0").expect("a port"), unique("outage"));
@@ -33,15 +33,15 @@ fn a_terminal_is_told_that_the_store_does_not_answer() {
         let said = on_a_terminal(&format!("{name} -b rediss://{silent} --backend-timeout 3s {rest}"));
         assert!(said.contains(&format!("dlock: rediss://{silent}: no answer yet; trying for ")), "{said}");
     }
-    // Elsewhere nothing is drawn, and the hint says what was expected there.
+    // Without a terminal nothing is drawn, and the hint names the expected service.
     let ended = dlock::run(&format!("rediss://{silent}"), &["inspect", &key, "--backend-timeout", "2s"]);
     assert!(!ended.stderr.contains("trying") && ended.stderr.contains("does Redis answer on this port, with TLS?"), "{}", ended.stderr);
 }
 
-/// What comes once the store answers has a line of its own.
+/// Output after the store's answer starts on a line of its own.
 #[test]
-fn the_line_of_a_silent_store_is_gone_before_anything_is_printed() {
-    if !support::have("the_line_of_a_silent_store_is_gone_before_anything_is_printed", &[Redis::PROGRAM, "script"]) {
+fn the_status_line_is_cleared_before_other_output() {
+    if !support::have("the_status_line_is_cleared_before_other_output", &[Redis::PROGRAM, "script"]) {
         return;
     }
     let (server, key, folder) = (Redis::plain(), unique("frozen"), support::folder());
@@ -52,7 +52,7 @@ fn the_line_of_a_silent_store_is_gone_before_anything_is_printed() {
         script.args(["-qefc", &format!("{} {command} {key} -b {}", dlock::binary().display(), server.url())]).arg(&copy);
         script.env_clear().env("PATH", "/usr/bin:/bin").env("HOME", "/nonexistent").env("TERM", "xterm");
         let script = Process::collect(script);
-        support::must("the silence is told", LIMIT, || {
+        support::must("the status line appears", LIMIT, || {
             std::fs::read(&copy).is_ok_and(|text| String::from_utf8_lossy(&text).contains("no answer yet"))
         });
         server.thaw();

@@ -1,4 +1,4 @@
-//! `--output on-failure`: what the command prints is shown only if the run failed, and the history has the end of it.
+//! `--output on-failure`: the command's output is printed only if the run failed, and the history keeps the end of it.
 
 use std::{
     process::Command,
@@ -43,15 +43,15 @@ impl Site {
         Process::collect(self.command(options, script)).wait(LIMIT)
     }
 
-    /// How the last run ended, as the history tells it.
+    /// Returns the history entry of the last run.
     fn last(&self) -> Value {
-        let told = dlock::run(&self.store(), &["history", &self.key, "--json"]);
-        serde_json::from_str::<Value>(&told.stdout).expect("JSON")["runs"][0].clone()
+        let report = dlock::run(&self.store(), &["history", &self.key, "--json"]);
+        serde_json::from_str::<Value>(&report.stdout).expect("JSON")["runs"][0].clone()
     }
 }
 
 #[test]
-fn a_success_is_silent_and_a_failure_tells_all_in_order() {
+fn a_success_is_silent_and_a_failure_prints_all_output_in_order() {
     let site = Site::new();
     let ended = site.run(&[], "echo out; echo err >&2");
     assert_eq!((ended.code(), &*ended.stdout, &*ended.stderr), (0, "", ""));
@@ -67,12 +67,12 @@ fn a_success_is_silent_and_a_failure_tells_all_in_order() {
 }
 
 #[test]
-fn a_time_out_and_a_loss_show_it_too() {
+fn a_timeout_and_a_loss_print_the_output_too() {
     let site = Site::new();
     let ended = site.run(&["--max-runtime", "1s", "--grace", "100ms"], "echo working; exec sleep 60");
     assert_eq!((ended.code(), &*ended.stdout), (124, "working\n"));
     assert_eq!(site.last()["reason"], "max runtime 1s\nworking");
-    if !support::have("a_time_out_and_a_loss_show_it_too", &[Redis::PROGRAM]) {
+    if !support::have("a_timeout_and_a_loss_print_the_output_too", &[Redis::PROGRAM]) {
         return;
     }
     let server = Redis::plain();
@@ -95,14 +95,14 @@ fn a_process_that_keeps_the_pipe_open_is_not_waited_for() {
     let ended = site.run(&["--leftover", "leave"], "echo up; setsid sleep 20 & exit 5");
     assert_eq!((ended.code(), &*ended.stdout), (5, "up\n"));
     assert!(began.elapsed() < Duration::from_secs(10), "{:?}", began.elapsed());
-    // Even one that never stops printing.
+    // The same for a process that prints without end.
     let ended = site.run(&["--leftover", "leave"], "setsid yes & sleep 0.2; exit 5");
     assert_eq!(ended.code(), 5);
     assert!(ended.stdout.len() <= 1 << 20, "{}", ended.stdout.len());
 }
 
 #[test]
-fn much_output_is_cut_to_its_tail_and_delays_nothing() {
+fn long_output_is_cut_to_its_tail_without_delay() {
     let site = Site::new();
     let ended = site.run(&["--ttl", "3s"], "head -c 300000000 /dev/zero | tr '\\0' x | fold -w 99; echo; echo the end; exit 1");
     assert_eq!(ended.code(), 1, "{}", ended.stderr);
@@ -113,7 +113,7 @@ fn much_output_is_cut_to_its_tail_and_delays_nothing() {
 }
 
 #[test]
-fn the_configuration_file_has_it_for_a_job_and_flags_win() {
+fn the_configuration_sets_output_per_job_and_flags_win() {
     let site = Site::new();
     let config = site.folder.path().join("config.toml");
     std::fs::write(&config, format!("[keys.\"{}\"]\noutput = \"on-failure\"\n", site.key)).expect("a file");

@@ -1,4 +1,4 @@
-//! What is shipped: the crate as cargo packs it, and the Debian package and the RPM, each on a system of its own.
+//! The packages: the crate from cargo, the Debian package and the RPM, each tested on a system of its own.
 
 use std::{fs, path::Path, process::Command, time::Duration};
 
@@ -8,7 +8,7 @@ use crate::support::{
 };
 
 const LIMIT: Duration = Duration::from_secs(120);
-/// Compiling takes a while.
+/// Compiling takes long.
 const LONG: Duration = Duration::from_secs(1800);
 
 fn cargo(arguments: &[&str]) -> Command {
@@ -24,7 +24,7 @@ fn succeeds(command: Command, limit: Duration) -> Ended {
 }
 
 #[test]
-fn the_crate_has_what_it_needs_and_no_more() {
+fn the_crate_has_exactly_the_needed_files() {
     let listed = succeeds(cargo(&["package", "--list", "--allow-dirty", "--offline"]), LIMIT).stdout;
     let files: Vec<&str> = listed.lines().collect();
     for needed in
@@ -38,7 +38,7 @@ fn the_crate_has_what_it_needs_and_no_more() {
 }
 
 #[test]
-fn the_licences_of_all_that_is_inside_are_there() {
+fn all_dependency_licences_are_included() {
     let arguments = ["tree", "--edges", "normal,no-proc-macro", "--prefix", "none", "--format", "{p}", "--locked", "--offline"];
     let tree = succeeds(cargo(&arguments), LIMIT).stdout;
     let licences = fs::read_to_string(concat!(env!("CARGO_MANIFEST_DIR"), "/LICENSE-THIRD-PARTY")).expect("the licences");
@@ -52,7 +52,7 @@ fn the_licences_of_all_that_is_inside_are_there() {
     assert!(crates > 150, "{crates} crates");
 }
 
-/// As README says, but from the packed crate, where there is no repository.
+/// README's instructions, with the packed crate outside of the repository.
 #[test]
 fn the_packed_crate_installs() {
     if !std::env::var("DLOCK_TEST_ALL").is_ok_and(|value| value == "1") {
@@ -64,9 +64,9 @@ fn the_packed_crate_installs() {
     succeeds(cargo(&["package", "--allow-dirty", "--no-verify", "--offline", "--target-dir", &target]), LIMIT);
     let packed = format!("{target}/package/dlock-cli-{}.crate", env!("CARGO_PKG_VERSION"));
     let mut unpack = process::command("tar");
-    // Outside of this project's folders.
+    // Outside of the project's folders.
     let elsewhere = support::folder();
-    // As new: an earlier build of the same folder is out of date.
+    // Unpacked with new timestamps: an earlier build in this folder must count as outdated.
     unpack.args(["-xzmf", &packed, "-C", &text(elsewhere.path())]);
     succeeds(unpack, LIMIT);
     let source = elsewhere.path().join(format!("dlock-cli-{}", env!("CARGO_PKG_VERSION")));
@@ -88,13 +88,13 @@ fn the_packed_crate_installs() {
     succeeds(install, LONG);
     let mut version = process::command(text(&folder.join("bin/dlock")));
     version.args(["--version", "--verbose"]);
-    let told = succeeds(version, LIMIT).stdout;
+    let report = succeeds(version, LIMIT).stdout;
     let noted = fs::read_to_string(source.join(".cargo_vcs_info.json")).expect("cargo's note");
-    let commit = told.lines().find_map(|line| line.strip_prefix("commit  ")).expect("a commit");
-    assert!(noted.contains(&commit[..12]), "{told}: {noted}");
+    let commit = report.lines().find_map(|line| line.strip_prefix("commit  ")).expect("a commit");
+    assert!(noted.contains(&commit[..12]), "{report}: {noted}");
 }
 
-/// Runs `try` in a system of its own: the real one below, and a layer above that takes all changes.
+/// Runs `try` on an overlay system: the real one below, and a layer on top that takes all changes.
 const SYSTEM: &str = r#"
 set -e
 cd "$1"
@@ -134,7 +134,7 @@ test ! -e /var/lib/dlock
 echo purged
 "#;
 
-/// This system's database of RPMs is empty, so that nothing provides the shell of the package's script.
+/// The host's RPM database is empty, so no package provides the shell for the package's script.
 const RPM: &str = r#"
 set -e
 cd /
@@ -159,18 +159,18 @@ test ! -e /usr/bin/dlock
 echo erased
 "#;
 
-/// Whether this process can lay a system over this one; otherwise skips the test.
-fn can_lay_a_system(name: &str) -> bool {
+/// Whether this process can make an overlay system; otherwise skips the test.
+fn can_make_a_system(name: &str) -> bool {
     let mut overlay = process::command("unshare");
     overlay.args(["--mount", "sh", "-c", "mount -t tmpfs none /mnt && mkdir /mnt/a /mnt/b /mnt/c && mount -t overlay overlay -o lowerdir=/,upperdir=/mnt/a,workdir=/mnt/b /mnt/c"]);
     let can = Process::collect(overlay).wait(LIMIT).status.success();
     if !can {
-        support::skip(name, "only root can lay a system over this one");
+        support::skip(name, "only root can make an overlay system");
     }
     can
 }
 
-/// Packs the program under test with a tool of cargo's, and runs `script` on a system of its own with the package. Returns its output.
+/// Packs the tested program with a cargo tool, runs `script` on an overlay system with that package, and returns the output.
 fn on_a_system(tool: &str, options: &[&str], script: &str) -> String {
     let folder = support::folder();
     for inner in ["layer", "root", "package"] {
@@ -195,9 +195,9 @@ fn on_a_system(tool: &str, options: &[&str], script: &str) -> String {
 }
 
 #[test]
-fn the_debian_package_installs_runs_and_goes() {
-    let name = "the_debian_package_installs_runs_and_goes";
-    if !support::have(name, &["dpkg", "unshare", "dpkg-deb"]) || !can_lay_a_system(name) {
+fn the_debian_package_installs_runs_and_uninstalls() {
+    let name = "the_debian_package_installs_runs_and_uninstalls";
+    if !support::have(name, &["dpkg", "unshare", "dpkg-deb"]) || !can_make_a_system(name) {
         return;
     }
     if !Process::collect(cargo(&["deb", "--version"])).wait(LIMIT).status.success() {
@@ -208,9 +208,9 @@ fn the_debian_package_installs_runs_and_goes() {
 }
 
 #[test]
-fn the_rpm_installs_runs_and_goes() {
-    let name = "the_rpm_installs_runs_and_goes";
-    if !support::have(name, &["rpm", "unshare"]) || !can_lay_a_system(name) {
+fn the_rpm_installs_runs_and_uninstalls() {
+    let name = "the_rpm_installs_runs_and_uninstalls";
+    if !support::have(name, &["rpm", "unshare"]) || !can_make_a_system(name) {
         return;
     }
     if !Process::collect(cargo(&["generate-rpm", "--version"])).wait(LIMIT).status.success() {

@@ -1,4 +1,4 @@
-//! What a run asks of the runs before it, as a user types it: who is refused, with which words, and what is remembered.
+//! Run policies on the command line: which runs are denied, with which message, and with which history entries.
 
 use std::{fs, path::Path, thread, time::Duration};
 
@@ -13,7 +13,7 @@ use crate::support::{
 
 const LIMIT: Duration = Duration::from_secs(60);
 
-/// A store of one key.
+/// A store with one key.
 struct Lab {
     folder: tempfile::TempDir,
     backend: String,
@@ -42,7 +42,7 @@ impl Lab {
         self.spawn(options, script).wait(LIMIT)
     }
 
-    /// As another host would: the place is a PID namespace.
+    /// Runs dlock as if on another host, by means of a PID namespace.
     fn run_elsewhere(&self, options: &str) -> Ended {
         let mut command = process::command("unshare");
         command.args(["--pid", "--fork", "--kill-child", "--mount-proc", "--"]).arg(dlock::binary());
@@ -51,17 +51,17 @@ impl Lab {
     }
 
     fn history(&self) -> Value {
-        let told = dlock::run(&self.backend, &["history", &self.key, "--json"]);
-        serde_json::from_str(&told.stdout).expect("JSON")
+        let report = dlock::run(&self.backend, &["history", &self.key, "--json"]);
+        serde_json::from_str(&report.stdout).expect("JSON")
     }
 
     fn file(&self) -> &Path {
         self.folder.path()
     }
 
-    /// That a run skipped, and that what it said, and what is remembered, names the option.
+    /// Asserts that a run was denied, and that its message and the history name the option.
     #[track_caller]
-    fn refused(&self, ended: &Ended, option: &str) {
+    fn assert_denied(&self, ended: &Ended, option: &str) {
         assert_eq!(ended.code(), 75, "{ended:?}");
         assert!(ended.stderr.contains(&format!(", {option}: not run\n")), "{ended:?}");
         assert_eq!(self.history()["skips"][0]["reason"], option, "{:#}", self.history());
@@ -69,29 +69,29 @@ impl Lab {
 }
 
 #[test]
-fn a_guard_refuses_other_hosts_for_a_while() {
-    let name = "a_guard_refuses_other_hosts_for_a_while";
+fn a_skew_guard_denies_other_hosts_for_a_while() {
+    let name = "a_skew_guard_denies_other_hosts_for_a_while";
     if !rustix::process::geteuid().is_root() {
         return support::skip(name, "only root can make a PID namespace");
     }
     let lab = Lab::new();
     assert_eq!(lab.run("", "exit 0").code(), 0);
-    lab.refused(&lab.run_elsewhere(""), "skew guard 5s");
-    assert_eq!(lab.run("", "exit 0").code(), 0, "never on the same host");
-    assert_eq!(lab.run_elsewhere("-w 30").code(), 0, "never who waits");
+    lab.assert_denied(&lab.run_elsewhere(""), "skew guard 5s");
+    assert_eq!(lab.run("", "exit 0").code(), 0, "the same host is not denied");
+    assert_eq!(lab.run_elsewhere("-w 30").code(), 0, "a waiter is not denied");
     assert_eq!(lab.run("--skew-guard 4s", "exit 0").code(), 0);
-    lab.refused(&lab.run_elsewhere("--skew-guard 1h"), "skew guard 4s");
+    lab.assert_denied(&lab.run_elsewhere("--skew-guard 1h"), "skew guard 4s");
     assert_eq!(lab.run_elsewhere("--skew-guard 0").code(), 0);
     assert_eq!(lab.run("--skew-guard 1s", "exit 0").code(), 0);
     thread::sleep(Duration::from_secs(1));
-    assert_eq!(lab.run_elsewhere("").code(), 0, "it is over");
+    assert_eq!(lab.run_elsewhere("").code(), 0, "the guard has ended");
 }
 
 #[test]
-fn a_lock_is_kept_at_least_so_long() {
+fn at_least_denies_runs_for_that_long() {
     let lab = Lab::new();
     assert_eq!(lab.run("--at-least 3s", "exit 0").code(), 0);
-    lab.refused(&lab.run("", "exit 0"), "at least 3s");
+    lab.assert_denied(&lab.run("", "exit 0"), "at least 3s");
     let waited = lab.run("-w 30", "exit 4");
     assert_eq!(waited.code(), 4, "{waited:?}");
     assert!(waited.took > Duration::from_millis(1000), "{waited:?}");
@@ -102,12 +102,12 @@ fn a_schedule_fires_once_per_period() {
     let lab = Lab::new();
     let once_per = "--once-per 1h";
     assert_eq!(lab.run(once_per, "exit 3").code(), 3);
-    lab.refused(&lab.run(once_per, "exit 0"), "once per 1h");
+    lab.assert_denied(&lab.run(once_per, "exit 0"), "once per 1h");
     assert_eq!(lab.run("--once-per 1h --retry-failed 1", "exit 3").code(), 3);
-    lab.refused(&lab.run("--once-per 1h --retry-failed 1", "exit 0"), "once per 1h");
-    assert_eq!(lab.run("", "exit 0").code(), 0, "who doesn't ask isn't refused");
+    lab.assert_denied(&lab.run("--once-per 1h --retry-failed 1", "exit 0"), "once per 1h");
+    assert_eq!(lab.run("", "exit 0").code(), 0, "a run without the option is not denied");
     thread::sleep(Duration::from_millis(1100));
-    assert_eq!(lab.run("--once-per 2s", "exit 0").code(), 0, "the last one is older than half of that");
+    assert_eq!(lab.run("--once-per 2s", "exit 0").code(), 0, "the last run is older than half the period");
 }
 
 #[test]
@@ -117,17 +117,17 @@ fn a_key_runs_to_success_once() {
     assert_eq!(lab.run(once, "exit 3").code(), 3);
     assert_eq!(lab.run(once, "exit 3").code(), 3, "not a success yet");
     assert_eq!(lab.run("--once --keep 1h --max-runtime 200ms", "trap 'exit 0' TERM; sleep 100 & wait").code(), 124);
-    assert_eq!(lab.run(once, "exit 0").code(), 0, "stopped before its end is no success");
-    lab.refused(&lab.run(once, "exit 0"), "once");
-    lab.refused(&lab.run(once, "exit 0"), "once");
+    assert_eq!(lab.run(once, "exit 0").code(), 0, "a run that was stopped is no success");
+    lab.assert_denied(&lab.run(once, "exit 0"), "once");
+    lab.assert_denied(&lab.run(once, "exit 0"), "once");
 }
 
 #[test]
-fn of_a_crash_nobody_knows_what_it_did() {
+fn a_crashed_run_has_an_unknown_outcome() {
     let lab = Lab::new();
     let ready = lab.file().join("ready");
     let run = lab.spawn("--once --keep 1h", &format!("echo > {}; sleep 1000", ready.display()));
-    support::must("it runs", LIMIT, || ready.exists());
+    support::must("the command runs", LIMIT, || ready.exists());
     run.signal(Signal::KILL);
     assert_eq!(run.wait(LIMIT).code(), 137);
     support::must("the lock is free", LIMIT, || {
@@ -136,16 +136,16 @@ fn of_a_crash_nobody_knows_what_it_did() {
         tried.stderr.contains("was not heard of since, once: not run") && tried.stderr.contains("--retry-crashed")
     });
     assert_eq!(lab.run("--once --keep 1h --retry-crashed", "exit 0").code(), 0);
-    lab.refused(&lab.run("--once --keep 1h --retry-crashed", "exit 0"), "once");
+    lab.assert_denied(&lab.run("--once --keep 1h --retry-crashed", "exit 0"), "once");
 }
 
 #[test]
-fn a_hold_that_lasts_too_long_is_told_of_by_one() {
+fn one_node_warns_of_a_long_hold() {
     let lab = Lab::new();
     let over = lab.file().join("over");
     let script = format!("echo > {}; until [ -e {} ]; do sleep 0.05; done", lab.file().join("ready").display(), over.display());
     let run = lab.spawn("", &script);
-    support::must("it runs", LIMIT, || lab.file().join("ready").exists());
+    support::must("the command runs", LIMIT, || lab.file().join("ready").exists());
     let skip = |after: &str| {
         let ended = dlock::run(&lab.backend, &["run", "-k", &lab.key, "--warn-held", after, "--", "true"]);
         assert_eq!(ended.code(), 75, "{ended:?}");
@@ -155,14 +155,14 @@ fn a_hold_that_lasts_too_long_is_told_of_by_one() {
     thread::sleep(Duration::from_secs(3));
     let said = [skip("3s"), skip("3s")];
     assert!(said[0].contains("does it hang?") && said[0].contains("--warn-held 0 is silent"), "{said:?}");
-    assert_eq!(said[1], "", "it was told");
+    assert_eq!(said[1], "", "the second skip warned again");
     assert_eq!(skip("0"), "");
     fs::write(over, "").expect("the end");
     assert_eq!(run.wait(LIMIT).code(), 0);
 }
 
 #[test]
-fn the_keys_policy_counts_wherever_it_is_started_from_and_in_metrics() {
+fn a_keys_policy_applies_to_every_run_and_shows_in_metrics() {
     let lab = Lab::new();
     let metrics = lab.file().join("dlock.prom");
     let config = lab.file().join("config.toml");
@@ -170,9 +170,9 @@ fn the_keys_policy_counts_wherever_it_is_started_from_and_in_metrics() {
     fs::write(&config, text).expect("the configuration");
     let options = format!("--config {}", config.display());
     assert_eq!(lab.run(&options, "exit 0").code(), 0);
-    lab.refused(&lab.run(&options, "exit 0"), "once per 1h");
+    lab.assert_denied(&lab.run(&options, "exit 0"), "once per 1h");
     thread::sleep(Duration::from_millis(600));
-    assert_eq!(lab.run(&format!("{options} --once-per 1s"), "exit 0").code(), 0, "a flag beats it");
+    assert_eq!(lab.run(&format!("{options} --once-per 1s"), "exit 0").code(), 0, "a flag overrides the file");
     let samples = support::lines(&metrics);
     for (reason, count) in [("once_per", 1), ("busy", 0)] {
         let line = format!("dlock_run_skipped_total{{key=\"{}\",reason=\"{reason}\"}} {count}", lab.key);

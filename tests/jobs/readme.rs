@@ -1,4 +1,4 @@
-//! What README, the man pages and `contrib/` say of cron, as it stands there: the units, the configuration and the container's command line.
+//! The cron examples in README, the man pages and `contrib/`, used unchanged: units, configuration and the container's command line.
 
 use std::{fs, time::Duration};
 
@@ -16,8 +16,8 @@ use crate::{
 const LIMIT: Duration = Duration::from_secs(60);
 
 #[test]
-fn systemd_takes_the_units() {
-    if !support::have("systemd_takes_the_units", &["systemd-analyze"]) {
+fn systemd_accepts_the_units() {
+    if !support::have("systemd_accepts_the_units", &["systemd-analyze"]) {
         return;
     }
     let folder = support::folder();
@@ -28,7 +28,7 @@ fn systemd_takes_the_units() {
         let unit = read(&format!("contrib/systemd/{name}"));
         assert!(unit.starts_with(&format!("# /etc/systemd/system/{name}\n")), "the unit's path");
         all.push_str(&unit);
-        // It looks whether the program is there.
+        // systemd-analyze checks that the program exists.
         let unit = unit.replace("/usr/bin/dlock", dlock::binary().to_str().expect("UTF-8"));
         fs::write(folder.path().join(name), &unit).expect("the unit");
         command.arg(folder.path().join(name));
@@ -36,23 +36,23 @@ fn systemd_takes_the_units() {
     for line in ["AccuracySec=1s", "SuccessExitStatus=75", "KillMode=mixed", "LoadCredential=redis.pass:/etc/dlock/redis.pass"] {
         assert!(all.lines().any(|found| found == line), "{line}");
     }
-    // What it doesn't understand it only tells.
+    // systemd-analyze only prints a message about unknown settings.
     let ended = Process::collect(command).wait(LIMIT);
     assert_eq!((ended.code(), ended.stdout.as_str(), ended.stderr.as_str()), (0, "", ""));
 }
 
 #[test]
-fn the_configuration_is_understood() {
+fn the_documented_configuration_works() {
     let folder = support::folder();
     let path = |name: &str| folder.path().join(name).to_str().expect("UTF-8").to_owned();
-    // The page's first configuration; README has the same and a line more.
+    // The page's first configuration; README's has one line more.
     let page = examples("cron").into_iter().find(|block| block.contains("[backends")).expect("a configuration");
     let [readme] = &readme_blocks("toml")[..] else { panic!("README has one configuration") };
     let job = examples("cron").into_iter().find(|block| block.contains("metrics_file")).expect("the metrics");
     let metrics = job.lines().find(|line| line.starts_with("metrics_file = ")).expect("metrics_file");
     for text in [&page, readme] {
         assert!(text.trim_end().contains("[keys.\"sms-job\"]\n"), "{text}");
-        // Its last table is the job's.
+        // The last table is the job's.
         let text = format!("{}\n{metrics}\n", text.trim_end());
         let text = text.replace("redis://dlock@redis1:6379/0", &format!("sqlite://{}", path("locks.db")));
         let text = text.replace("/var/lib/prometheus/node-exporter/dlock.prom", &path("dlock.prom"));
@@ -98,7 +98,7 @@ fn the_containers_command_line_runs_as_pid_1() {
         "echo > {0}/ready; until [ -e {0}/over ]; do sleep 0.05; done; exit $(( $$ > 1 ? 5 : 6 ))",
         folder.path().display()
     ));
-    support::must("the first one runs", LIMIT, || folder.path().join("ready").exists());
+    support::must("the first container runs", LIMIT, || folder.path().join("ready").exists());
     let held = dlock::run(&format!("sqlite://{}", folder.path().join("locks.db").display()), &["inspect", &key, "--json"]);
     assert!(held.stdout.contains("\"host\":\"node7\""), "{held:?}");
     assert_eq!(container("exit 9").wait(LIMIT).code(), 0, "a skip is a success");
@@ -107,7 +107,7 @@ fn the_containers_command_line_runs_as_pid_1() {
 }
 
 #[test]
-fn a_cancelled_pipeline_gives_the_lock_back() {
+fn a_cancelled_pipeline_releases_the_lock() {
     let folder = support::folder();
     let backend = format!("sqlite://{}", folder.path().join("locks.db").display());
     let blocks = examples("cron");
@@ -117,15 +117,15 @@ fn a_cancelled_pipeline_gives_the_lock_back() {
     command.args(["-c", &format!("exec {}", line.replace("dlock run", &format!("{} run", dlock::binary().display())))]);
     command.current_dir(folder.path()).env("DLOCK_BACKEND", &backend).env("CI_JOB_URL", "https://ci.example/42");
     let pipeline = Process::collect(command);
-    support::must("it deploys", LIMIT, || folder.path().join("ready").exists());
-    let told = dlock::run(&backend, &["inspect", "deploy-prod"]);
-    assert!(told.stdout.contains("https://ci.example/42"), "{told:?}");
+    support::must("the deployment runs", LIMIT, || folder.path().join("ready").exists());
+    let report = dlock::run(&backend, &["inspect", "deploy-prod"]);
+    assert!(report.stdout.contains("https://ci.example/42"), "{report:?}");
     pipeline.signal(Signal::TERM);
     assert_eq!(pipeline.wait(LIMIT).code(), 143);
     assert!(dlock::run(&backend, &["list"]).stdout.lines().all(|line| !line.contains("deploy-prod")));
 }
 
-/// The first cell of each row of the table below this line of a text.
+/// Returns the first cell of each row in the table below this line.
 fn first_cells<'a>(text: &'a str, head: &str) -> Vec<&'a str> {
     let table = text.split(head).nth(1).unwrap_or_else(|| panic!("no table {head:?}"));
     let rows = table.lines().skip(2).take_while(|line| line.starts_with('|'));
@@ -133,7 +133,7 @@ fn first_cells<'a>(text: &'a str, head: &str) -> Vec<&'a str> {
 }
 
 #[test]
-fn each_promise_is_tested_by_something_that_exists() {
+fn each_promise_has_an_existing_test() {
     let (readme, tests) = (read("README.md"), read("tests/README.md"));
     let section = readme.split("\n## ").find_map(|section| section.strip_prefix("What is promised\n")).expect("the section");
     let promised = section.split("\n- **").skip(1).filter_map(|item| item.split(".**").next());

@@ -1,11 +1,10 @@
-//! A year of a crontab on several nodes whose clocks differ, in a moment: the same rules that stores judge by, on the
-//! in-memory store under a clock of our own.
+//! Simulates a year of a crontab on several nodes with different clocks, in a moment: the real run policies on the in-memory store under a
+//! simulated clock.
 //!
-//! Nodes fire late and early, die in the middle of a run, and are away for a while; jobs are short, fail, or take longer
-//! than their schedule's period. No tick is run twice, and one that is not run has its reason: no node was there, or a run of an
-//! earlier tick had the lock.
+//! Nodes fire late and early, die in the middle of a run, and are down for a while. Jobs are short, fail, or run longer than the period. No
+//! tick runs twice, and every missed tick has a reason: no node was up, or the run of an earlier tick held the lock.
 //!
-//! `tests/run --all` simulates a whole year of each schedule; otherwise it is a part of one where ticks are many.
+//! `tests/run --all` simulates a whole year of each schedule; the short form simulates a part of the frequent schedules.
 
 use std::time::Duration;
 
@@ -17,7 +16,7 @@ use jiff::{ToSpan as _, Zoned, civil::date, tz::TimeZone};
 
 use crate::support::{self, dice::Dice};
 
-/// What a crontab line says of time, in a zone with daylight saving.
+/// The schedule of a crontab line, in a time zone with daylight saving time.
 #[derive(Clone, Copy, Debug)]
 enum Schedule {
     EveryMinute,
@@ -36,13 +35,13 @@ impl Schedule {
         })
     }
 
-    /// When it fires, in ms from the beginning of a year in which the clocks are changed twice, to its `days`th.
+    /// Returns the ticks in ms from the start of a year with two clock changes, up to day `days`.
     fn ticks(self, days: i32) -> Vec<u64> {
         let zone = TimeZone::posix("EST5EDT,M3.2.0,M11.1.0").expect("a zone");
         let first = date(2027, 1, 1).to_zoned(zone).expect("a day");
         let until = first.checked_add(days.days()).expect("a day");
         let next = |time: &Zoned| match self {
-            // The next day's noon by the wall clock; else what is equally far.
+            // Noon of the next day by the wall clock, otherwise a fixed interval.
             Self::Noon => time.checked_add(1.day()),
             every => time.checked_add(every.period().as_secs().cast_signed().seconds()),
         };
@@ -60,17 +59,17 @@ impl Schedule {
     }
 }
 
-/// What the line's options say, and how far the nodes' clocks are off.
+/// The line's options, and the clock errors of the nodes.
 #[derive(Clone, Copy, Debug)]
 struct Policy {
     guard: bool,
     once_per: bool,
     at_least: Option<Duration>,
-    /// Their standard deviation and their limit, in ms.
+    /// Standard deviation and limit of the clock errors, in ms.
     skew: (f64, i64),
 }
 
-/// The skew guard alone is enough where no two clocks are further apart than it; a period is enough wherever they are.
+/// The skew guard suffices if no two clocks differ by more than it; `--once-per` suffices for any clocks.
 const POLICIES: [Policy; 4] = [
     Policy { guard: true, once_per: false, at_least: None, skew: (500.0, 2400) },
     Policy { guard: true, once_per: true, at_least: None, skew: (500.0, 3000) },
@@ -78,11 +77,11 @@ const POLICIES: [Policy; 4] = [
     Policy { guard: true, once_per: true, at_least: Some(Duration::from_secs(10)), skew: (2000.0, 3000) },
 ];
 const GUARD: Duration = Duration::from_secs(5);
-/// What a run that died leaves of its lease, at most.
+/// The longest remaining lease of a dead run, in ms.
 const LEASE: u64 = 30_000;
 const NODES: usize = 3;
 
-/// A clock's error.
+/// Draws a clock error, in ms.
 fn skew(dice: &mut Dice, (deviation, limit): (f64, i64)) -> i64 {
     #[allow(clippy::cast_possible_truncation, reason = "some thousands")]
     let skew = (dice.normal() * deviation) as i64;
@@ -91,21 +90,21 @@ fn skew(dice: &mut Dice, (deviation, limit): (f64, i64)) -> i64 {
 
 struct Node {
     skew: i64,
-    /// It comes back with this tick.
+    /// The tick at which the node comes back.
     away_until: usize,
     place: String,
 }
 
-/// A run that has the lock.
+/// A run that holds the lock.
 struct Running {
     token: Token,
     fence: Fence,
-    /// When it ends, and how; a run whose node died never does.
+    /// The end of the run and its outcome; `None` if its node died.
     ends: Option<(u64, RunState)>,
     over: u64,
 }
 
-/// What became of some years.
+/// The totals over several years.
 #[derive(Debug, Default)]
 struct Tally {
     ticks: u64,
@@ -115,7 +114,7 @@ struct Tally {
     refused: u64,
 }
 
-/// One year on one store.
+/// A year on one store.
 struct World {
     backend: Memory,
     key: Key,
@@ -130,17 +129,17 @@ impl World {
         tokio::time::advance(Duration::from_millis(ms).saturating_sub(now)).await;
     }
 
-    /// Ends the run whose end has come.
-    async fn settle(&mut self, now: u64) {
-        let Some((ends, state)) = self.running.as_ref().and_then(|running| running.ends).filter(|(ends, _)| *ends <= now) else {
-            // The lease of one that died.
+    /// Ends the run if its end is due.
+    async fn end_due_run(&mut self, now: u64) {
+        let Some((ends, outcome)) = self.running.as_ref().and_then(|running| running.ends).filter(|(ends, _)| *ends <= now) else {
+            // The lease of a dead run expires.
             self.running.take_if(|running| running.ends.is_none() && running.over <= now);
             return;
         };
         self.pass_to(ends).await;
         if let Some(running) = self.running.take() {
-            let end = if state == RunState::Ok { End::Exited(0) } else { End::Exited(1) };
-            let info = ReleaseInfo { end: Some(end), run_state: Some(state), ..Scope::Tree.into() };
+            let end = if outcome == RunState::Ok { End::Exited(0) } else { End::Exited(1) };
+            let info = ReleaseInfo { end: Some(end), run_state: Some(outcome), ..Scope::Tree.into() };
             self.backend.release(&self.key, &running.token, &info).await.expect("a release");
         }
     }
@@ -154,7 +153,7 @@ impl World {
     }
 }
 
-/// Runs every tick of a schedule, and looks at each.
+/// Simulates every tick of a schedule, and checks each of them.
 async fn simulate(schedule: Schedule, policy: Policy, ticks: &[u64], seed: u64) -> Tally {
     let mut dice = Dice(seed.wrapping_mul(0x9E37_79B9_7F4A_7C15) | 1);
     let mut nodes: Vec<Node> =
@@ -175,11 +174,11 @@ async fn simulate(schedule: Schedule, policy: Policy, ticks: &[u64], seed: u64) 
                 node.away_until = n + 1 + usize::try_from(dice.below(50)).unwrap_or(1);
             }
             if dice.one_in(2000) {
-                // Its clock is set.
+                // The node's clock is set anew.
                 node.skew = skew(&mut dice, policy.skew);
             }
             if node.away_until <= n {
-                // Cron looks once a second, and starts processes one after the other. The first tick is not before the beginning.
+                // Cron checks once a second, and starts processes one after the other. The first tick is not before the start of the year.
                 let late = node.skew + i64::try_from(dice.below(100)).unwrap_or_default();
                 fired.push(((tick + 5000).saturating_add_signed(late), at));
             }
@@ -187,7 +186,7 @@ async fn simulate(schedule: Schedule, policy: Policy, ticks: &[u64], seed: u64) 
         fired.sort_unstable();
         let (mut runs, mut others) = (0, 0);
         for (now, at) in &fired {
-            world.settle(*now).await;
+            world.end_due_run(*now).await;
             world.pass_to(*now).await;
             let length = if dice.one_in(200) { period + dice.below(period) } else { 20 + dice.below(4000) };
             let dies = dice.one_in(500);
@@ -203,8 +202,8 @@ async fn simulate(schedule: Schedule, policy: Policy, ticks: &[u64], seed: u64) 
             match world.backend.try_acquire(&request).await.expect("an answer") {
                 Attempt::Granted(grant) => {
                     runs += 1;
-                    let state = if dice.one_in(20) { RunState::Failed } else { RunState::Ok };
-                    let ends = (!dies).then_some((now + length, state));
+                    let outcome = if dice.one_in(20) { RunState::Failed } else { RunState::Ok };
+                    let ends = (!dies).then_some((now + length, outcome));
                     world.running = Some(Running { token: request.token, fence: grant.fence, ends, over: now + ttl });
                     if dies {
                         nodes[*at].away_until = n + 1 + usize::try_from(dice.below(20)).unwrap_or(1);
@@ -218,8 +217,8 @@ async fn simulate(schedule: Schedule, policy: Policy, ticks: &[u64], seed: u64) 
                 }
                 Attempt::Denied(refusal) => {
                     world.tally.refused += 1;
-                    // Of the tick itself: an earlier one's start must not keep this one from running.
-                    assert!(runs == 1, "seed {seed}, tick {n} of {schedule:?}, {policy:?}: refused for {refusal:?} although nobody ran");
+                    // The denying run is of this tick: a run of an earlier tick must not deny this one.
+                    assert!(runs == 1, "seed {seed}, tick {n} of {schedule:?}, {policy:?}: refused for {refusal:?} although no node ran");
                 }
                 Attempt::NotHeld => panic!("not held"),
             }
@@ -241,7 +240,7 @@ fn runtime() -> tokio::runtime::Runtime {
     tokio::runtime::Builder::new_current_thread().enable_time().start_paused(true).build().expect("a runtime")
 }
 
-/// So many seeds of each policy, over so many days.
+/// Simulates each policy with this many seeds over this many days.
 fn years(schedule: Schedule, days: i32, seeds: u64) {
     let days = support::long_or(365, days);
     let ticks = schedule.ticks(days);
@@ -259,7 +258,7 @@ fn years(schedule: Schedule, days: i32, seeds: u64) {
     }
     support::say(&format!("{schedule:?}, {days} days, {seeds} seeds from {first} on: {sum:?}"));
     assert_eq!(sum.ticks, sum.runs + sum.nobody + sum.busy);
-    assert!(sum.refused > sum.ticks / 2, "the others were refused");
+    assert!(sum.refused > sum.ticks / 2, "the other nodes were denied");
 }
 
 #[test]
@@ -291,7 +290,7 @@ fn without_a_policy_ticks_are_run_twice() {
 
 #[test]
 #[should_panic(expected = "ran 2 times")]
-fn a_guard_is_not_enough_for_clocks_that_are_further_apart() {
+fn a_skew_guard_below_the_clock_difference_is_not_enough() {
     let policy = Policy { guard: true, once_per: false, at_least: None, skew: (2000.0, 3000) };
     for seed in 1..100 {
         runtime().block_on(simulate(Schedule::HalfPast, policy, &Schedule::HalfPast.ticks(365), seed));
@@ -299,7 +298,7 @@ fn a_guard_is_not_enough_for_clocks_that_are_further_apart() {
 }
 
 #[test]
-fn clocks_are_changed_twice_a_year() {
+fn daylight_saving_time_changes_twice_a_year() {
     let ticks = Schedule::Noon.ticks(365);
     let gaps: Vec<u64> = ticks.windows(2).map(|two| (two[1] - two[0]) / 3_600_000).collect();
     assert_eq!((gaps.iter().filter(|gap| **gap == 23).count(), gaps.iter().filter(|gap| **gap == 25).count()), (1, 1));

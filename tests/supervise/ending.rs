@@ -1,4 +1,4 @@
-//! Descendants that outlive the command, and signals that are passed on.
+//! Descendants that outlive the command, and forwarded signals.
 
 use rustix::process::Signal;
 
@@ -9,8 +9,8 @@ use crate::{
 
 trials!(
     a_daemon_is_waited_for,
-    leftovers_are_killed_if_so_asked,
-    leftovers_are_left_if_so_asked,
+    leftovers_are_killed_on_request,
+    leftovers_are_left_on_request,
     a_stopped_tree_is_not_left,
     term_reaches_the_whole_group_and_usr1_only_the_command,
     term_reaches_leftovers,
@@ -25,27 +25,27 @@ fn a_daemon_is_waited_for() {
     assert_eq!(world.status(), 6);
     assert!(std::fs::exists(world.path("done")).unwrap());
     assert!(world.event("Ended").0 - noticed >= 400);
-    world.gone();
+    world.await_end();
 }
 
-fn leftovers_are_killed_if_so_asked() {
+fn leftovers_are_killed_on_request() {
     let mut world = World::new();
     let script = "(setsid sh -c 'trap \"echo > DIR/term\" TERM; echo > DIR/up; while :; do sleep 0.01; done; : TOKEN' &); while ! [ -e DIR/up ]; do sleep 0.01; done; exit 6";
     world.start("leftover=kill", script);
     let (_, how) = world.event("Ended");
     assert!(how.contains("Exited(6)") && how.contains("Some(Leftover)") && how.contains("leftover_left: false"), "{how}");
     world.file("term");
-    world.gone();
+    world.await_end();
 }
 
-fn leftovers_are_left_if_so_asked() {
+fn leftovers_are_left_on_request() {
     let mut world = World::new();
     world.start("leftover=leave", "(setsid sleep TOKEN &); exit 6");
     assert_eq!(world.status(), 6);
     assert!(world.event("Ended").1.contains("leftover_left: true"));
     std::thread::sleep(std::time::Duration::from_millis(300));
-    assert_eq!(world.alive().len(), 1, "it was killed after all");
-    assert!(world.keepers().is_empty());
+    assert_eq!(world.alive().len(), 1, "the leftover was killed");
+    assert!(world.supervisors().is_empty());
 }
 
 fn a_stopped_tree_is_not_left() {
@@ -53,7 +53,7 @@ fn a_stopped_tree_is_not_left() {
     world.start("leftover=leave after=400:stop", "(trap '' TERM; setsid sleep TOKEN &) ; echo > DIR/ready; sleep TOKEN");
     let (_, how) = world.ready().event("Ended");
     assert!(how.contains("Some(Stop)") && how.contains("leftover_left: false"), "{how}");
-    world.gone();
+    world.await_end();
 }
 
 fn term_reaches_the_whole_group_and_usr1_only_the_command() {
@@ -73,7 +73,7 @@ fn term_reaches_the_whole_group_and_usr1_only_the_command() {
     signals.sort_unstable();
     assert_eq!(signals, ["in-term", "term", "usr1"]);
     assert!(world.event("Ended").1.contains("stopped: None"));
-    world.gone();
+    world.await_end();
 }
 
 fn term_reaches_leftovers() {
@@ -82,7 +82,7 @@ fn term_reaches_leftovers() {
     world.event("Leftover");
     send(world.pid, Signal::TERM);
     assert_eq!(world.status(), 6);
-    world.gone();
+    world.await_end();
 }
 
 fn an_ignored_signal_stays_ignored() {

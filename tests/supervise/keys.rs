@@ -1,4 +1,4 @@
-//! The real binary: the keys of a terminal, and STOP and CONT by anybody.
+//! The real binary: keys on a terminal, and STOP and CONT from other processes.
 
 use std::{fs, process::Command, time::Duration};
 
@@ -15,17 +15,17 @@ trials!(
     ctrl_c_ends_what_outlives_the_command,
     ctrl_c_twice_kills_what_outlives_the_command,
     ctrl_z_stops_dlock_when_only_leftovers_run,
-    a_stop_of_the_command_by_pid_does_not_stop_dlock,
+    stopping_the_command_by_pid_does_not_stop_dlock,
     a_tstp_of_the_command_by_pid_and_its_cont_leave_dlock_running,
     stops_of_both_in_any_order_keep_the_status,
     a_command_that_stops_itself_after_ctrl_z_takes_dlock_along,
-    a_dlock_that_was_stopped_past_term_time_has_the_status_of_a_command_that_ended_in_time,
-    the_last_word_of_the_guardian_is_not_dropped,
+    a_dlock_stopped_past_its_term_deadline_reports_a_command_that_ended_in_time,
+    the_guardians_final_report_is_not_dropped,
     pkill_of_dlock_leaves_the_guardian_to_kill_the_tree,
-    a_slow_host_is_not_taken_for_a_slow_store,
+    a_slow_host_is_not_mistaken_for_a_slow_store,
 );
 
-/// `dlock run OPTIONS -- sh SCRIPT` on a store in the test's folder. `TOKEN` and `DIR` are filled in.
+/// Returns `dlock run OPTIONS -- sh SCRIPT` on a store in the test's folder, with `TOKEN` and `DIR` filled in.
 fn line(world: &World, options: &str, script: &str) -> Vec<String> {
     line_on(world, &world.path("store.db"), options, script)
 }
@@ -35,7 +35,7 @@ fn line_on(world: &World, store: &str, options: &str, script: &str) -> Vec<Strin
     fs::write(world.path("script"), script.replace("TOKEN", &world.token).replace("DIR", directory)).unwrap();
     let store = format!("sqlite://{store}");
     let (status, script) = (world.path("status.json"), world.path("script"));
-    // The description marks dlock and guardian as this test's own.
+    // The description marks dlock and the guardian as processes of this test.
     let mut line =
         vec![env!("CARGO_BIN_EXE_dlock"), "run", "-k", "job", "-b", &store, "--describe", &world.token, "--status-file", &status];
     line.extend(options.split_whitespace());
@@ -43,13 +43,13 @@ fn line_on(world: &World, store: &str, options: &str, script: &str) -> Vec<Strin
     line.into_iter().map(str::to_owned).collect()
 }
 
-/// A real dlock on a terminal, under a shell that has job control if `LINE` stands behind `set -m`.
+/// Starts dlock on a terminal under a shell, with job control if `LINE` is preceded by `set -m`.
 fn terminal(world: &mut World, caller: &str, options: &str, script: &str) -> Keyboard {
     let line = line(world, options, script);
     on_terminal_with(world, &caller.replace("LINE", "ROLE"), &line)
 }
 
-/// A real dlock without a terminal, in a session of its own.
+/// Starts dlock without a terminal, in its own session.
 pub fn detached(world: &mut World, options: &str, script: &str) {
     let line = line(world, options, script);
     detached_with(world, &line);
@@ -66,7 +66,7 @@ fn name(pid: i32) -> String {
     fs::read_to_string(format!("/proc/{pid}/comm")).unwrap_or_default().trim().to_owned()
 }
 
-/// The process of this test with that command name.
+/// Returns the process of this test with that command name.
 fn named(world: &World, wanted: &str) -> i32 {
     until(&format!("a process named {wanted}"), || world.alive().into_iter().find(|pid| name(*pid) == wanted))
 }
@@ -83,12 +83,12 @@ fn goes_on(pid: i32) {
     until(&format!("{pid} to go on"), || (state(pid) != "T").then_some(()));
 }
 
-/// The pid that the command wrote into `ready`.
+/// Returns the pid that the command wrote to `ready`.
 fn command(world: &World) -> i32 {
     world.file("ready").trim().parse().unwrap()
 }
 
-/// What the status file says once the run is over.
+/// Returns the status file after the run.
 fn verdict(world: &World) -> Value {
     until("the verdict", || {
         let found: Value = serde_json::from_str(&world.file("status.json")).unwrap();
@@ -100,11 +100,11 @@ fn says(world: &World, what: &str) -> String {
     until(what, || Some(world.file("output")).filter(|said| said.contains(what)))
 }
 
-/// Ends with 4 when something is written into `DIR/end`. No loop of `sleep`: a shell in vfork doesn't stop.
+/// Ends with 4 when `DIR/end` is written. Not a loop of `sleep`: a shell in vfork doesn't stop.
 const WAITS: &str = "mkfifo DIR/end; echo $$ > DIR/ready; read word < DIR/end; exit 4";
 
-/// A shell that goes on when its job is stopped. One without job control would be in the job's process group, and the kernel hangs
-/// that up when the command ends and dlock is stopped.
+/// A shell that continues when its job is stopped. Without job control the shell is in the job's process group, and the kernel hangs that
+/// group up when the command ends while dlock is stopped.
 const JOB_CONTROL: &str = "set -m; LINE; while ! [ -e DIR/over ]; do sleep 0.02; done";
 
 fn ctrl_c_ends_what_outlives_the_command() {
@@ -117,7 +117,7 @@ fn ctrl_c_ends_what_outlives_the_command() {
     assert_eq!(world.file("status"), "0\n");
     assert_eq!(verdict(&world)["released"], "yes");
     world.status();
-    world.gone();
+    world.await_end();
 }
 
 fn ctrl_c_twice_kills_what_outlives_the_command() {
@@ -127,11 +127,11 @@ fn ctrl_c_twice_kills_what_outlives_the_command() {
     says(&world, "still running");
     keyboard.press(3);
     world.file("term");
-    assert!(fs::metadata(world.path("status")).is_err(), "TERM ended what ignores it");
+    assert!(fs::metadata(world.path("status")).is_err(), "TERM ended a process that ignores it");
     keyboard.press(3);
     assert_eq!(world.file("status"), "3\n");
     world.status();
-    world.gone();
+    world.await_end();
 }
 
 fn ctrl_z_stops_dlock_when_only_leftovers_run() {
@@ -147,10 +147,10 @@ fn ctrl_z_stops_dlock_when_only_leftovers_run() {
     keyboard.press(3);
     assert_eq!(world.file("status"), "3\n");
     world.status();
-    world.gone();
+    world.await_end();
 }
 
-fn a_stop_of_the_command_by_pid_does_not_stop_dlock() {
+fn stopping_the_command_by_pid_does_not_stop_dlock() {
     let mut world = World::new();
     let _keyboard = terminal(&mut world, "set -m; LINE; echo $? > DIR/status", "", WAITS);
     let (command, dlock) = (command(&world), named(&world, "dlock"));
@@ -162,7 +162,7 @@ fn a_stop_of_the_command_by_pid_does_not_stop_dlock() {
     }
     send(command, Signal::STOP);
     in_state(command, "T");
-    // Long enough for a dlock that stops to have stopped.
+    // Long enough to see whether dlock stops.
     std::thread::sleep(Duration::from_millis(300));
     assert_ne!(state(dlock), "T");
     assert!(fs::metadata(world.path("status")).is_err());
@@ -170,7 +170,7 @@ fn a_stop_of_the_command_by_pid_does_not_stop_dlock() {
     fs::write(world.path("end"), "x\n").unwrap();
     assert_eq!(world.file("status"), "4\n");
     world.status();
-    world.gone();
+    world.await_end();
 }
 
 fn a_tstp_of_the_command_by_pid_and_its_cont_leave_dlock_running() {
@@ -190,7 +190,7 @@ fn a_tstp_of_the_command_by_pid_and_its_cont_leave_dlock_running() {
     fs::write(world.path("end"), "x\n").unwrap();
     assert_eq!(world.file("status"), "4\n");
     world.status();
-    world.gone();
+    world.await_end();
 }
 
 fn stops_of_both_in_any_order_keep_the_status() {
@@ -212,7 +212,7 @@ fn stops_of_both_in_any_order_keep_the_status() {
             goes_on(command);
             send(dlock, Signal::CONT);
             goes_on(dlock);
-            // dlock passes its own CONT on, which may come between.
+            // dlock forwards its own CONT, which may arrive in between.
             until("the command's stop", || {
                 send(command, stop);
                 (state(command) == "T").then_some(())
@@ -227,12 +227,12 @@ fn stops_of_both_in_any_order_keep_the_status() {
             assert_eq!(verdict(&world)["status"], 4, "{stop:?}");
             fs::write(world.path("over"), "x").unwrap();
             world.status();
-            world.gone();
+            world.await_end();
         }
     }
 }
 
-/// As programs do that put the terminal in order before they stop.
+/// Some programs reset the terminal before they stop themselves.
 fn a_command_that_stops_itself_after_ctrl_z_takes_dlock_along() {
     let mut world = World::new();
     let caller = "set -m; LINE; echo $? > DIR/stopped; while ! [ -e DIR/go ]; do sleep 0.02; done; fg; echo $? > DIR/status";
@@ -248,10 +248,10 @@ fn a_command_that_stops_itself_after_ctrl_z_takes_dlock_along() {
     fs::write(world.path("end"), "x").unwrap();
     assert_eq!(world.file("status"), "4\n");
     world.status();
-    world.gone();
+    world.await_end();
 }
 
-fn a_dlock_that_was_stopped_past_term_time_has_the_status_of_a_command_that_ended_in_time() {
+fn a_dlock_stopped_past_its_term_deadline_reports_a_command_that_ended_in_time() {
     for status in [0, 4] {
         let mut world = World::new();
         detached(&mut world, "--ttl 3s", &WAITS.replace('4', &status.to_string()));
@@ -260,17 +260,17 @@ fn a_dlock_that_was_stopped_past_term_time_has_the_status_of_a_command_that_ende
         in_state(dlock, "T");
         fs::write(world.path("end"), "x\n").unwrap();
         until("the command's end", || state(command).is_empty().then_some(()));
-        // HistoryEntry the time for TERM, whenever the last renewal was.
+        // Past the deadline for TERM, whenever the last renewal was.
         std::thread::sleep(Duration::from_millis(2_200));
         send(dlock, Signal::CONT);
         assert_eq!(world.status(), status, "{}", world.file("status.json"));
         assert_eq!(verdict(&world)["result"], "ok");
-        world.gone();
+        world.await_end();
     }
 }
 
-/// More reports than the socket holds, before the one that counts.
-fn the_last_word_of_the_guardian_is_not_dropped() {
+/// The guardian sends more reports than the socket holds before the decisive one.
+fn the_guardians_final_report_is_not_dropped() {
     for on_a_terminal in [true, false] {
         let mut world = World::new();
         let _keyboard = if on_a_terminal {
@@ -296,7 +296,7 @@ fn the_last_word_of_the_guardian_is_not_dropped() {
         assert_eq!(verdict(&world)["status"], 4);
         fs::write(world.path("over"), "x").unwrap();
         world.status();
-        world.gone();
+        world.await_end();
     }
 }
 
@@ -304,30 +304,30 @@ fn pkill_of_dlock_leaves_the_guardian_to_kill_the_tree() {
     let mut world = World::new();
     detached(&mut world, "--ttl 1m", "trap '' TERM; setsid sleep TOKEN & sleep TOKEN & echo $$ > DIR/ready; wait");
     command(&world);
-    // dlock, guardian and two sleeping ones.
-    world.grown(4);
+    // dlock, the guardian and two sleep processes.
+    world.await_processes(4);
     let session = world.pid.to_string();
     let killed = Command::new("pkill").args(["-KILL", "-s", &session, "dlock"]).status().unwrap();
-    assert!(killed.success(), "pkill killed none");
+    assert!(killed.success(), "pkill found no process");
     assert_eq!(world.status(), 137);
-    world.gone();
+    world.await_end();
 }
 
-/// The store has answered at once, but the guardian doesn't get to start the command.
-fn a_slow_host_is_not_taken_for_a_slow_store() {
+/// The store answers at once, but the guardian gets no CPU time to start the command.
+fn a_slow_host_is_not_mistaken_for_a_slow_store() {
     let (mut first, mut second) = (World::new(), World::new());
     detached(&mut first, "", WAITS);
     command(&first);
     let waiter = line_on(&second, &first.path("store.db"), "-w 1m --ttl 20s", "touch DIR/ran");
     detached_with(&mut second, &waiter);
     let guardian = named(&second, "lock-guard");
-    // It waits for orders once it has its name, at the latest when it sleeps.
+    // The guardian waits for the start order once it has its name, at the latest when it sleeps.
     in_state(guardian, "S");
     send(guardian, Signal::STOP);
     in_state(guardian, "T");
     fs::write(first.path("end"), "x\n").unwrap();
     assert_eq!(first.status(), 4);
-    // Between the last moment to start the command, at half of the lease, and TERM.
+    // Between the latest start of the command, at half of the lease, and TERM.
     std::thread::sleep(Duration::from_millis(10_800));
     send(guardian, Signal::CONT);
     assert_eq!(second.status(), 69);
@@ -335,5 +335,5 @@ fn a_slow_host_is_not_taken_for_a_slow_store() {
     let said = second.file("output");
     assert!(said.contains("too little of the lease was left to start the command: this host was too slow"), "{said}");
     assert!(said.contains("hint: give this host more CPU time, or the lease a longer --ttl"), "{said}");
-    second.gone();
+    second.await_end();
 }

@@ -20,17 +20,17 @@ trials!(
     group_killed_leaves_nothing,
     group_terminated_does_not_stop_the_guardian,
     earlier_children_are_spared,
-    earlier_children_hide_no_tree_that_keeps_forking,
+    earlier_children_do_not_hide_a_tree_that_keeps_forking,
 );
 
-/// Ignores TERM, and has a daemon in a session of its own, orphaned, that ignores it as well.
+/// Ignores TERM, and starts an orphaned daemon in its own session that also ignores TERM.
 const DAEMONS: &str =
     "trap '' TERM; (setsid sh -c 'trap \"\" TERM; sleep TOKEN & sleep TOKEN' &); echo > DIR/ready; sleep TOKEN & sleep TOKEN";
 
-fn started(orders: &str) -> World {
+fn started(instructions: &str) -> World {
     let mut world = World::new();
-    world.start(orders, DAEMONS);
-    world.ready().grown(6);
+    world.start(instructions, DAEMONS);
+    world.ready().await_processes(6);
     world
 }
 
@@ -43,8 +43,8 @@ fn dlock_killed_takes_the_tree_along() {
     send(world.pid, Signal::KILL);
     let killed = now();
     assert_eq!(world.status(), 137);
-    world.gone();
-    assert!(now() - killed >= 250, "no grace was given");
+    world.await_end();
+    assert!(now() - killed >= 250, "the grace was too short");
 }
 
 fn dlock_killed_before_the_start_takes_the_guardian_along() {
@@ -53,14 +53,14 @@ fn dlock_killed_before_the_start_takes_the_guardian_along() {
     world.guardian();
     send(world.pid, Signal::KILL);
     assert_eq!(world.status(), 137);
-    world.gone();
+    world.await_end();
     assert!(!std::fs::exists(world.path("ran")).unwrap());
 }
 
 fn dlock_killed_is_bounded_by_the_lease() {
     let world = started("grace=60000 term=1500 kill=2000");
     send(world.pid, Signal::KILL);
-    world.gone();
+    world.await_end();
 }
 
 fn dlock_frozen_kills_in_time() {
@@ -73,7 +73,7 @@ fn dlock_frozen_kills_in_time() {
     send(world.pid, Signal::CONT);
     assert_eq!(world.status(), 76);
     assert!(world.event("Ended").1.contains("Deadline"));
-    world.gone();
+    world.await_end();
 }
 
 fn guardian_killed_takes_the_tree_along() {
@@ -82,9 +82,9 @@ fn guardian_killed_takes_the_tree_along() {
     world.event("GuardianLost { frozen: false }");
     let (_, how) = world.event("Ended");
     assert!(how.contains("Guardian") && how.contains("Signalled(9)"), "{how}");
-    assert_eq!(world.alive(), [0; 0], "Ended before the end");
+    assert_eq!(world.alive(), [0; 0], "Ended was reported too early");
     assert_eq!(world.status(), 76);
-    world.gone();
+    world.await_end();
 }
 
 fn guardian_killed_idle_is_noticed() {
@@ -94,7 +94,7 @@ fn guardian_killed_idle_is_noticed() {
     world.event("GuardianLost { frozen: false }");
     world.event("Ended(Ended { outcome: None, stopped: Some(Guardian)");
     assert_eq!(world.status(), 70);
-    world.gone();
+    world.await_end();
     assert!(!std::fs::exists(world.path("ran")).unwrap());
 }
 
@@ -106,9 +106,9 @@ fn guardian_frozen_kills_in_time() {
     assert!(how.contains("Guardian"), "{how}");
     world.event("GuardianLost { frozen: true }");
     assert!((500..2000).contains(&(ended - frozen)), "{} ms", ended - frozen);
-    assert_eq!(world.alive(), [0; 0], "Ended before the end");
+    assert_eq!(world.alive(), [0; 0], "Ended was reported too early");
     assert_eq!(world.status(), 76);
-    world.gone();
+    world.await_end();
 }
 
 fn guardian_frozen_is_noticed_when_the_lock_is_lost() {
@@ -116,7 +116,7 @@ fn guardian_frozen_is_noticed_when_the_lock_is_lost() {
     send(world.guardian(), Signal::STOP);
     world.event("GuardianLost { frozen: true }");
     assert_eq!(world.status(), 76);
-    world.gone();
+    world.await_end();
 }
 
 fn guardian_frozen_as_the_lease_runs_out_kills_in_time() {
@@ -124,19 +124,19 @@ fn guardian_frozen_as_the_lease_runs_out_kills_in_time() {
     send(world.guardian(), Signal::STOP);
     world.event("GuardianLost { frozen: true }");
     assert_eq!(world.status(), 76);
-    world.gone();
+    world.await_end();
 }
 
 fn group_killed_leaves_nothing() {
     let mut world = started("");
     kill_process_group(Pid::from_raw(world.pid).unwrap(), Signal::KILL).unwrap();
     assert_eq!(world.status(), 137);
-    world.gone();
+    world.await_end();
 }
 
 fn group_terminated_does_not_stop_the_guardian() {
     let mut world = started("");
-    for pid in world.keepers() {
+    for pid in world.supervisors() {
         for signal in [Signal::TERM, Signal::INT, Signal::HUP, Signal::QUIT, Signal::USR1, Signal::ALARM, Signal::PIPE] {
             if pid != world.pid {
                 send(pid, signal);
@@ -145,7 +145,7 @@ fn group_terminated_does_not_stop_the_guardian() {
     }
     send(world.pid, Signal::KILL);
     assert_eq!(world.status(), 137);
-    world.gone();
+    world.await_end();
 }
 
 fn earlier_children_are_spared() {
@@ -153,15 +153,15 @@ fn earlier_children_are_spared() {
     let before = World::new();
     let script = format!("sleep {} & exec \"$@\"", before.token);
     world.start_behind(&["sh", "-c", &script, "sh"], "", &["sh", "-c", DAEMONS]);
-    world.ready().grown(6);
+    world.ready().await_processes(6);
     send(world.guardian(), Signal::KILL);
     assert_eq!(world.status(), 76);
-    world.gone();
-    assert_eq!(before.alive().len(), 1, "a child that dlock had before was killed");
+    world.await_end();
+    assert_eq!(before.alive().len(), 1, "a child from before dlock was killed");
 }
 
-/// The tree changes under each look at it, and the kernel can't be asked whether it is empty: there are other children.
-fn earlier_children_hide_no_tree_that_keeps_forking() {
+/// The tree changes during each scan, and `waitpid` can't tell whether it is empty, because there are other children.
+fn earlier_children_do_not_hide_a_tree_that_keeps_forking() {
     for _ in 0..3 {
         let mut world = World::new();
         let before = World::new();
@@ -173,9 +173,9 @@ fn earlier_children_hide_no_tree_that_keeps_forking() {
         world.ready();
         send(world.guardian(), Signal::KILL);
         world.event("Ended");
-        assert_eq!(world.alive(), [0; 0], "Ended before the end");
+        assert_eq!(world.alive(), [0; 0], "Ended was reported too early");
         assert_eq!(world.status(), 76);
-        world.gone();
-        assert_eq!(before.alive().len(), 1, "a child that dlock had before was killed");
+        world.await_end();
+        assert_eq!(before.alive().len(), 1, "a child from before dlock was killed");
     }
 }

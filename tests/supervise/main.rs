@@ -1,7 +1,6 @@
-//! Supervision, seen from outside: real processes that are killed, frozen and left behind.
+//! Supervision, seen from outside: processes are killed, frozen and left behind.
 //!
-//! The program executes itself as a small dlock without a lock (`role.rs`), since a guardian can only be forked by a
-//! process with a single thread.
+//! The program executes itself as a small dlock without a lock (`role.rs`), because only a single-threaded process can fork a guardian.
 #![allow(clippy::disallowed_methods)] // the test's own clock
 #![allow(clippy::unwrap_used, clippy::exit, clippy::print_stderr)] // a test says what it found and ends
 
@@ -19,11 +18,11 @@ mod world;
 
 use libtest_mimic::{Arguments, Trial};
 
-/// Makes a list of trials of functions with their own names.
+/// Makes a list of trials from functions, with their names.
 #[macro_export]
 macro_rules! trials {
     ($($name:ident),* $(,)?) => {
-        /// The cases of this file.
+        /// Returns the cases of this file.
         pub fn trials() -> Vec<libtest_mimic::Trial> {
             vec![$(libtest_mimic::Trial::test(stringify!($name), || { $name(); Ok(()) })),*]
         }
@@ -50,7 +49,7 @@ fn main() {
     .flatten()
     .collect();
     let mut arguments = Arguments::from_args();
-    // Mostly waiting, but not to be slowed by each other beyond what the deadlines allow.
+    // The trials mostly wait, but too many at once would miss the deadlines.
     arguments.test_threads.get_or_insert(4);
     libtest_mimic::run(&arguments, all).exit();
 }

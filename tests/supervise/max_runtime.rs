@@ -1,4 +1,4 @@
-//! `--max-runtime`: the guardian's part by itself, then the real binary on SQLite.
+//! `--max-runtime`: the guardian alone, then the real binary on SQLite.
 
 use std::{
     fs,
@@ -17,18 +17,18 @@ use crate::{
 
 trials!(
     max_runtime_stops_the_tree,
-    a_command_that_ends_in_time_is_not,
+    a_command_that_ends_in_time_is_not_stopped,
     leftovers_have_no_more_time_than_the_command,
     a_frozen_guardian_gives_no_more_time,
-    the_end_of_the_lease_comes_first_where_it_is_earlier,
-    it_ends_with_124_and_history_names_the_option,
+    an_earlier_lease_end_comes_first,
+    a_timed_out_run_has_status_124_and_a_reason_in_the_history,
     the_lock_is_kept_until_the_tree_is_dead,
     a_stopped_dlock_gives_no_more_time,
     the_inner_run_has_a_limit_of_its_own,
     the_outer_limit_stops_the_inner_run,
 );
 
-/// A script that TERM doesn't end.
+/// A script that ignores TERM.
 const STUBBORN: &str = "trap 'echo > DIR/term' TERM; echo > DIR/ready; while :; do sleep 0.01; done; : TOKEN";
 
 fn max_runtime_stops_the_tree() {
@@ -41,10 +41,10 @@ fn max_runtime_stops_the_tree() {
     assert!(over - ordered >= 400 && over - started < 2000 && ended - over >= 290, "{:?}", world.log());
     world.file("term");
     world.status();
-    world.gone();
+    world.await_end();
 }
 
-fn a_command_that_ends_in_time_is_not() {
+fn a_command_that_ends_in_time_is_not_stopped() {
     let mut world = World::new();
     world.start("max=20000", "sleep 0.2; exit 6");
     assert_eq!(world.status(), 6);
@@ -58,7 +58,7 @@ fn leftovers_have_no_more_time_than_the_command() {
     let (_, how) = world.event("Ended");
     assert!(how.contains("Some(Exited(6))") && how.contains("Some(TimeUp)"), "{how}");
     world.status();
-    world.gone();
+    world.await_end();
 }
 
 fn a_frozen_guardian_gives_no_more_time() {
@@ -73,18 +73,18 @@ fn a_frozen_guardian_gives_no_more_time() {
     assert!((1_150..6_000).contains(&(lost - started)), "{:?}", world.log());
     world.file("term");
     world.status();
-    world.gone();
+    world.await_end();
 }
 
-fn the_end_of_the_lease_comes_first_where_it_is_earlier() {
+fn an_earlier_lease_end_comes_first() {
     let mut world = World::new();
     world.start("max=900 term=300 kill=600", STUBBORN);
     let (_, how) = world.ready().event("Ended");
     assert!(how.contains("Some(Deadline)") && world.when("TimeUp").is_none(), "{:?}", world.log());
-    world.gone();
+    world.await_end();
 }
 
-/// A real dlock on a store of its own in the test's folder.
+/// A real dlock on its own store in the test's folder.
 struct Real {
     world: World,
     child: Child,
@@ -110,12 +110,12 @@ impl Real {
         i32::try_from(self.child.id()).unwrap()
     }
 
-    /// Waits for its end, and checks the status. What was printed, and the verdict.
+    /// Waits for dlock's end, checks the status, and returns the output and the verdict.
     fn ends_with(mut self, status: i32) -> (World, String, Value) {
         let ended = until("the end of dlock", || self.child.try_wait().unwrap());
         let said = fs::read_to_string(self.world.path("stderr")).unwrap();
         assert_eq!(ended.code(), Some(status), "{said}");
-        self.world.gone();
+        self.world.await_end();
         let verdict = serde_json::from_str(&self.world.file("status")).unwrap();
         (self.world, said, verdict)
     }
@@ -128,14 +128,14 @@ fn dlock(world: &World) -> Command {
     command
 }
 
-/// The latest run of the history.
+/// Returns the latest run in the history.
 fn last_run(world: &World) -> Value {
     let output = dlock(world).args(["history", "job", "--json"]).output().unwrap();
     serde_json::from_slice::<Value>(&output.stdout).unwrap()["runs"][0].clone()
 }
 
-fn it_ends_with_124_and_history_names_the_option() {
-    // Whatever the command makes of its TERM, it didn't come to its end.
+fn a_timed_out_run_has_status_124_and_a_reason_in_the_history() {
+    // The command was stopped, even if its TERM handler exits with 0.
     for (script, signal) in [("sleep TOKEN", Value::from(15)), ("trap 'exit 0' TERM; sleep TOKEN & wait", Value::Null)] {
         let (world, said, verdict) = Real::start("--max-runtime 500ms", script).ends_with(124);
         let hint = "hint: the lock is released when its process tree is empty; dlock history job tells how long runs usually take";
@@ -145,8 +145,8 @@ fn it_ends_with_124_and_history_names_the_option() {
         assert_eq!(verdict["error"]["message"], "max runtime 500ms");
         let run = last_run(&world);
         assert_eq!((&run["end"], &run["reason"], &run["bad"]), (&"exit 124".into(), &"max runtime 500ms".into(), &true.into()));
-        let told = dlock(&world).args(["history", "job"]).output().unwrap().stdout;
-        assert!(String::from_utf8(told).unwrap().contains("TIMED OUT after 500ms"));
+        let report = dlock(&world).args(["history", "job"]).output().unwrap().stdout;
+        assert!(String::from_utf8(report).unwrap().contains("TIMED OUT after 500ms"));
     }
 }
 
@@ -164,7 +164,7 @@ fn a_stopped_dlock_gives_no_more_time() {
     real.world.file("ready");
     send(real.pid(), Signal::STOP);
     real.world.file("term");
-    // Of the tree only dlock is left.
+    // Only dlock is left.
     until("the end of the command", || (real.world.alive() == [real.pid()]).then_some(()));
     assert_eq!(stat(real.pid(), 0).as_deref(), Some("T"));
     sleep(Duration::from_millis(300));

@@ -1,4 +1,4 @@
-//! What needs root to be set up: processes that can't be killed, cgroups, PID namespaces. Printed as ignored elsewhere.
+//! Cases that need root for their setup: unkillable processes, cgroups, PID namespaces. Printed as ignored elsewhere.
 
 use std::{
     fs,
@@ -17,7 +17,7 @@ use crate::world::{World, send, stat, until};
 
 const FREEZER: &str = "/sys/fs/cgroup/freezer";
 
-/// The cases of this file.
+/// Returns the cases of this file.
 pub fn trials() -> Vec<Trial> {
     let root = geteuid().is_root();
     let namespaces =
@@ -26,17 +26,17 @@ pub fn trials() -> Vec<Trial> {
     let cgroup = root && unified().is_some();
     let cases: [(&str, fn(), bool); 12] = [
         ("a_set_uid_command_is_refused_before_the_lock", a_set_uid_command_is_refused_before_the_lock, root),
-        ("root_that_may_not_kill_is_no_root", root_that_may_not_kill_is_no_root, root),
-        ("what_may_not_be_killed_is_not_gone", what_may_not_be_killed_is_not_gone, root),
-        ("what_hangs_in_the_kernel_is_not_gone", what_hangs_in_the_kernel_is_not_gone, freezer),
-        ("what_is_slow_to_die_has_until_the_end_of_the_lease", what_is_slow_to_die_has_until_the_end_of_the_lease, freezer),
-        ("an_unprivileged_user_is_served_as_well", an_unprivileged_user_is_served_as_well, root),
+        ("root_without_cap_kill_counts_as_unprivileged", root_without_cap_kill_counts_as_unprivileged, root),
+        ("an_unkillable_process_counts_as_alive", an_unkillable_process_counts_as_alive, root),
+        ("a_process_stuck_in_the_kernel_counts_as_alive", a_process_stuck_in_the_kernel_counts_as_alive, freezer),
+        ("a_slow_death_is_awaited_until_the_lease_ends", a_slow_death_is_awaited_until_the_lease_ends, freezer),
+        ("dlock_works_for_an_unprivileged_user", dlock_works_for_an_unprivileged_user, root),
         ("as_pid_1_everything_is_reaped", as_pid_1_everything_is_reaped, namespaces),
-        ("proc_of_another_namespace_is_not_believed", proc_of_another_namespace_is_not_believed, namespaces),
-        ("what_proc_hides_is_killed_as_well", what_proc_hides_is_killed_as_well, namespaces),
+        ("proc_of_another_namespace_is_not_trusted", proc_of_another_namespace_is_not_trusted, namespaces),
+        ("processes_hidden_in_proc_are_killed_too", processes_hidden_in_proc_are_killed_too, namespaces),
         ("a_cgroup_holds_the_tree", a_cgroup_holds_the_tree, cgroup),
-        ("a_cgroup_goes_with_whoever_is_killed", a_cgroup_goes_with_whoever_is_killed, cgroup),
-        ("auto_takes_a_delegated_cgroup_only", auto_takes_a_delegated_cgroup_only, cgroup),
+        ("a_cgroup_is_removed_when_dlock_or_the_guardian_is_killed", a_cgroup_is_removed_when_dlock_or_the_guardian_is_killed, cgroup),
+        ("auto_uses_only_a_delegated_cgroup", auto_uses_only_a_delegated_cgroup, cgroup),
     ];
     cases
         .into_iter()
@@ -50,7 +50,7 @@ pub fn trials() -> Vec<Trial> {
         .collect()
 }
 
-/// Where cgroups of version 2 can be made.
+/// Returns the root of a writable cgroup v2 hierarchy.
 fn unified() -> Option<PathBuf> {
     let own = fs::read_to_string("/proc/self/cgroup").ok()?;
     let own = own.lines().find_map(|line| line.strip_prefix("0::/"))?.to_owned();
@@ -66,14 +66,14 @@ fn as_nobody(world: &World) -> [&'static str; 4] {
     ["setpriv", "--reuid=65534", "--regid=65534", "--clear-groups"]
 }
 
-/// A copy of a program that becomes root whoever executes it.
+/// Copies a program and makes it set-uid root.
 fn set_uid_copy(world: &World, program: &str) -> String {
     let path = world.path(program);
     support::program::copy(format!("/usr/bin/{program}"), &path, 0o4755);
     path
 }
 
-/// This program where everybody can execute it.
+/// Copies this test program to a place where every user can execute it.
 fn public(world: &mut World) {
     support::program::copy(std::env::current_exe().unwrap(), world.path("program"), 0o755);
     world.program = world.path("program");
@@ -87,27 +87,27 @@ fn a_set_uid_command_is_refused_before_the_lock() {
     world.start_behind(&prefix, "", &[&command]);
     assert_eq!(world.status(), 64);
     assert!(world.event("Refused").1.contains("is set-uid"));
-    // Root may kill whatever it becomes.
+    // Root may kill a set-uid process.
     let mut world = World::new();
     let command = set_uid_copy(&world, "id");
     world.start_behind(&[], "", &[&command]);
     assert_eq!(world.status(), 0);
 }
 
-/// As in a container that drops `CAP_KILL`.
-fn root_that_may_not_kill_is_no_root() {
+/// Simulates a container that drops `CAP_KILL`.
+fn root_without_cap_kill_counts_as_unprivileged() {
     let mut world = World::new();
     public(&mut world);
     let command = set_uid_copy(&world, "id");
     std::os::unix::fs::chown(&command, Some(65534), None).unwrap();
-    // Which clears the bit.
+    // chown clears the set-uid bit.
     fs::set_permissions(&command, fs::Permissions::from_mode(0o4755)).unwrap();
     world.start_behind(&["setpriv", "--inh-caps=-kill", "--bounding-set=-kill"], "", &[&command]);
     assert_eq!(world.status(), 64);
     assert!(world.event("Refused").1.contains("is set-uid"));
 }
 
-fn what_may_not_be_killed_is_not_gone() {
+fn an_unkillable_process_counts_as_alive() {
     let mut world = World::new();
     public(&mut world);
     let prefix = as_nobody(&world);
@@ -117,14 +117,14 @@ fn what_may_not_be_killed_is_not_gone() {
     let pid: i32 = world.ready().file("ready").trim().parse().unwrap();
     assert_eq!(world.event("Unkillable").1, format!("{{ pid: {pid}, why: NotPermitted }}"));
     std::thread::sleep(std::time::Duration::from_millis(700));
-    assert!(world.when("Ended").is_none(), "said to be gone, but {pid} lives");
+    assert!(world.when("Ended").is_none(), "reported as ended, but {pid} is alive");
     assert_eq!(world.alive(), [pid]);
     send(pid, Signal::KILL);
     assert_eq!(world.status(), 76);
-    world.gone();
+    world.await_end();
 }
 
-/// A process that can't die because it is frozen: until it is thawed.
+/// A frozen process: it can't die until it is thawed.
 struct Frozen(PathBuf);
 
 impl Frozen {
@@ -144,7 +144,7 @@ impl Drop for Frozen {
     }
 }
 
-fn what_is_slow_to_die_has_until_the_end_of_the_lease() {
+fn a_slow_death_is_awaited_until_the_lease_ends() {
     let mut world = World::new();
     crate::keys::detached(&mut world, "--ttl 20s --grace 100ms", "echo $$ > DIR/ready; exec sleep TOKEN");
     let pid: i32 = world.file("ready").trim().parse().unwrap();
@@ -152,24 +152,24 @@ fn what_is_slow_to_die_has_until_the_end_of_the_lease() {
     send(world.pid, Signal::STOP);
     let killed = || {
         let status = fs::read_to_string(format!("/proc/{pid}/status")).unwrap();
-        // For the kernel a TERM that ends it is a KILL already.
+        // The kernel records a fatal TERM as a pending KILL.
         let pending = status.lines().filter_map(|line| line.strip_prefix("ShdPnd:").or_else(|| line.strip_prefix("SigPnd:")));
         pending.map(|set| u64::from_str_radix(set.trim(), 16).unwrap()).any(|set| set & 1 << (9 - 1) != 0)
     };
     until("KILL", || killed().then_some(()));
-    // It counts as one that can't be killed after a second.
+    // After a second the process counts as unkillable.
     std::thread::sleep(std::time::Duration::from_millis(1_500));
     send(world.pid, Signal::CONT);
     std::thread::sleep(std::time::Duration::from_millis(700));
-    assert!(world.alive().contains(&world.pid), "dlock gave up before the end of the lease");
+    assert!(world.alive().contains(&world.pid), "dlock gave up before the lease ended");
     drop(frozen);
     assert_eq!(world.status(), 76);
     let said = world.file("output");
     assert!(!said.contains("could not be killed") && !said.contains("without the lock"), "{said}");
-    world.gone();
+    world.await_end();
 }
 
-fn what_hangs_in_the_kernel_is_not_gone() {
+fn a_process_stuck_in_the_kernel_counts_as_alive() {
     let mut world = World::new();
     world.start("after=900:lost", "echo $$ > DIR/ready; exec sleep TOKEN");
     let pid: i32 = world.ready().file("ready").trim().parse().unwrap();
@@ -178,10 +178,10 @@ fn what_hangs_in_the_kernel_is_not_gone() {
     assert!(world.when("Ended").is_none());
     drop(frozen);
     assert_eq!(world.status(), 76);
-    world.gone();
+    world.await_end();
 }
 
-fn an_unprivileged_user_is_served_as_well() {
+fn dlock_works_for_an_unprivileged_user() {
     for victim in ["dlock", "guardian"] {
         let mut world = World::new();
         public(&mut world);
@@ -191,7 +191,7 @@ fn an_unprivileged_user_is_served_as_well() {
         world.ready();
         send(if victim == "dlock" { world.pid } else { world.guardian() }, Signal::KILL);
         world.status();
-        world.gone();
+        world.await_end();
     }
 }
 
@@ -201,12 +201,12 @@ fn as_pid_1_everything_is_reaped() {
     world.start_behind(&["unshare", "--pid", "--fork", "--mount-proc"], "", &["sh", "-c", script]);
     world.ready();
     let init = until("PID 1", || {
-        world.keepers().into_iter().find(|pid| {
+        world.supervisors().into_iter().find(|pid| {
             let status = fs::read_to_string(format!("/proc/{pid}/status")).unwrap_or_default();
             status.lines().any(|line| line.starts_with("NSpid:") && line.ends_with("\t1"))
         })
     });
-    // A stranger's orphan: of a process that entered the namespace.
+    // An orphan of another process that entered the namespace.
     let stranger = format!("(sleep 0.3 & echo $! > {}) ", world.path("stranger"));
     assert!(Command::new("nsenter").args(["-t", &init.to_string(), "-p", "-m", "sh", "-c", &stranger]).status().unwrap().success());
     let orphans = || -> Vec<i32> {
@@ -217,10 +217,10 @@ fn as_pid_1_everything_is_reaped() {
     until("the orphan to be reaped", || (orphans().len() == 1).then_some(()));
     fs::write(world.path("end"), "x").unwrap();
     assert_eq!(world.status(), 5);
-    world.gone();
+    world.await_end();
 }
 
-fn proc_of_another_namespace_is_not_believed() {
+fn proc_of_another_namespace_is_not_trusted() {
     let mut world = World::new();
     world.start_behind(
         &["unshare", "--pid", "--fork"],
@@ -229,12 +229,12 @@ fn proc_of_another_namespace_is_not_believed() {
     );
     world.ready();
     assert_eq!(world.status(), 76);
-    world.gone();
+    world.await_end();
 }
 
-/// Where /proc is mounted with `hidepid`, a user sees no process of his own that is not dumpable: no nested dlock.
-/// A program that he may not read is such a process too.
-fn what_proc_hides_is_killed_as_well() {
+/// With `hidepid` on /proc, a user can't see his own processes that aren't dumpable, such as a nested dlock or a program that he may not
+/// read.
+fn processes_hidden_in_proc_are_killed_too() {
     let mut world = World::new();
     public(&mut world);
     let nobody = as_nobody(&world);
@@ -248,7 +248,7 @@ fn what_proc_hides_is_killed_as_well() {
     assert_eq!(world.status(), 76);
     assert!(world.when("Unkillable").is_none());
     assert_eq!(world.alive(), [0; 0]);
-    world.gone();
+    world.await_end();
 }
 
 fn members(path: &Path) -> Vec<String> {
@@ -275,13 +275,13 @@ fn a_cgroup_holds_the_tree() {
             fs::write(world.path("end"), "x").unwrap();
         }
         assert_eq!(world.status(), status);
-        world.gone();
+        world.await_end();
         let directory = unified().unwrap().join(command.rsplit('/').next().unwrap());
-        assert!(!directory.exists(), "{} is left", directory.display());
+        assert!(!directory.exists(), "{} is left over", directory.display());
     }
 }
 
-fn a_cgroup_goes_with_whoever_is_killed() {
+fn a_cgroup_is_removed_when_dlock_or_the_guardian_is_killed() {
     for victim in ["dlock", "guardian"] {
         let mut world = World::new();
         world.start("contain=cgroup", "trap '' TERM; (setsid sleep TOKEN &); echo $$ > DIR/ready; sleep TOKEN");
@@ -290,12 +290,12 @@ fn a_cgroup_goes_with_whoever_is_killed() {
         assert!(directory.exists());
         send(if victim == "dlock" { world.pid } else { world.guardian() }, Signal::KILL);
         world.status();
-        world.gone();
+        world.await_end();
         until("the cgroup's removal", || (!directory.exists()).then_some(()));
     }
 }
 
-fn auto_takes_a_delegated_cgroup_only() {
+fn auto_uses_only_a_delegated_cgroup() {
     let ours = unified().unwrap().join(format!("delegated-{}", std::process::id()));
     fs::create_dir(&ours).unwrap();
     for delegated in [false, true] {
@@ -308,7 +308,7 @@ fn auto_takes_a_delegated_cgroup_only() {
         assert_eq!(world.status(), 5);
         assert_eq!(world.file("cgroup").contains("/dlock-run-"), delegated, "{}", world.file("cgroup"));
         assert_eq!(members(&ours), [""; 0]);
-        world.gone();
+        world.await_end();
     }
     until("an empty cgroup", || fs::remove_dir(&ours).ok());
 }

@@ -1,4 +1,4 @@
-//! A `dlock run` without a lock: takes orders from its arguments, writes what happens to a file.
+//! A `dlock run` without a lock: its arguments are instructions, and it writes its events to a file.
 
 use std::{ffi::OsString, fs::OpenOptions, io::Write as _, os::fd::OwnedFd, time::Duration};
 
@@ -8,25 +8,25 @@ use dlock::{
     supervise::{Contain, Deadlines, Event, Leftover, OnLost, Plan, Signals, Supervisor, fork_guardian, reraise},
 };
 
-/// What the arguments before `--` say.
-struct Orders {
+/// The instructions in the arguments before `--`.
+struct Instructions {
     log: String,
     term: u64,
     kill: u64,
     renew: u64,
     start_by: i64,
     grace: u64,
-    /// What to do how long after the start.
+    /// Actions, with their delay after the start in ms.
     after: Vec<(u64, String)>,
     give_up: bool,
     huge: bool,
-    /// A port to be connected with for as long as the tree lives.
+    /// A port to connect to while the tree lives.
     lifeline: u16,
-    /// How long to wait before the start, as for a lock.
+    /// How long to wait before the start, as if for a lock.
     wait: u64,
 }
 
-/// Lives as dlock. `arguments`: `name=value …  -- command…`.
+/// Runs as dlock. `arguments`: `name=value …  -- command…`.
 pub fn live(arguments: &[OsString]) -> ! {
     let split = arguments.iter().position(|word| word == "--").expect("no --");
     let mut plan = Plan {
@@ -39,7 +39,7 @@ pub fn live(arguments: &[OsString]) -> ! {
         kept_variables: vec!["DLOCK_BACKEND".into()],
         capture: false,
     };
-    let mut orders = Orders {
+    let mut instructions = Instructions {
         log: String::new(),
         term: 600_000,
         kill: 900_000,
@@ -56,24 +56,24 @@ pub fn live(arguments: &[OsString]) -> ! {
         let (name, value) = word.to_str().unwrap().split_once('=').unwrap();
         let number = || value.parse().unwrap();
         match name {
-            "log" => orders.log = value.into(),
-            "term" => orders.term = number(),
-            "kill" => orders.kill = number(),
-            "renew" => orders.renew = number(),
-            "start_by" => orders.start_by = value.parse().unwrap(),
+            "log" => instructions.log = value.into(),
+            "term" => instructions.term = number(),
+            "kill" => instructions.kill = number(),
+            "renew" => instructions.renew = number(),
+            "start_by" => instructions.start_by = value.parse().unwrap(),
             "grace" => {
-                orders.grace = number();
-                plan.grace = Duration::from_millis(orders.grace);
+                instructions.grace = number();
+                plan.grace = Duration::from_millis(instructions.grace);
             }
             "max" => plan.max_runtime = Some(Duration::from_millis(number())),
             "after" => {
                 let (when, what) = value.split_once(':').unwrap();
-                orders.after.push((when.parse().unwrap(), what.into()));
+                instructions.after.push((when.parse().unwrap(), what.into()));
             }
-            "wait" => orders.wait = number(),
-            "give_up" => orders.give_up = true,
-            "huge" => orders.huge = true,
-            "lifeline" => orders.lifeline = value.parse().unwrap(),
+            "wait" => instructions.wait = number(),
+            "give_up" => instructions.give_up = true,
+            "huge" => instructions.huge = true,
+            "lifeline" => instructions.lifeline = value.parse().unwrap(),
             "on_lost" => {
                 plan.on_lost = match value {
                     "continue" => OnLost::Continue,
@@ -82,11 +82,11 @@ pub fn live(arguments: &[OsString]) -> ! {
             }
             "leftover" => plan.leftover = if value == "kill" { Leftover::Kill } else { Leftover::Leave },
             "contain" => plan.contain = if value == "auto" { Contain::Auto } else { Contain::Cgroup },
-            other => panic!("unknown order {other}"),
+            other => panic!("unknown instruction {other}"),
         }
     }
     if let Err(refused) = plan.check() {
-        Log(&orders.log).line(&format!("Refused {refused}"));
+        Log(&instructions.log).line(&format!("Refused {refused}"));
         std::process::exit(64);
     }
     let guardian = fork_guardian(plan, None).unwrap();
@@ -94,15 +94,15 @@ pub fn live(arguments: &[OsString]) -> ! {
     let status = runtime.block_on(async {
         let supervisor = guardian.attach().unwrap();
         let signals = Signals::new().unwrap();
-        if orders.give_up {
+        if instructions.give_up {
             let started = BootClock::read();
             supervisor.give_up();
             let took = BootClock::read().since(started).as_micros();
             let children = rustix::process::wait(rustix::process::WaitOptions::NOHANG).is_ok();
-            Log(&orders.log).line(&format!("GaveUp after {took} us, children left: {children}"));
+            Log(&instructions.log).line(&format!("GaveUp after {took} us, children left: {children}"));
             return 75;
         }
-        run(supervisor, signals, &orders).await
+        run(supervisor, signals, &instructions).await
     });
     std::process::exit(status)
 }
@@ -117,7 +117,7 @@ impl Log<'_> {
     }
 }
 
-/// What happens before the start, which is nothing if all is well.
+/// Waits before the start, and returns an event if the wait was cut short.
 async fn dlock_waits(supervisor: &mut Supervisor, until: BootTime) -> Option<Event> {
     tokio::select! {
         event = supervisor.next() => Some(event),
@@ -125,34 +125,35 @@ async fn dlock_waits(supervisor: &mut Supervisor, until: BootTime) -> Option<Eve
     }
 }
 
-async fn run(mut supervisor: Supervisor, mut signals: Signals, orders: &Orders) -> i32 {
-    let log = Log(&orders.log);
+async fn run(mut supervisor: Supervisor, mut signals: Signals, instructions: &Instructions) -> i32 {
+    let log = Log(&instructions.log);
     let ms = Duration::from_millis;
-    let ahead = |now: BootTime| Deadlines { term_at: now.plus(ms(orders.term)), kill_at: now.plus(ms(orders.kill)) };
+    let ahead = |now: BootTime| Deadlines { term_at: now.plus(ms(instructions.term)), kill_at: now.plus(ms(instructions.kill)) };
     let began = BootClock::read();
-    let start_by = if orders.start_by < 0 { BootTime::from_boot(ms(1)) } else { began.plus(ms(orders.start_by.unsigned_abs())) };
+    let start_by =
+        if instructions.start_by < 0 { BootTime::from_boot(ms(1)) } else { began.plus(ms(instructions.start_by.unsigned_abs())) };
     let mut environment: Vec<(String, String)> = vec![("DLOCK_KEY".into(), "the key".into())];
-    if orders.huge {
+    if instructions.huge {
         environment.push(("DLOCK_HELD".into(), "x".repeat(200_000)));
         log.line(&format!("{:?}", supervisor.start(&environment, start_by, ahead(began), &[]).map_err(|error| error.kind())));
         environment[1].1 = "x".repeat(100_000);
     }
     log.line(&format!("Guardian {}", supervisor.guardian()));
-    let waited = dlock_waits(&mut supervisor, began.plus(ms(orders.wait))).await;
+    let waited = dlock_waits(&mut supervisor, began.plus(ms(instructions.wait))).await;
     if let Some(event) = waited {
         log.line(&format!("{event:?}"));
         log.line(&format!("{:?}", supervisor.next().await));
         return 70;
     }
-    // Open here as well for as long as this process lives, as a store's connection is.
-    let line = (orders.lifeline > 0).then(|| std::net::TcpStream::connect(("127.0.0.1", orders.lifeline)).unwrap());
+    // This process also keeps the connection open while it lives, like a store's connection.
+    let line = (instructions.lifeline > 0).then(|| std::net::TcpStream::connect(("127.0.0.1", instructions.lifeline)).unwrap());
     let lifelines: Vec<OwnedFd> = line.iter().map(|line| line.try_clone().unwrap().into()).collect();
     supervisor.start(&environment, start_by, ahead(began), &lifelines).unwrap();
     drop(lifelines);
-    let mut after: Vec<(BootTime, &str)> = orders.after.iter().map(|(when, what)| (began.plus(ms(*when)), what.as_str())).collect();
-    let mut renew_at = began.plus(ms(orders.renew));
+    let mut after: Vec<(BootTime, &str)> = instructions.after.iter().map(|(when, what)| (began.plus(ms(*when)), what.as_str())).collect();
+    let mut renew_at = began.plus(ms(instructions.renew));
     loop {
-        let next = after.iter().map(|(when, _)| *when).chain((orders.renew > 0).then_some(renew_at)).min();
+        let next = after.iter().map(|(when, _)| *when).chain((instructions.renew > 0).then_some(renew_at)).min();
         tokio::select! {
             event = supervisor.next() => {
                 log.line(&format!("{event:?}"));
@@ -186,17 +187,17 @@ async fn run(mut supervisor: Supervisor, mut signals: Signals, orders: &Orders) 
             }
             () = BootClock.sleep_until(next.unwrap_or(began)), if next.is_some() => {
                 let now = BootClock::read();
-                if orders.renew > 0 && now >= renew_at {
+                if instructions.renew > 0 && now >= renew_at {
                     supervisor.extend(ahead(now));
-                    renew_at = now.plus(ms(orders.renew));
+                    renew_at = now.plus(ms(instructions.renew));
                 }
                 after.retain(|(when, what)| {
                     if now >= *when {
                         match *what {
                             "lost" => supervisor.lost(),
-                            "stop" => supervisor.stop(ms(orders.grace)),
+                            "stop" => supervisor.stop(ms(instructions.grace)),
                             "extend" => supervisor.extend(ahead(now)),
-                            other => panic!("unknown order {other}"),
+                            other => panic!("unknown instruction {other}"),
                         }
                     }
                     now < *when

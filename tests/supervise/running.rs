@@ -1,4 +1,4 @@
-//! What a command gets, and what its end looks like.
+//! The environment of a command, and how its end is reported.
 
 use std::fs;
 
@@ -6,17 +6,17 @@ use crate::{trials, world::World};
 
 trials!(
     the_status_is_the_commands,
-    a_signal_that_ended_it_is_passed_on,
+    a_signal_that_ended_the_command_is_passed_on,
     a_missing_command_is_127_and_one_that_cannot_run_126,
     a_script_without_interpreter_is_run_by_sh,
     the_path_is_searched,
     a_script_without_interpreter_may_have_very_many_arguments,
-    what_was_closed_stays_closed,
-    too_late_is_not_started,
-    options_are_stripped_and_results_given,
-    masks_and_ignored_signals_are_as_without_dlock,
-    an_inherited_descriptor_stays_and_none_of_ours_leaks,
-    without_a_terminal_it_has_a_group_of_its_own,
+    closed_descriptors_stay_closed,
+    a_command_is_not_started_too_late,
+    the_environment_has_results_but_no_options,
+    signal_masks_and_dispositions_are_unchanged,
+    inherited_descriptors_stay_open_and_dlocks_do_not_leak,
+    without_a_terminal_the_command_has_its_own_group,
     giving_up_leaves_no_guardian,
     a_long_environment_fits_and_a_huge_one_is_refused,
 );
@@ -26,18 +26,18 @@ fn the_status_is_the_commands() {
         let mut world = World::new();
         world.start("", &format!("exit {wanted}"));
         assert_eq!(world.status(), wanted);
-        world.gone();
+        world.await_end();
         let log: Vec<String> = world.log().into_iter().map(|(_, line)| line).collect();
         assert!(log[1].starts_with("Started { pid: "), "{log:?}");
         assert_eq!(log[2], format!("Ended(Ended {{ outcome: Some(Exited({wanted})), stopped: None, leftover_left: false }})"));
     }
 }
 
-fn a_signal_that_ended_it_is_passed_on() {
+fn a_signal_that_ended_the_command_is_passed_on() {
     let mut world = World::new();
     world.start("", "kill -9 $$");
     assert_eq!(world.status(), 137);
-    // INT ends dlock itself too, as a shell expects.
+    // INT ends dlock too, as a shell expects.
     let mut world = World::new();
     world.start("", "kill -INT $$");
     assert_eq!(world.status(), 130);
@@ -57,7 +57,7 @@ fn a_missing_command_is_127_and_one_that_cannot_run_126() {
         world.start_behind(&[], "", &[command]);
         assert_eq!(world.status(), status, "{command}");
         assert!(world.event("CannotStart").1.contains(event), "{command}: {:?}", world.log());
-        world.gone();
+        world.await_end();
     }
 }
 
@@ -74,7 +74,7 @@ fn the_path_is_searched() {
     assert_eq!(world.status(), 0);
 }
 
-/// More than 4 MiB of pointers to them, which a kernel allows where the stack is not limited.
+/// More than 4 MiB of argument pointers, which a kernel allows with an unlimited stack.
 fn a_script_without_interpreter_may_have_very_many_arguments() {
     for many in ["540000", "600000"] {
         let mut world = World::new();
@@ -87,11 +87,11 @@ fn a_script_without_interpreter_may_have_very_many_arguments() {
             return;
         }
         assert_eq!(status, 9, "{many} arguments");
-        world.gone();
+        world.await_end();
     }
 }
 
-fn what_was_closed_stays_closed() {
+fn closed_descriptors_stay_closed() {
     let look = "closed=; for n in 0 1 2; do [ -e /proc/$$/fd/$n ] || closed=$closed$n; done; echo $closed > DIR/closed; exit 5";
     for (close, expected) in [("", "\n"), ("<&-", "0\n"), ("<&- >&- 2>&-", "012\n")] {
         let mut world = World::new();
@@ -101,16 +101,16 @@ fn what_was_closed_stays_closed() {
     }
 }
 
-fn too_late_is_not_started() {
+fn a_command_is_not_started_too_late() {
     let mut world = World::new();
     world.start("start_by=-1", "touch DIR/ran");
     assert_eq!(world.status(), 69);
     assert_eq!(world.event("CannotStart").1, "(TooLate)");
     assert!(!fs::exists(world.path("ran")).unwrap());
-    world.gone();
+    world.await_end();
 }
 
-fn options_are_stripped_and_results_given() {
+fn the_environment_has_results_but_no_options() {
     let mut world = World::new();
     world.start("", "env > DIR/env");
     assert_eq!(world.status(), 0);
@@ -121,7 +121,7 @@ fn options_are_stripped_and_results_given() {
     assert!(environment.contains("PATH="));
 }
 
-fn masks_and_ignored_signals_are_as_without_dlock() {
+fn signal_masks_and_dispositions_are_unchanged() {
     for setting in ["", "trap '' HUP;", "trap '' PIPE INT;"] {
         let mut world = World::new();
         let look = "grep -E '^(SigBlk|SigIgn|ShdPnd)' /proc/self/status >";
@@ -134,10 +134,10 @@ fn masks_and_ignored_signals_are_as_without_dlock() {
     }
 }
 
-fn an_inherited_descriptor_stays_and_none_of_ours_leaks() {
+fn inherited_descriptors_stay_open_and_dlocks_do_not_leak() {
     let mut world = World::new();
     let script = "echo kept >&9; ls /proc/self/fd > DIR/inside";
-    // Whoever started the tests may have left some open as well.
+    // The caller of the tests may have left descriptors open.
     let before = "exec 9>\"$0/nine\"; ls /proc/self/fd > \"$0/outside\"; exec \"$@\"";
     let directory = world.directory.path().to_str().unwrap().to_owned();
     world.start_behind(&["sh", "-c", before, &directory], "", &["sh", "-c", script]);
@@ -146,7 +146,7 @@ fn an_inherited_descriptor_stays_and_none_of_ours_leaks() {
     assert_eq!(world.file("inside"), world.file("outside"));
 }
 
-fn without_a_terminal_it_has_a_group_of_its_own() {
+fn without_a_terminal_the_command_has_its_own_group() {
     let mut world = World::new();
     world.start("", "echo $$ $(cut -d' ' -f5,6 /proc/$$/stat) > DIR/ready; sleep TOKEN");
     let text = world.ready().file("ready");
@@ -165,7 +165,7 @@ fn giving_up_leaves_no_guardian() {
     assert_eq!(world.status(), 75);
     assert!(world.event("GaveUp").1.ends_with("children left: false"));
     assert!(!fs::exists(world.path("ran")).unwrap());
-    world.gone();
+    world.await_end();
 }
 
 fn a_long_environment_fits_and_a_huge_one_is_refused() {

@@ -1,4 +1,4 @@
-//! Too little CPU time for everybody: the tree must be dead before its lease ends all the same.
+//! Too little CPU time: the tree must still be dead before its lease ends.
 
 use std::{
     fs,
@@ -14,11 +14,11 @@ use crate::{
 
 trials!(a_throttled_tree_is_dead_before_its_lease_ends, a_throttled_tree_in_many_sessions_is_dead_before_its_lease_ends);
 
-/// A cgroup whose CPU time can be limited; removed when dropped.
+/// A cgroup with a CPU limit; removed when dropped.
 struct Limited(PathBuf);
 
 impl Limited {
-    /// `None` where no such cgroup can be made.
+    /// Returns `None` if no such cgroup can be made.
     fn new(name: &str) -> Option<Self> {
         if !geteuid().is_root() {
             return None;
@@ -36,12 +36,12 @@ impl Limited {
         group.0.join("cpu.max").exists().then_some(group)
     }
 
-    /// The shell line that moves the shell into it.
+    /// Returns the shell command that moves the shell into the cgroup.
     fn enter(&self) -> String {
         format!("echo 0 > {}/cgroup.procs; exec \"$@\"", self.0.display())
     }
 
-    /// Limits it to so many µs of CPU time in each 100 ms.
+    /// Limits the cgroup to this many µs of CPU time per 100 ms.
     fn limit(&self, quota: u32) {
         let old = self.0.join("cpu.cfs_quota_us");
         if old.exists() {
@@ -69,7 +69,7 @@ fn now() -> u64 {
     u64::try_from(dlock::lease::BootClock::read().since_boot().as_millis()).unwrap()
 }
 
-/// A tree of 13 with 3 % of one CPU and a lease of 10 s that is never renewed. When the last one died, in ms after the start.
+/// Runs 13 processes on 3 % of a CPU with an unrenewed 10 s lease. Returns when the last one died, in ms after the start.
 fn starve(test: &str, script: &str) -> Option<u64> {
     let Some(group) = Limited::new(test) else {
         eprintln!("SKIPPED {test}: no cgroup with a limit of CPU time can be made here");
@@ -78,7 +78,7 @@ fn starve(test: &str, script: &str) -> Option<u64> {
     let mut world = World::new();
     world.start_behind(&["sh", "-c", &group.enter(), "sh"], "term=5938 kill=7918", &["sh", "-c", script]);
     let (started, _) = world.event("Started");
-    world.grown(13);
+    world.await_processes(13);
     group.limit(3_000);
     until("the death of the tree", || world.alive().is_empty().then_some(()));
     let took = now() - started;
@@ -87,7 +87,7 @@ fn starve(test: &str, script: &str) -> Option<u64> {
     Some(took)
 }
 
-/// The end of a lease of 10 s.
+/// The end of a 10 s lease, in ms.
 const LEASE: u64 = 9_898;
 
 fn a_throttled_tree_is_dead_before_its_lease_ends() {

@@ -1,4 +1,4 @@
-//! dlock on a terminal, as a shell starts it: Ctrl-C, Ctrl-Z, fg, and the background.
+//! dlock on a terminal, started by a shell: Ctrl-C, Ctrl-Z, fg and the background.
 
 use std::{
     fs::{self, File},
@@ -21,11 +21,11 @@ trials!(
     death_by_ctrl_c_is_passed_on,
     ctrl_z_and_fg_work,
     a_job_stopped_beyond_its_lease_is_killed,
-    in_the_background_it_has_a_group_of_its_own,
+    in_the_background_the_command_has_its_own_group,
     a_background_job_that_is_brought_forward_may_read,
 );
 
-/// The user's end of a terminal.
+/// The user's side of a terminal.
 pub struct Keyboard(File);
 
 impl Keyboard {
@@ -35,13 +35,13 @@ impl Keyboard {
     }
 }
 
-/// Starts bash on a terminal of its own. `ROLE` in the script stands for dlock with these orders and command.
-fn on_terminal(world: &mut World, script: &str, orders: &str, command: &str) -> Keyboard {
-    let role = world.line(orders, &["sh", "-c", command]);
+/// Starts bash on its own terminal. `ROLE` in the script stands for dlock with these instructions and this command.
+fn on_terminal(world: &mut World, script: &str, instructions: &str, command: &str) -> Keyboard {
+    let role = world.line(instructions, &["sh", "-c", command]);
     on_terminal_with(world, script, &role)
 }
 
-/// As [`on_terminal`], with this command line for `ROLE`.
+/// Like [`on_terminal`], with this command line for `ROLE`.
 pub fn on_terminal_with(world: &mut World, script: &str, role: &[String]) -> Keyboard {
     let user = openpt(OpenptFlags::RDWR | OpenptFlags::NOCTTY | OpenptFlags::CLOEXEC).unwrap();
     grantpt(&user).unwrap();
@@ -61,7 +61,7 @@ pub fn on_terminal_with(world: &mut World, script: &str, role: &[String]) -> Key
     world.child = Some(child);
     let mut reader = File::from(user.try_clone().unwrap());
     let copy = world.path("output");
-    // A terminal that nobody reads blocks those who write to it.
+    // A full terminal blocks its writers, so a thread reads it.
     std::thread::spawn(move || {
         let mut buffer = [0; 4096];
         while let Ok(length @ 1..) = reader.read(&mut buffer) {
@@ -82,7 +82,7 @@ fn ctrl_c_reaches_command_and_caller_once() {
     world.ready();
     keyboard.press(3);
     world.event("Signal { number: 2, from_terminal: true");
-    // Long enough for a second one, which must not come, to arrive.
+    // Long enough for a second signal, which would be a bug, to arrive.
     sleep(Duration::from_millis(300));
     fs::write(world.path("end"), "x").unwrap();
     assert_eq!(world.file("status"), "3\n");
@@ -91,24 +91,24 @@ fn ctrl_c_reaches_command_and_caller_once() {
     signals.sort_unstable();
     assert_eq!(signals, ["caller", "command"]);
     world.status();
-    world.gone();
+    world.await_end();
 }
 
 fn death_by_ctrl_c_is_passed_on() {
     let mut world = World::new();
-    // bash itself ends by INT only if it sees that its child did.
+    // bash ends itself by INT only if its child did.
     let mut keyboard = on_terminal(&mut world, "ROLE; echo survived > DIR/survived", "", "echo > DIR/ready; exec sleep TOKEN");
     world.ready();
     keyboard.press(3);
     assert_eq!(world.status(), 130);
     assert!(!fs::exists(world.path("survived")).unwrap());
-    world.gone();
+    world.await_end();
 }
 
 fn ctrl_z_and_fg_work() {
     let mut world = World::new();
     let caller = "set -m; ROLE; echo $? > DIR/stopped; while ! [ -e DIR/go ]; do sleep 0.02; done; fg; echo $? > DIR/status";
-    // Not in a loop of `sleep`: a shell that is caught in vfork does not stop, with or without dlock.
+    // Not a loop of `sleep`: a shell in vfork doesn't stop, with or without dlock.
     let command = "mkfifo DIR/end; echo $$ > DIR/ready; read word < DIR/end; exit 4; : TOKEN";
     let mut keyboard = on_terminal(&mut world, caller, "", command);
     let pid: i32 = world.ready().file("ready").trim().parse().unwrap();
@@ -122,7 +122,7 @@ fn ctrl_z_and_fg_work() {
     fs::write(world.path("end"), "x\n").unwrap();
     assert_eq!(world.file("status"), "4\n");
     world.status();
-    world.gone();
+    world.await_end();
 }
 
 fn a_job_stopped_beyond_its_lease_is_killed() {
@@ -138,10 +138,10 @@ fn a_job_stopped_beyond_its_lease_is_killed() {
     fs::write(world.path("go"), "x").unwrap();
     assert_eq!(world.file("status"), "76\n");
     world.status();
-    world.gone();
+    world.await_end();
 }
 
-/// Stopped for reading in the background, then brought forward; or brought forward first.
+/// A background job is stopped when it reads and then brought forward, or brought forward first.
 fn a_background_job_that_is_brought_forward_may_read() {
     for reads_first in [true, false] {
         let mut world = World::new();
@@ -163,11 +163,11 @@ fn a_background_job_that_is_brought_forward_may_read() {
         keyboard.0.write_all(b"again\n").unwrap();
         assert_eq!(world.file("after"), "again\n");
         world.status();
-        world.gone();
+        world.await_end();
     }
 }
 
-fn in_the_background_it_has_a_group_of_its_own() {
+fn in_the_background_the_command_has_its_own_group() {
     let mut world = World::new();
     let caller = "set -m; ROLE & wait $!; echo $? > DIR/status";
     let command = "cut -d' ' -f1,5 /proc/$$/stat > DIR/ready; exit 4; : TOKEN";
@@ -177,5 +177,5 @@ fn in_the_background_it_has_a_group_of_its_own() {
     assert_eq!(pid, group);
     assert_eq!(world.file("status"), "4\n");
     world.status();
-    world.gone();
+    world.await_end();
 }

@@ -1,4 +1,4 @@
-//! A clock that is set off by so many seconds, for the servers that are started with it: libfaketime reads a file.
+//! A clock with an offset, for servers that are started with it: libfaketime reads the offset from a file.
 
 use std::{fs, os::unix::fs::PermissionsExt as _, path::PathBuf};
 
@@ -6,7 +6,7 @@ use tempfile::TempDir;
 
 const LIBRARY: &str = "/usr/lib/x86_64-linux-gnu/faketime/libfaketime.so.1";
 
-/// A clock, as far as its servers ask libfaketime: now and then a thread gets the true time instead.
+/// A clock that servers read through libfaketime. Now and then a thread gets the true time instead.
 #[derive(Debug)]
 pub struct Clock {
     offset: PathBuf,
@@ -14,20 +14,20 @@ pub struct Clock {
 }
 
 impl Clock {
-    /// A clock that is right; `None` where libfaketime is not installed.
+    /// Makes a clock without an offset; `None` where libfaketime is not installed.
     pub fn make() -> Option<Self> {
         if !PathBuf::from(LIBRARY).exists() {
             return None;
         }
         let folder = super::folder();
-        // For servers that run as another user.
+        // Servers that run as another user must read the folder.
         fs::set_permissions(folder.path(), fs::Permissions::from_mode(0o755)).expect("the folder's mode");
         let clock = Self { offset: folder.path().join("offset"), _folder: folder };
         clock.step(0);
         Some(clock)
     }
 
-    /// What a server is to be started with.
+    /// Returns the environment variables of a server with this clock.
     pub fn environment(&self) -> Vec<(&'static str, String)> {
         vec![
             ("LD_PRELOAD", LIBRARY.to_owned()),
@@ -37,9 +37,9 @@ impl Clock {
         ]
     }
 
-    /// Sets it off by so many seconds from the true time.
+    /// Sets the clock's offset from the true time in seconds.
     pub fn step(&self, seconds: i64) {
-        // At once, so that nobody reads half of it.
+        // Replaces the file atomically, so that no server reads half of it.
         let aside = self.offset.with_extension("new");
         fs::write(&aside, format!("{seconds:+}")).expect("offset");
         fs::rename(&aside, &self.offset).expect("offset");

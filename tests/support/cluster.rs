@@ -11,7 +11,7 @@ use super::{
 const SLOTS: u16 = 16_384;
 const LIMIT: Duration = Duration::from_secs(30);
 
-/// Three masters, and then as many replicas or none.
+/// Three masters, followed by three replicas or none.
 #[derive(Debug)]
 pub struct Cluster {
     pub nodes: Vec<Redis>,
@@ -19,11 +19,11 @@ pub struct Cluster {
     host: Ipv4Addr,
 }
 
-/// How many masters there are.
+/// The number of masters.
 pub const MASTERS: u16 = 3;
 
 impl Cluster {
-    /// Without replicas: for everything but the loss of a node.
+    /// Starts a cluster without replicas, for all tests except those that lose a node.
     pub fn start() -> Self {
         Self::with(false, false)
     }
@@ -32,12 +32,12 @@ impl Cluster {
         Self::make(replicas, durable, None, Ipv4Addr::LOCALHOST)
     }
 
-    /// Reached at this address.
+    /// Starts a cluster that is reached at this address.
     pub fn on(host: Ipv4Addr) -> Self {
         Self::make(false, false, None, host)
     }
 
-    /// Everybody speaks TLS with everybody.
+    /// Starts a cluster in which all nodes and clients use TLS.
     pub fn encrypted(certificates: &Certificates) -> Self {
         Self::make(false, false, Some(certificates), Ipv4Addr::LOCALHOST)
     }
@@ -78,7 +78,7 @@ impl Cluster {
         cluster
     }
 
-    /// Waits until every node that runs says that the cluster is well, and every replica is in step.
+    /// Waits until every running node reports a healthy cluster, and every replica is in sync.
     #[track_caller]
     pub fn settle(&self) {
         super::must("the cluster is well", LIMIT, || {
@@ -99,7 +99,7 @@ impl Cluster {
         u16::try_from(slot).expect("a slot")
     }
 
-    /// The number of the node that has a name, as most nodes see it.
+    /// Returns the index of the node that owns a name, as most nodes see it.
     pub fn owner(&self, name: &str) -> usize {
         let slot = self.slot(name);
         self.try_owner(slot).expect("a node that has the slot")
@@ -125,7 +125,7 @@ impl Cluster {
         (votes[most] * 2 > self.running().count()).then_some(most)
     }
 
-    /// Waits until another node than this has the name's slot, and takes writes.
+    /// Waits until another node than `from` owns the name's slot, and accepts writes.
     #[track_caller]
     pub fn await_failover(&self, name: &str, from: usize) -> usize {
         let slot = self.slot(name);
@@ -136,7 +136,7 @@ impl Cluster {
         self.owner(name)
     }
 
-    /// Has the replica of a master take its place, with all alive.
+    /// Makes a master's replica take over while all nodes run.
     #[track_caller]
     pub fn switch(&self, name: &str) -> usize {
         let from = self.owner(name);
@@ -145,14 +145,14 @@ impl Cluster {
         self.await_failover(name, from)
     }
 
-    /// Begins to move a slot: what is not there yet is asked for at the new node.
+    /// Starts to move a slot: the old node redirects clients to the new node for missing keys.
     pub fn begin_move(&self, slot: u16, from: usize, to: usize) {
         let slot = slot.to_string();
         self.nodes[to].command(&["CLUSTER", "SETSLOT", &slot, "IMPORTING", &self.ids[from]]);
         self.nodes[from].command(&["CLUSTER", "SETSLOT", &slot, "MIGRATING", &self.ids[to]]);
     }
 
-    /// Moves the keys themselves; `only` those.
+    /// Moves the keys that `only` accepts.
     pub fn move_keys(&self, slot: u16, from: usize, to: usize, only: impl Fn(&str) -> bool) {
         let keys: Vec<String> =
             redis::from_redis_value(self.nodes[from].command(&["CLUSTER", "GETKEYSINSLOT", &slot.to_string(), "1000"])).expect("keys");
@@ -169,13 +169,13 @@ impl Cluster {
         }
     }
 
-    /// The URL, with these of the nodes.
+    /// Returns the URL with these nodes.
     pub fn url_of(&self, nodes: &[usize]) -> String {
         let seeds: Vec<_> = nodes.iter().map(|nth| format!("{}:{}", self.host, self.nodes[*nth].port)).collect();
         format!("redis+cluster://{}", seeds.join(","))
     }
 
-    /// The URL, with all first masters.
+    /// Returns the URL with the three first masters.
     pub fn url(&self) -> String {
         self.url_of(&[0, 1, 2])
     }

@@ -1,4 +1,4 @@
-//! A host that is off, as far as others can tell.
+//! A host that seems to be off.
 
 use std::{
     net::{Ipv4Addr, SocketAddr, TcpStream},
@@ -10,10 +10,10 @@ use rustix::net::{AddressFamily, SocketType};
 
 use super::ports;
 
-/// A port where packets are dropped: what is sent there is never answered. It ends with this value.
+/// A port that drops packets, so that connections are never answered. The port ends with this value.
 pub struct Deaf {
     pub port: u16,
-    /// Its queue of connections is full, and nobody takes any out.
+    /// The listener, whose accept queue is full and never drained.
     _queue: (OwnedFd, Vec<TcpStream>),
 }
 
@@ -21,7 +21,7 @@ impl Deaf {
     pub fn new() -> Self {
         let socket = rustix::net::socket(AddressFamily::INET, SocketType::STREAM, None).expect("a socket");
         let address = SocketAddr::from((Ipv4Addr::LOCALHOST, ports::free()));
-        // As listeners of std do.
+        // The listeners of std do the same.
         rustix::net::sockopt::set_socket_reuseaddr(&socket, true).expect("a socket");
         rustix::net::bind(&socket, &address).expect("a free port");
         rustix::net::listen(&socket, 0).expect("a listener");

@@ -1,6 +1,6 @@
-//! Chance that can be repeated.
+//! Reproducible random numbers.
 
-/// A generator that is fast (xorshift*), from a seed that is not 0.
+/// A fast generator (xorshift*). The seed must not be 0.
 pub struct Dice(pub u64);
 
 impl Dice {
@@ -15,12 +15,12 @@ impl Dice {
         self.below(many) == 0
     }
 
-    /// From 0 to 1.
+    /// Returns a number from 0 to 1.
     pub fn part(&mut self) -> f64 {
         f64::from(u32::try_from(self.below(1_000_000)).unwrap_or_default()) / 1e6
     }
 
-    /// About normal, with a deviation of 1: a sum of twelve.
+    /// Returns an approximately normal number with a standard deviation of 1: a sum of twelve.
     pub fn normal(&mut self) -> f64 {
         (0..12).map(|_| self.part()).sum::<f64>() - 6.0
     }

@@ -1,4 +1,4 @@
-//! A small disk that can be full.
+//! A small disk that a test can fill.
 
 use std::{
     fs,
@@ -9,15 +9,15 @@ use std::{
 
 use tempfile::TempDir;
 
-/// A file system of its own; it ends with this value.
+/// A separate file system; it ends with this value.
 #[derive(Debug)]
 pub struct Disk(TempDir);
 
 impl Disk {
-    /// One of this size, such as `64m`.
+    /// Mounts a file system of this size, such as `64m`.
     ///
     /// # Errors
-    /// Why none can be mounted here.
+    /// The reason why no file system can be mounted here.
     pub fn make(size: &str) -> Result<Self, String> {
         if !rustix::process::geteuid().is_root() {
             return Err("only root can mount a disk".into());
@@ -38,7 +38,7 @@ impl Disk {
         self.folder().join(name)
     }
 
-    /// Leaves no room, but in pages that are written to already.
+    /// Fills the disk; only pages that are written already can be rewritten.
     pub fn fill(&self) {
         let mut file = fs::File::create(self.path("ballast")).expect("a file on the disk");
         while file.write_all(&[1; 4096]).is_ok() {}

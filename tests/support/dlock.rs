@@ -10,7 +10,7 @@ use std::{
 
 use super::process::{self, Ended, Process};
 
-/// Where cargo put the binary: beside the folder of the test programs.
+/// Returns the path of the binary, next to cargo's folder of test programs.
 pub fn binary() -> PathBuf {
     env::var_os("DLOCK_TEST_BINARY").map_or_else(|| super::built(2).join("dlock"), Into::into)
 }
@@ -18,7 +18,7 @@ pub fn binary() -> PathBuf {
 /// The default time limit of one call in a test.
 pub const LIMIT: Duration = Duration::from_secs(30);
 
-/// `dlock` without any setting from this process's environment, and with an empty standard input.
+/// Returns a command for `dlock` without settings from this process's environment, and with an empty standard input.
 pub fn command() -> Command {
     let mut command = process::command(binary());
     command.env_clear().env("PATH", "/usr/local/bin:/usr/bin:/bin").env("HOME", "/nonexistent").stdin(Stdio::null());
@@ -39,9 +39,9 @@ pub fn spawn(backend: &str, args: &[&str]) -> Process {
     Process::collect(command)
 }
 
-/// A key that no other test uses, which also marks the processes that belong to it.
+/// Returns a key that no other test uses, and that also tags the test's processes.
 pub fn unique(name: &str) -> String {
     static NEXT: AtomicU32 = AtomicU32::new(0);
-    // Of one width, so that none is the beginning of another.
+    // All keys have the same width, so none is a prefix of another.
     format!("{name}-{:07}-{:04}", std::process::id(), NEXT.fetch_add(1, Ordering::Relaxed))
 }

@@ -16,13 +16,13 @@ use tempfile::TempDir;
 
 use super::{ports, process, procfs, tls::Certificates};
 
-/// How a cluster is to be started.
+/// The options of a cluster.
 #[derive(Clone, Debug)]
 pub struct Options {
     pub members: usize,
-    /// Speaks TLS to clients, with a certificate for these names.
+    /// Uses TLS with clients, with a certificate for these names.
     pub tls_names: Vec<&'static str>,
-    /// Wants a certificate of our authority from clients.
+    /// Requires a client certificate of the tests' authority.
     pub client_certificates: bool,
     /// Further arguments, such as `--auth-token-ttl=1`.
     pub arguments: Vec<&'static str>,
@@ -34,7 +34,7 @@ impl Default for Options {
     }
 }
 
-/// One process.
+/// One etcd process.
 #[derive(Debug)]
 struct Member {
     client: u16,
@@ -49,11 +49,11 @@ pub struct Etcd {
     pub certificates: Option<Certificates>,
     options: Options,
     folder: TempDir,
-    /// The credentials of the tests' own questions, once there are users.
+    /// Whether the tests' own requests authenticate as root, once users exist.
     root: bool,
 }
 
-/// It ends with this value.
+/// An `etcd grpc-proxy` process; it ends with this value.
 pub struct GrpcProxy {
     pub port: u16,
     child: std::process::Child,
@@ -66,7 +66,7 @@ impl Drop for GrpcProxy {
     }
 }
 
-/// Leases are no shorter than one and a half elections: with these, of a second.
+/// The shortest lease is 1.5 election timeouts: about one second with these values.
 const ELECTION_MS: u32 = 500;
 const HEARTBEAT_MS: u32 = 50;
 
@@ -86,7 +86,7 @@ impl Etcd {
         let folder = super::folder();
         let certificates = (!options.tls_names.is_empty()).then(|| Certificates::make(folder.path(), &options.tls_names));
         let mut etcd = Self { members: Vec::new(), certificates, options, folder, root: false };
-        // Somebody else may take a port before a member does.
+        // Another process may take a port before the member does.
         for _ in 0..5 {
             etcd.members = (0..etcd.options.members).map(|_| Member { client: ports::free(), peer: ports::free(), child: None }).collect();
             match etcd.try_start() {
@@ -101,12 +101,12 @@ impl Etcd {
         panic!("etcd does not start");
     }
 
-    /// The URL of the first member.
+    /// Returns the URL of the first member.
     pub fn url(&self) -> String {
         format!("etcd://127.0.0.1:{}", self.port())
     }
 
-    /// The URL of all members.
+    /// Returns the URL of all members.
     pub fn all(&self) -> String {
         let hosts: Vec<_> = self.ports().iter().map(|port| format!("127.0.0.1:{port}")).collect();
         format!("etcd://{}", hosts.join(","))
@@ -150,7 +150,7 @@ impl Etcd {
         }
         let log = fs::OpenOptions::new().create(true).append(true).open(self.log(member)).expect("a log");
         command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(log);
-        // It reads settings from the environment too, and refuses those that are given twice.
+        // etcd reads settings from the environment too, and refuses duplicates.
         command.env_clear().env("PATH", "/usr/bin:/bin");
         self.members[member].child = Some(process::start(command).expect("etcd"));
     }
@@ -166,7 +166,7 @@ impl Etcd {
         self.await_health()
     }
 
-    /// Waits until all members that run take part.
+    /// Waits until all running members are part of the cluster.
     fn await_health(&self) -> Result<(), String> {
         let began = Instant::now();
         for member in (0..self.members.len()).filter(|member| self.members[*member].child.is_some()) {
@@ -184,7 +184,7 @@ impl Etcd {
         Ok(())
     }
 
-    /// Whether this member takes part in a cluster that has a leader.
+    /// Returns whether this member is part of a cluster with a leader.
     fn answers(&self, member: usize) -> bool {
         if self.certificates.is_some() || self.root {
             return TcpStream::connect((Ipv4Addr::LOCALHOST, self.members[member].client)).is_ok() && self.try_ctl(&["get", "x"]).is_ok();
@@ -192,7 +192,7 @@ impl Etcd {
         http(self.members[member].client, "/health").is_ok_and(|text| text.contains("\"true\""))
     }
 
-    /// A process of `etcd grpc-proxy` in front of the members.
+    /// Starts an `etcd grpc-proxy` in front of the members.
     pub fn proxy(&self) -> GrpcProxy {
         let port = ports::free();
         let mut command = process::command("etcd");
@@ -209,7 +209,7 @@ impl Etcd {
         self.members[member].child.as_ref().expect("the member runs").id()
     }
 
-    /// `etcdctl` with what it needs to reach this cluster.
+    /// Returns an `etcdctl` command with the options to reach this cluster.
     pub fn etcdctl(&self) -> Command {
         let mut command = process::command("etcdctl");
         let endpoints: Vec<_> = self.members.iter().filter(|member| member.child.is_some()).map(|member| member.client).collect();
@@ -234,26 +234,26 @@ impl Etcd {
         if ended.code() == 0 { Ok(ended.stdout) } else { Err(ended.stderr) }
     }
 
-    /// What `etcdctl WORDS` prints.
+    /// Returns the output of `etcdctl WORDS`.
     #[track_caller]
     pub fn ctl(&self, words: &[&str]) -> String {
         self.try_ctl(words).unwrap_or_else(|why| panic!("etcdctl {words:?}: {why}"))
     }
 
-    /// The names of all keys that begin with `start`, in order.
+    /// Returns the names of all keys that begin with `start`, sorted.
     #[track_caller]
     pub fn keys(&self, start: &str) -> Vec<String> {
         self.ctl(&["get", start, "--prefix", "--keys-only"]).lines().filter(|line| !line.is_empty()).map(str::to_owned).collect()
     }
 
-    /// The leases that there are, as `etcdctl` writes them.
+    /// Returns the ids of all leases, as `etcdctl` prints them.
     #[track_caller]
     pub fn leases(&self) -> Vec<String> {
         self.ctl(&["lease", "list"]).lines().skip(1).map(str::to_owned).collect()
     }
 
-    /// Lets the user `name` with this password do everything to keys that begin with one of `starts`, and nobody else
-    /// anything; the tests' own questions are asked as root from now on.
+    /// Gives the user `name` with this password all rights on keys that begin with one of `starts`, and other users
+    /// none. From now on the tests' own requests authenticate as root.
     pub fn authenticate(&mut self, name: &str, password: &str, starts: &[&str]) {
         self.ctl(&["user", "add", "root:root"]);
         self.ctl(&["role", "add", "root"]);
@@ -268,7 +268,7 @@ impl Etcd {
         self.root = true;
     }
 
-    /// The member that leads, and those that don't.
+    /// Returns the leader and the followers.
     pub fn leader(&self) -> (usize, Vec<usize>) {
         let mut leader = None;
         super::must("there is a leader", Duration::from_secs(20), || {
@@ -289,7 +289,7 @@ impl Etcd {
         })
     }
 
-    /// How many requests of each kind members got, by their own count.
+    /// Returns how many requests of each kind the members got, by their own metrics.
     pub fn calls(&self) -> Vec<(String, u64)> {
         let mut calls: Vec<(String, u64)> = Vec::new();
         for member in &self.members {
@@ -312,7 +312,7 @@ impl Etcd {
         process::signal(self.pid(member), signal);
     }
 
-    /// Stops one member answering, with all connections open.
+    /// Freezes one member: it stops answering, with all connections open.
     pub fn freeze_member(&self, member: usize) {
         self.signal(member, Signal::STOP);
     }
@@ -329,7 +329,7 @@ impl Etcd {
         (0..self.members.len()).for_each(|member| self.thaw_member(member));
     }
 
-    /// Ends one member at once, as a crash does.
+    /// Kills one member, as a crash does.
     pub fn kill_member(&mut self, member: usize) {
         if let Some(mut child) = self.members[member].child.take() {
             let _ = child.kill();
@@ -341,7 +341,7 @@ impl Etcd {
         (0..self.members.len()).for_each(|member| self.kill_member(member));
     }
 
-    /// Starts what does not run, with what it kept on disk.
+    /// Starts the members that don't run, with their data on disk.
     #[track_caller]
     pub fn restart(&mut self) {
         for member in 0..self.members.len() {
@@ -356,7 +356,7 @@ impl Etcd {
         (0..self.members.len()).for_each(|member| drop(fs::remove_dir_all(self.home(member))));
     }
 
-    /// Starts again as machines that lost their disks.
+    /// Restarts the members without their data, like machines that lost their disks.
     #[track_caller]
     pub fn restart_empty(&mut self) {
         self.kill();
@@ -364,7 +364,7 @@ impl Etcd {
         self.restart();
     }
 
-    /// Where everything of it lies.
+    /// Returns the folder with all data of the cluster.
     pub fn folder(&self) -> &Path {
         self.folder.path()
     }
@@ -376,13 +376,13 @@ impl Drop for Etcd {
     }
 }
 
-/// A count as metrics write it: from a million on, `1.234567e+06`.
+/// Parses a count from metrics, which write `1.234567e+06` from a million on.
 fn number(text: &str) -> u64 {
     let float: f64 = text.parse().unwrap_or_default();
     format!("{float:.0}").parse().unwrap_or_default()
 }
 
-/// The body of an answer, and its head.
+/// Returns the whole HTTP answer, headers included.
 fn http(port: u16, path: &str) -> std::io::Result<String> {
     let mut stream = TcpStream::connect((Ipv4Addr::LOCALHOST, port))?;
     stream.set_read_timeout(Some(Duration::from_secs(2)))?;

@@ -1,4 +1,4 @@
-//! Lock libraries from their own registries, in folders below `target` that outlive a run: pinned, installed once, made anew when the list changes.
+//! Lock libraries from their registries, in folders below `target` that outlive a run: pinned, and installed once for each list.
 
 use std::{
     env,
@@ -12,7 +12,7 @@ use sha2::{Digest as _, Sha256};
 
 use super::zookeeper::jar;
 
-/// Where the lists and the programs are that use the libraries.
+/// The folder of the package lists, and of the programs that use the libraries.
 pub const DRIVERS: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../interop/drivers");
 
 const JARS: [&str; 14] = [
@@ -36,7 +36,7 @@ const SYSTEM_CERTIFICATES: &str = "/etc/ssl/certs/ca-certificates.crt";
 
 type Made = Result<PathBuf, String>;
 
-/// A Python that has the libraries of `requirements.txt`; or why there is none.
+/// Returns a Python with the libraries of `requirements.txt`, or why there is none.
 pub fn python() -> Made {
     static MADE: OnceLock<Made> = OnceLock::new();
     let make = |folder: &Path, list: &Path| {
@@ -48,7 +48,7 @@ pub fn python() -> Made {
     made.clone().map(|folder| folder.join("bin/python"))
 }
 
-/// The `node_modules` with the libraries of `package.json`; or why there are none.
+/// Returns the `node_modules` with the libraries of `package.json`, or why there are none.
 pub fn node_modules() -> Made {
     static MADE: OnceLock<Made> = OnceLock::new();
     let make = |folder: &Path, list: &Path| {
@@ -61,7 +61,7 @@ pub fn node_modules() -> Made {
     made.clone().map(|folder| folder.join("node_modules"))
 }
 
-/// The class path of Curator, of Debian's package, and of the program that uses it; or why there is none.
+/// Returns the class path of Debian's Curator and of the program that uses it, or why there is none.
 pub fn curator() -> Result<String, String> {
     static MADE: OnceLock<Made> = OnceLock::new();
     if !jar("curator-recipes.jar").is_file() {
@@ -74,7 +74,7 @@ pub fn curator() -> Result<String, String> {
     Ok(format!("{}:{jars}", classes.display()))
 }
 
-/// A folder of its own for this content of a file, filled once.
+/// Returns a folder for this content of the list, which `make` fills once.
 fn installed(list: &str, make: impl Fn(&Path, &Path) -> Result<(), String>) -> Made {
     let source = Path::new(DRIVERS).join(list);
     let content = fs::read(&source).map_err(|error| format!("{}: {error}", source.display()))?;
@@ -82,7 +82,7 @@ fn installed(list: &str, make: impl Fn(&Path, &Path) -> Result<(), String>) -> M
     let folder = super::kept().join(format!("{list}-{print}"));
     fs::create_dir_all(&folder).map_err(|error| format!("{}: {error}", folder.display()))?;
     let done = folder.join("installed");
-    // Another test program may be at it.
+    // Another test program may be installing the same list.
     let lock = File::create(folder.with_extension("lock")).map_err(|error| error.to_string())?;
     lock.lock().map_err(|error| error.to_string())?;
     if !done.exists() {
@@ -95,7 +95,7 @@ fn installed(list: &str, make: impl Fn(&Path, &Path) -> Result<(), String>) -> M
 
 fn run(program: &str, args: &[&str]) -> Result<(), String> {
     let mut command = Command::new(program);
-    // Node has certificates of its own; behind a proxy, only the system's may have the proxy's.
+    // Node has its own certificates, and only the system's may include that of an HTTPS proxy.
     if env::var_os("NODE_EXTRA_CA_CERTS").is_none() && Path::new(SYSTEM_CERTIFICATES).is_file() {
         command.env("NODE_EXTRA_CA_CERTS", SYSTEM_CERTIFICATES);
     }

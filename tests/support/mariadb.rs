@@ -1,4 +1,4 @@
-//! A real MariaDB server: one for all cases that only need a database, and servers of one's own for faults.
+//! A real MariaDB server: one for all cases that only need a database, and separate servers for faults.
 
 use std::{
     fs,
@@ -18,18 +18,18 @@ use tempfile::TempDir;
 
 use super::{ports, process, procfs, tls::Certificates};
 
-/// How a server is to be started.
+/// The options of a server.
 #[derive(Clone, Debug, Default)]
 pub struct Options {
-    /// Speaks TLS too, with a certificate for these names.
+    /// Also offers TLS, with a certificate for these names.
     pub tls_names: Vec<&'static str>,
     /// Syncs its commits to the disk.
     pub durable: bool,
     /// Further settings, such as `--max-connections=20`.
     pub settings: Vec<String>,
-    /// Variables of the server's process.
+    /// Environment variables of the server's process.
     pub environment: Vec<(&'static str, String)>,
-    /// The only node of a Galera cluster, as `galera-4` makes it one.
+    /// Makes the server the only node of a Galera cluster, with `galera-4`.
     pub cluster: bool,
 }
 
@@ -44,20 +44,20 @@ pub struct MariaDb {
     started: Instant,
 }
 
-/// What makes a server a node of a cluster.
+/// The library that makes a server a cluster node.
 pub const GALERA: &str = "/usr/lib/galera/libgalera_smm.so";
 
-/// The superuser, whom the server believes on this host.
+/// The superuser, which needs no password on this host.
 pub const USER: &str = "root";
 
-/// What isn't there to run a server with.
+/// Returns which programs are missing to run a server; `None` if none is.
 pub fn missing() -> Option<String> {
     let missing: Vec<_> =
         ["mariadbd", "mariadb-install-db", "mariadb"].into_iter().filter(|name| super::find_program(name).is_none()).collect();
     (!missing.is_empty()).then(|| format!("not installed: {}", missing.join(", ")))
 }
 
-/// The user who runs the server: root runs it as root, since the folders are root's.
+/// Returns the option that lets root run the server as root, since root owns the folders.
 fn runs_as() -> &'static [&'static str] {
     if rustix::process::geteuid().is_root() { &["--user=root"] } else { &[] }
 }
@@ -68,7 +68,7 @@ fn run(command: std::process::Command, what: &str) -> String {
     ended.stdout
 }
 
-/// A data directory that was never used, made once for all servers of this process.
+/// Returns a fresh data directory, which is created once and copied for each server of this process.
 fn template() -> &'static Path {
     static TEMPLATE: OnceLock<TempDir> = OnceLock::new();
     let folder = TEMPLATE.get_or_init(|| {
@@ -83,7 +83,7 @@ fn template() -> &'static Path {
     folder.path()
 }
 
-/// What the server at a socket answers to statements in a database.
+/// Returns the answer of the server at a socket to statements in a database.
 pub fn sql_at(socket: &Path, database: &str, sql: &str) -> Result<Vec<Vec<String>>, String> {
     let mut command = process::command("mariadb");
     command.args(["--no-defaults", "--batch", "--skip-column-names", "--default-character-set=utf8mb4", "--user", USER]);
@@ -112,7 +112,7 @@ impl MariaDb {
         run(copy, "cp");
         let certificates = (!options.tls_names.is_empty()).then(|| Certificates::make(folder.path(), &options.tls_names));
         let mut server = Self { port: ports::free(), certificates, options, folder, child: None, started: Instant::now() };
-        // Somebody else may take the port before the server does.
+        // Another process may take the port before the server does.
         for _ in 0..5 {
             match server.try_start() {
                 Ok(()) => return server,
@@ -126,7 +126,7 @@ impl MariaDb {
         panic!("mariadbd does not start");
     }
 
-    /// A new database, by its name.
+    /// Creates a database, and returns its name.
     pub fn database(&self) -> String {
         static NEXT: AtomicU32 = AtomicU32::new(1);
         let name = format!("test{}", NEXT.fetch_add(1, Ordering::Relaxed));
@@ -134,7 +134,7 @@ impl MariaDb {
         name
     }
 
-    /// The URL without credentials.
+    /// Returns the URL without credentials.
     pub fn url(&self, database: &str) -> String {
         format!("mariadb://{USER}@127.0.0.1:{}/{database}", self.port)
     }
@@ -143,7 +143,7 @@ impl MariaDb {
         self.folder.path().join("s.sock")
     }
 
-    /// Where its databases are.
+    /// Returns the data directory.
     pub fn data(&self) -> PathBuf {
         self.folder.path().join("data")
     }
@@ -152,7 +152,7 @@ impl MariaDb {
         self.child.as_ref().expect("the server runs").id()
     }
 
-    /// Starts the server again, on the same port and with what it kept.
+    /// Starts the server again, on the same port and with its data.
     #[track_caller]
     pub fn start(&mut self) {
         self.try_start().unwrap_or_else(|why| panic!("{why}"));
@@ -168,7 +168,7 @@ impl MariaDb {
             .arg("--no-defaults")
             .args(runs_as())
             .arg(format!("--datadir={}", self.folder.path().join("data").display()))
-            // A server that starts removes the temporary tables that it finds, another's too.
+            // A starting server removes all temporary tables in its folder, another server's too.
             .arg(format!("--tmpdir={}", self.folder.path().display()))
             .arg(format!("--port={}", self.port))
             .arg(format!("--socket={}", self.socket().display()))
@@ -186,7 +186,7 @@ impl MariaDb {
             command.arg(format!("--ssl-ca={}", files.ca.display()));
         }
         if self.options.cluster {
-            // None of its ports but the first is ever connected to, and that by other nodes.
+            // No client connects to these ports; the first one is for other nodes.
             let [group, transfer] = [ports::free(), ports::free()];
             command.args(["--wsrep-on=ON", "--wsrep-cluster-address=gcomm://", "--wsrep-node-address=127.0.0.1"]);
             command.args(["--binlog-format=ROW", "--innodb-autoinc-lock-mode=2", "--wsrep-new-cluster"]);
@@ -203,7 +203,7 @@ impl MariaDb {
         self.started = Instant::now();
         self.child = Some(process::start(command).expect("mariadbd"));
         let began = Instant::now();
-        // The socket is this server's alone, so that another test's on the port is not taken for it.
+        // The socket belongs to this server alone, so another server on the port can't be mistaken for it.
         while self.try_sql("mysql", "SELECT 1").is_err() {
             let log = || fs::read_to_string(&log).unwrap_or_default();
             if !procfs::alive(self.pid()) {
@@ -217,18 +217,18 @@ impl MariaDb {
         Ok(())
     }
 
-    /// The log, as far as it is written.
+    /// Returns the log so far.
     pub fn log(&self) -> String {
         fs::read_to_string(self.folder.path().join("server.log")).unwrap_or_default()
     }
 
-    /// What the server answers to statements in a database, all values as text and NULL as such.
+    /// Returns the server's answer to statements in a database, all values as text, NULL as `NULL`.
     #[track_caller]
     pub fn sql(&self, database: &str, sql: &str) -> Vec<Vec<String>> {
         self.try_sql(database, sql).unwrap_or_else(|error| panic!("{sql}: {error}"))
     }
 
-    /// The first value of the answer.
+    /// Returns the first value of the answer.
     #[track_caller]
     pub fn text(&self, database: &str, sql: &str) -> String {
         self.sql(database, sql)[0][0].clone()
@@ -238,7 +238,7 @@ impl MariaDb {
         sql_at(&self.socket(), database, sql)
     }
 
-    /// A session that runs these statements and then keeps what they got until it is dropped.
+    /// Starts a session that runs these statements, and keeps their locks until it is dropped.
     pub fn keep(&self, database: &str, sql: &str) -> Kept {
         let mut command = process::command("mariadb");
         command
@@ -254,7 +254,7 @@ impl MariaDb {
         Kept { child, _input: input }
     }
 
-    /// Stops answering, with all connections open.
+    /// Freezes the server: it stops answering, with all connections open.
     pub fn freeze(&self) {
         process::signal(self.pid(), Signal::STOP);
     }
@@ -263,7 +263,7 @@ impl MariaDb {
         process::signal(self.pid(), Signal::CONT);
     }
 
-    /// Ends the server at once, as a crash does.
+    /// Kills the server, as a crash does.
     pub fn kill(&mut self) {
         if let Some(mut child) = self.child.take() {
             let _ = child.kill();
@@ -271,10 +271,10 @@ impl MariaDb {
         }
     }
 
-    /// Starts again with what was kept on disk.
+    /// Kills the server, and starts it again with its data on disk.
     pub fn restart(&mut self) {
         self.kill();
-        // A server tells its starts apart by whole seconds.
+        // dlock identifies a server's start by whole seconds.
         let since = self.started.elapsed();
         thread::sleep(Duration::from_millis(1100).saturating_sub(since));
         self.start();
@@ -287,7 +287,7 @@ impl Drop for MariaDb {
     }
 }
 
-/// A MySQL server that runs already, named as `mysql://user:password@host:port`, whose user may create databases.
+/// A running MySQL server, named as `mysql://user:password@host:port`. The user may create databases.
 pub struct External {
     pub host: String,
     pub port: u16,
@@ -298,7 +298,7 @@ pub struct External {
 impl External {
     const VARIABLE: &'static str = "DLOCK_TEST_MYSQL_URL";
 
-    /// Why there is none.
+    /// Returns why there is no such server; `None` if there is one.
     pub fn missing() -> Option<String> {
         if super::find_program("mariadb").is_none() {
             return Some("mariadb, the client, is not installed".into());
@@ -309,13 +309,13 @@ impl External {
     pub fn named() -> Self {
         let url = std::env::var(Self::VARIABLE).expect("a URL");
         let rest = url.strip_prefix("mysql://").expect("mysql://user:password@host:port");
-        let (who, place) = rest.trim_end_matches('/').rsplit_once('@').expect("a user");
-        let (user, password) = who.split_once(':').map_or((who, None), |(user, password)| (user, Some(password.to_owned())));
-        let (host, port) = place.split_once(':').unwrap_or((place, "3306"));
+        let (user_part, address) = rest.trim_end_matches('/').rsplit_once('@').expect("a user");
+        let (user, password) = user_part.split_once(':').map_or((user_part, None), |(user, password)| (user, Some(password.to_owned())));
+        let (host, port) = address.split_once(':').unwrap_or((address, "3306"));
         Self { host: host.into(), port: port.parse().expect("a port"), user: user.into(), password }
     }
 
-    /// What the server answers to statements in a database.
+    /// Returns the server's answer to statements in a database.
     pub fn try_sql(&self, database: &str, sql: &str) -> Result<Vec<Vec<String>>, String> {
         let mut command = process::command("mariadb");
         command.args(["--no-defaults", "--batch", "--skip-column-names", "--protocol=tcp", "--host", &self.host, "--user", &self.user]);
@@ -335,7 +335,7 @@ impl External {
 /// A session that ends with this value.
 pub struct Kept {
     child: std::process::Child,
-    /// Where the client waits for more.
+    /// The client's open standard input, which keeps the client running.
     _input: std::process::ChildStdin,
 }
 

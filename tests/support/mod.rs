@@ -1,9 +1,9 @@
-//! What the tests stand on: real servers on free ports in temporary folders, a TCP proxy that injects faults,
-//! and processes that are watched and ended by their ids.
+//! The base of all tests: real servers on free ports in temporary folders, a TCP proxy that injects faults,
+//! and processes that are tracked and ended by their ids.
 //!
 //! Nothing here is mocked, nothing is looked up or killed by name, and nothing outlives an aborted test run.
 #![allow(missing_docs, reason = "only tests use it")]
-#![allow(clippy::new_without_default, reason = "to start a server is no default")]
+#![allow(clippy::new_without_default, reason = "starting a server is no default")]
 #![allow(clippy::disallowed_methods, reason = "tests measure and wait in real time")]
 #![allow(clippy::print_stderr, reason = "a skipped test says so")]
 
@@ -39,16 +39,16 @@ use std::{
     time::{Duration, Instant},
 };
 
-/// A folder that cargo builds into, so many steps above this test program.
+/// Returns the folder of cargo's that is `above` steps above this test program.
 fn built(above: usize) -> PathBuf {
     let program = env::current_exe().expect("a test program");
     program.ancestors().nth(above).expect("folders of cargo").to_owned()
 }
 
-/// Where tests keep what is made once.
+/// Returns the folder for files that tests make once and keep.
 pub fn kept() -> PathBuf {
     let kept = built(3).join("tmp");
-    std::fs::create_dir_all(&kept).expect("a folder beside what cargo builds");
+    std::fs::create_dir_all(&kept).expect("a folder next to cargo's");
     kept
 }
 
@@ -57,7 +57,7 @@ pub fn skips_fail() -> bool {
     env::var("DLOCK_TEST_REQUIRE").is_ok_and(|v| v == "1") || env::var("CI").is_ok_and(|v| v == "true")
 }
 
-/// The program's full path, looked up in PATH and in the folders of system programs.
+/// Returns the program's full path, looked up in PATH and in the folders of system programs.
 pub fn find_program(name: &str) -> Option<PathBuf> {
     let path = env::var_os("PATH").unwrap_or_default();
     env::split_paths(&path)
@@ -66,18 +66,18 @@ pub fn find_program(name: &str) -> Option<PathBuf> {
         .find(|file| file.is_file())
 }
 
-/// Says that a test did not run, past the test runner's capturing. Fails it instead where skips are not allowed.
+/// Reports a skipped test, bypassing the test runner's capturing. Fails the test where skips are not allowed.
 pub fn skip(test: &str, why: &str) {
     assert!(!skips_fail(), "{test} can't run here and may not be skipped: {why}");
     say(&format!("SKIPPED {test}: {why}"));
 }
 
-/// Prints a line past the test runner's capturing.
+/// Prints a line, bypassing the test runner's capturing.
 pub fn say(line: &str) {
     let _ = writeln!(std::io::stderr(), "{line}");
 }
 
-/// Whether all of `programs` are installed; otherwise the test is skipped, or fails.
+/// Returns whether all `programs` are installed; otherwise reports the test as skipped, or fails it.
 pub fn have(test: &str, programs: &[&str]) -> bool {
     let missing: Vec<_> = programs.iter().filter(|name| find_program(name).is_none()).copied().collect();
     if missing.is_empty() {
@@ -87,41 +87,41 @@ pub fn have(test: &str, programs: &[&str]) -> bool {
     false
 }
 
-/// A new folder that goes away with its owner.
+/// Makes a temporary folder, which is removed with the returned value.
 pub fn folder() -> tempfile::TempDir {
-    // Nearly every test makes one: from the first on, stalls are seen.
+    // Nearly every test makes a folder, so stalls are recorded from the first test on.
     pulse::worst();
     tempfile::Builder::new().prefix("dlock-test-").tempdir().expect("a temporary folder")
 }
 
-/// How much longer than alone on an idle machine a step may take now: 1 if no task waited for a processor in the last
-/// seconds, up to 4 if tasks did half of the time or more, or if the whole machine stood still for a while, as a virtual one may.
-/// Limits of time in tests are multiplied by it.
+/// Returns how much longer than on an idle machine a step may take now. 1 if no task waited for a processor in the last
+/// seconds; up to 4 if tasks waited half of the time or more, or if the whole machine stalled, as a virtual one may.
+/// Time limits in tests are multiplied by this factor.
 pub fn slowness() -> u32 {
     let pressure = std::fs::read_to_string("/proc/pressure/cpu").unwrap_or_default();
     let average = pressure.strip_prefix("some avg10=").and_then(|rest| rest.split('.').next()?.parse::<u32>().ok());
-    // A kernel that doesn't tell may be busy.
+    // A kernel without pressure data may be busy.
     let busy = average.map_or(3, |percent| (percent * 3).div_ceil(50).min(3));
     let stalled = u32::try_from(pulse::worst().as_millis() / 200).unwrap_or(3).min(3);
     1 + busy.max(stalled)
 }
 
-/// An upper limit of time, as long as this machine needs for it now.
+/// Returns a time limit, extended for a busy machine.
 pub fn stretched(limit: Duration) -> Duration {
     limit * slowness()
 }
 
-/// The long form of a test's figure in `tests/run --all`, else the short one.
+/// Returns a test's long value in `tests/run --all`, and the short one otherwise.
 pub fn long_or<T>(long: T, short: T) -> T {
     if std::env::var_os("DLOCK_TEST_ALL").is_some() { long } else { short }
 }
 
-/// How many wait for one lock where many do.
-pub fn crowd() -> usize {
+/// Returns the number of waiters in tests with many waiters.
+pub fn many_waiters() -> usize {
     long_or(1000, 150)
 }
 
-/// Waits until `done` says yes, looking every few milliseconds, for at most `limit`.
+/// Polls `done` every few milliseconds until it returns true, for at most `limit`. Returns whether it did.
 pub fn eventually(limit: Duration, mut done: impl FnMut() -> bool) -> bool {
     let began = Instant::now();
     loop {
@@ -135,13 +135,13 @@ pub fn eventually(limit: Duration, mut done: impl FnMut() -> bool) -> bool {
     }
 }
 
-/// As [`eventually`], failing the test with `what` did not happen.
+/// Waits like [`eventually`], and fails the test with `what` if the limit is reached.
 #[track_caller]
 pub fn must(what: &str, limit: Duration, done: impl FnMut() -> bool) {
     assert!(eventually(limit, done), "not within {limit:?}: {what}");
 }
 
-/// The lines of a file that may not be there yet.
+/// Returns the lines of a file; none if the file does not exist yet.
 pub fn lines(file: &Path) -> Vec<String> {
     std::fs::read_to_string(file).unwrap_or_default().lines().map(str::to_owned).collect()
 }

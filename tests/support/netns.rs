@@ -1,6 +1,6 @@
-//! A network namespace of the test's own: another host as far as the network goes, joined to this one by a cable that can be cut.
+//! A separate network namespace: another host as far as the network goes, connected to this one by a cable that can be cut.
 //!
-//! Unlike a proxy's, its silence is the kernel's: packets are lost, nobody is told, and connections time out.
+//! Unlike with a proxy, the kernel itself is silent: packets are lost without an error, and connections time out.
 
 use std::{
     net::Ipv4Addr,
@@ -8,17 +8,17 @@ use std::{
     sync::atomic::{AtomicU32, Ordering},
 };
 
-/// The other host. It and the cable end with this value.
+/// The other host. The host and the cable end with this value.
 pub struct Netns {
     name: String,
     /// This host's end of the cable.
     cable: String,
-    /// This host, as the other one reaches it.
+    /// This host's address, as the other host reaches it.
     pub host: Ipv4Addr,
 }
 
 impl Netns {
-    /// Makes one; `None`, and says so, where only root could.
+    /// Makes a namespace. Without root rights returns `None`, and reports the test as skipped.
     pub fn make(test: &str) -> Option<Self> {
         static NEXT: AtomicU32 = AtomicU32::new(0);
         if !rustix::process::geteuid().is_root() {
@@ -33,7 +33,7 @@ impl Netns {
         let name = format!("dlock-{pid}-{number}");
         let cable = format!("dl{}x{number}", pid % 1_000_000);
         let far = format!("dr{}x{number}", pid % 1_000_000);
-        // A network of four addresses for each cable, in the range that is kept for tests of networks.
+        // Each cable has a network of four addresses, in the range that is reserved for network tests.
         let place = (pid.wrapping_mul(97).wrapping_add(number) % 32_000) * 4;
         let base = u32::from(Ipv4Addr::new(198, 18, 0, 0)) + place;
         let (host, other) = (Ipv4Addr::from(base + 1), Ipv4Addr::from(base + 2));
@@ -49,7 +49,7 @@ impl Netns {
         Some(made)
     }
 
-    /// What a command line begins with to run over there; the process is the same from the start.
+    /// Returns the prefix of a command line that runs on the other host. The process id stays the same.
     pub fn prefix(&self) -> [&str; 4] {
         ["ip", "netns", "exec", &self.name]
     }
@@ -59,7 +59,7 @@ impl Netns {
         ip(&["link", "set", &self.cable, "down"]);
     }
 
-    /// Mends it.
+    /// Reconnects the cable.
     pub fn heal(&self) {
         ip(&["link", "set", &self.cable, "up"]);
     }

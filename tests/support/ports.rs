@@ -6,13 +6,13 @@ use std::{
     sync::{Mutex, PoisonError},
 };
 
-/// Below the range that the kernel takes the near ends of connections from, so that none is taken meanwhile.
+/// Below the kernel's range of ephemeral ports, so that no connection takes a port meanwhile.
 const FIRST: u16 = 10_500;
-/// The ports come in blocks, each of one process: no other test process asks for a port while its listener is away for a moment.
+/// Each test process owns blocks of ports, so no other one takes a port while its listener is restarted.
 const BLOCK: u16 = 50;
 const BLOCKS: u16 = 430;
 
-/// The blocks of this process, and how many of their ports were given away, counted on through all rounds.
+/// The blocks of this process, and how many of their ports were handed out, counted through all rounds.
 struct Ports {
     blocks: Vec<(u16, net::UnixListener)>,
     next: usize,
@@ -20,7 +20,7 @@ struct Ports {
 
 static PORTS: Mutex<Ports> = Mutex::new(Ports { blocks: Vec::new(), next: 0 });
 
-/// A port of 127.0.0.1 that nothing listens on. A port that was given away comes again only when no block is left.
+/// Returns a port of 127.0.0.1 without a listener. A port is handed out again only when no block is left.
 pub fn free() -> u16 {
     PORTS.lock().unwrap_or_else(PoisonError::into_inner).free()
 }
@@ -30,7 +30,7 @@ impl Ports {
         for _ in 0..BLOCKS * BLOCK {
             let (nth, within) = (self.next / usize::from(BLOCK), self.next % usize::from(BLOCK));
             if nth >= self.blocks.len() && !self.claim() {
-                assert!(!self.blocks.is_empty(), "other processes have all ports from {FIRST} on");
+                assert!(!self.blocks.is_empty(), "other processes own all ports from {FIRST} on");
                 self.next = 0;
                 continue;
             }
@@ -43,7 +43,7 @@ impl Ports {
         panic!("no free port from {FIRST} on");
     }
 
-    /// Takes one more block, for as long as this process lives.
+    /// Claims one more block for the lifetime of this process. Returns whether a block was left.
     fn claim(&mut self) -> bool {
         let from = u16::try_from(std::process::id() % u32::from(BLOCKS)).expect("below the count");
         let claimed = (0..BLOCKS).map(|nth| (from + nth) % BLOCKS).find_map(|block| {

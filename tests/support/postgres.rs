@@ -1,4 +1,4 @@
-//! A real PostgreSQL server: one for all cases that only need a database, and servers of one's own for faults.
+//! A real PostgreSQL server: one for all cases that only need a database, and separate servers for faults.
 
 use std::{
     fs,
@@ -18,18 +18,18 @@ use tokio_postgres::{NoTls, SimpleQueryMessage};
 
 use super::{ports, process, procfs, tls::Certificates};
 
-/// How a server is to be started.
+/// The options of a server.
 #[derive(Clone, Debug, Default)]
 pub struct Options {
-    /// Speaks TLS too, with a certificate for these names.
+    /// Also offers TLS, with a certificate for these names.
     pub tls_names: Vec<&'static str>,
     /// Syncs its commits to the disk.
     pub durable: bool,
-    /// Asks everybody but the superuser of the tests for a password.
+    /// Requires a password from every user except the tests' superuser.
     pub passwords: bool,
     /// Further settings, such as `max_connections=20`.
     pub settings: Vec<String>,
-    /// Variables of the server's process.
+    /// Environment variables of the server's process.
     pub environment: Vec<(&'static str, String)>,
 }
 
@@ -43,7 +43,7 @@ pub struct Postgres {
     child: Option<std::process::Child>,
 }
 
-/// A session that was left open; it ends with this value.
+/// An open session; it ends with this value.
 #[derive(Debug)]
 pub struct Kept {
     end: Option<tokio::sync::oneshot::Sender<()>>,
@@ -57,10 +57,10 @@ impl Drop for Kept {
     }
 }
 
-/// The superuser, whom the server believes on this host.
+/// The superuser, which needs no password on this host.
 pub const USER: &str = "postgres";
 
-/// Where a program of PostgreSQL's server is: Debian keeps it out of PATH.
+/// Returns the path of a PostgreSQL server program, which Debian keeps out of PATH.
 pub fn program(name: &str) -> Option<PathBuf> {
     let versions = fs::read_dir("/usr/lib/postgresql").ok().into_iter().flatten().flatten();
     let mut versions: Vec<_> = versions.map(|entry| entry.path()).collect();
@@ -69,7 +69,7 @@ pub fn program(name: &str) -> Option<PathBuf> {
     installed.or_else(|| super::find_program(name))
 }
 
-/// What isn't there to run a server with.
+/// Returns which programs are missing to run a server; `None` if none is.
 pub fn missing() -> Option<String> {
     if program("postgres").is_none() || program("initdb").is_none() {
         return Some("postgres and initdb are not installed".into());
@@ -85,12 +85,12 @@ fn knows_user() -> bool {
     fs::read_to_string("/etc/passwd").is_ok_and(|users| users.lines().any(|line| line.starts_with("postgres:")))
 }
 
-/// A command as the user who may run a server, and killed when this process ends.
+/// Returns a command that runs as a user that may run a server, and is killed when this process ends.
 fn command(name: &str) -> Command {
     as_user(&program(name).unwrap_or_else(|| panic!("{name} is not installed")))
 }
 
-/// As [`command`], of any program.
+/// Returns a command like [`command`], for any program.
 pub fn as_user(program: &Path) -> Command {
     let mut command = Command::new(super::find_program("setpriv").expect("setpriv, of util-linux"));
     if is_root() {
@@ -100,7 +100,7 @@ pub fn as_user(program: &Path) -> Command {
     command
 }
 
-/// Gives a folder to that user.
+/// Makes that user the folder's owner.
 pub fn give(path: &Path) {
     if is_root() {
         let status = Command::new("chown").args(["-R", "postgres:"]).arg(path).status().expect("chown");
@@ -113,7 +113,7 @@ fn run(command: Command, what: &str) {
     assert!(ended.code() == 0, "{what}: {}{}", ended.stdout, ended.stderr);
 }
 
-/// Puts a data directory that was never used into `folder`. Making one takes a second: it is kept beside what cargo builds.
+/// Copies a fresh data directory to `folder`. Creating one takes a second, so the original is kept in cargo's target folder.
 fn lay_out(folder: &Path) {
     static MADE: OnceLock<PathBuf> = OnceLock::new();
     let kept = MADE.get_or_init(|| {
@@ -128,7 +128,7 @@ fn lay_out(folder: &Path) {
             run(initdb, "initdb");
             let aside = kept.with_extension(std::process::id().to_string());
             copy(&folder.path().join("data"), &aside);
-            // Another test process may have been faster.
+            // Another test process may have created it meanwhile.
             if fs::rename(&aside, &kept).is_err() {
                 let _ = fs::remove_dir_all(&aside);
             }
@@ -163,7 +163,7 @@ impl Postgres {
         }
         give(folder.path());
         let mut server = Self { port: ports::free(), certificates, options, folder, child: None };
-        // Somebody else may take the port before the server does.
+        // Another process may take the port before the server does.
         for _ in 0..5 {
             match server.try_start() {
                 Ok(()) => return server,
@@ -177,7 +177,7 @@ impl Postgres {
         panic!("postgres does not start");
     }
 
-    /// A new database, by its name.
+    /// Creates a database, and returns its name.
     pub fn database(&self) -> String {
         static NEXT: AtomicU32 = AtomicU32::new(1);
         let name = format!("test{}", NEXT.fetch_add(1, Ordering::Relaxed));
@@ -185,12 +185,12 @@ impl Postgres {
         name
     }
 
-    /// The URL without credentials.
+    /// Returns the URL without credentials.
     pub fn url(&self, database: &str) -> String {
         format!("postgres://{USER}@127.0.0.1:{}/{database}", self.port)
     }
 
-    /// Where its Unix socket is.
+    /// Returns the folder of the Unix socket.
     pub fn socket_folder(&self) -> &Path {
         self.folder.path()
     }
@@ -199,7 +199,7 @@ impl Postgres {
         self.child.as_ref().expect("the server runs").id()
     }
 
-    /// Starts the server again, on the same port and with what it kept.
+    /// Starts the server again, on the same port and with its data.
     #[track_caller]
     pub fn start(&mut self) {
         self.try_start().unwrap_or_else(|why| panic!("{why}"));
@@ -209,7 +209,7 @@ impl Postgres {
         assert!(self.child.is_none(), "the server runs already");
         let log = self.folder.path().join("server.log");
         let file = fs::OpenOptions::new().create(true).append(true).open(&log).expect("a log");
-        // Set by `env`, as the user: what is preloaded must not open its files as root.
+        // `env` sets the variables as the server's user: a preloaded library must not open its files as root.
         let mut command = as_user(&super::find_program("env").expect("env, of coreutils"));
         command.args(self.options.environment.iter().map(|(name, value)| format!("{name}={value}")));
         command.arg(program("postgres").expect("postgres"));
@@ -221,7 +221,7 @@ impl Postgres {
             "shared_buffers=16MB".into(),
             "autovacuum=off".into(),
             "jit=off".into(),
-            // In its folder, so that it goes with it.
+            // Shared memory is in the server's folder, and is removed with it.
             "dynamic_shared_memory_type=mmap".into(),
             format!("fsync={}", if self.options.durable { "on" } else { "off" }),
         ];
@@ -251,24 +251,24 @@ impl Postgres {
         Ok(())
     }
 
-    /// Whether this very server answers on its port, and not another test's.
+    /// Returns whether this server answers on its port, and not another test's.
     fn answers(&self) -> bool {
         let asked = self.try_sql(USER, "SHOW data_directory");
         asked.is_ok_and(|rows| rows[0][0].as_deref() == self.folder.path().join("data").to_str())
     }
 
-    /// The log, as far as it is written.
+    /// Returns the log so far.
     pub fn log(&self) -> String {
         fs::read_to_string(self.folder.path().join("server.log")).unwrap_or_default()
     }
 
-    /// What the server answers to statements in a database, all values as text.
+    /// Returns the server's answer to statements in a database, all values as text.
     #[track_caller]
     pub fn sql(&self, database: &str, sql: &str) -> Vec<Vec<Option<String>>> {
         self.try_sql(database, sql).unwrap_or_else(|error| panic!("{sql}: {error}"))
     }
 
-    /// The first value of the answer.
+    /// Returns the first value of the answer.
     #[track_caller]
     pub fn text(&self, database: &str, sql: &str) -> String {
         self.sql(database, sql)[0][0].clone().expect("a value")
@@ -276,7 +276,7 @@ impl Postgres {
 
     pub fn try_sql(&self, database: &str, sql: &str) -> Result<Vec<Vec<Option<String>>>, String> {
         let settings = format!("host=127.0.0.1 port={} user={USER} dbname={database} application_name=test", self.port);
-        // A runtime of its own: this is called from within others.
+        // A separate runtime, since this function is called from within others.
         let work = || -> Result<_, tokio_postgres::Error> {
             let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().expect("a runtime");
             runtime.block_on(async {
@@ -295,7 +295,7 @@ impl Postgres {
             .map_err(|error| error.as_db_error().map_or_else(|| error.to_string(), ToString::to_string))
     }
 
-    /// A session that has run these statements and lasts as long as the answer.
+    /// Returns a session that has run these statements, and lasts until it is dropped.
     pub fn keep(&self, database: &str, sql: &str) -> Kept {
         let settings = format!("host=127.0.0.1 port={} user={USER} dbname={database} application_name=test", self.port);
         let sql = sql.to_owned();
@@ -307,7 +307,7 @@ impl Postgres {
                 let (client, connection) = tokio_postgres::connect(&settings, NoTls).await.expect("a connection");
                 tokio::spawn(connection);
                 client.batch_execute(&sql).await.expect("statements");
-                ready.send(()).expect("somebody waits");
+                ready.send(()).expect("the caller waits");
                 let _ = ended.await;
             });
         });
@@ -315,14 +315,14 @@ impl Postgres {
         Kept { end: Some(end), thread: Some(thread) }
     }
 
-    /// The server's processes.
+    /// Returns the server's processes.
     fn processes(&self) -> Vec<u32> {
         let mut all = vec![self.pid()];
         all.extend(procfs::descendants(self.pid()).iter().map(|stat| stat.pid));
         all
     }
 
-    /// Stops answering, with all connections open.
+    /// Freezes the server: it stops answering, with all connections open.
     pub fn freeze(&self) {
         for pid in self.processes() {
             process::signal(pid, Signal::STOP);
@@ -335,7 +335,7 @@ impl Postgres {
         }
     }
 
-    /// Ends the server at once, as a crash does.
+    /// Kills the server, as a crash does.
     pub fn kill(&mut self) {
         if let Some(mut child) = self.child.take() {
             let rest = procfs::descendants(child.id());
@@ -347,10 +347,10 @@ impl Postgres {
         }
     }
 
-    /// Starts again as a standby of a primary that never comes.
+    /// Restarts the server as a standby of a primary that never connects.
     pub fn standby(&mut self) {
         if let Some(mut child) = self.child.take() {
-            // In order, so that what is on disk is whole.
+            // A clean shutdown, so that the data on disk is complete.
             process::signal(child.id(), Signal::INT);
             super::must("the server ends", Duration::from_secs(20), || matches!(child.try_wait(), Ok(Some(_))));
         }
@@ -359,7 +359,7 @@ impl Postgres {
         self.start();
     }
 
-    /// Starts again as a machine that lost its disk.
+    /// Restarts the server without its data, like a machine that lost its disk.
     pub fn restart_empty(&mut self) {
         self.kill();
         fs::remove_dir_all(self.folder.path().join("data")).expect("the data");
@@ -368,7 +368,7 @@ impl Postgres {
         self.start();
     }
 
-    /// Starts again with what was kept on disk.
+    /// Kills the server, and starts it again with its data on disk.
     pub fn restart(&mut self) {
         self.kill();
         self.start();
@@ -378,7 +378,7 @@ impl Postgres {
 impl Drop for Postgres {
     fn drop(&mut self) {
         if let Some(child) = &mut self.child {
-            // Its immediate shutdown, which leaves no shared memory behind.
+            // An immediate shutdown, which leaves no shared memory behind.
             process::signal(child.id(), Signal::CONT);
             process::signal(child.id(), Signal::QUIT);
             super::eventually(Duration::from_secs(5), || matches!(child.try_wait(), Ok(Some(_))));

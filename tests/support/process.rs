@@ -1,4 +1,4 @@
-//! Processes that tests start: watched, bounded in time, and gone with the test.
+//! Processes that tests start: tracked, limited in time, and ended with the test.
 
 use std::{
     ffi::OsStr,
@@ -15,9 +15,9 @@ use rustix::process::{Pid, Signal, kill_process, kill_process_group};
 
 use super::procfs;
 
-/// A command whose process is killed when this test process ends, however that happens.
+/// Returns a command whose process is killed when this test process ends, however that happens.
 ///
-/// `setpriv` asks the kernel for that, and then becomes `program`, with the same process id.
+/// `setpriv` requests this from the kernel, and then becomes `program`, with the same process id.
 pub fn command(program: impl AsRef<OsStr>) -> Command {
     let setpriv = super::find_program("setpriv").expect("setpriv, of util-linux");
     let program = program.as_ref();
@@ -51,18 +51,18 @@ pub fn start(command: Command) -> io::Result<Child> {
     reply.recv().expect("the starter's answer")
 }
 
-/// What a process left when it ended.
+/// The result of an ended process.
 #[derive(Clone, Debug)]
 pub struct Ended {
     pub status: ExitStatus,
     pub stdout: String,
     pub stderr: String,
-    /// From its start, as far as it was waited for.
+    /// The time from the start to the end of the wait.
     pub took: Duration,
 }
 
 impl Ended {
-    /// The exit status, with 128+N for a signal, as a shell has it.
+    /// Returns the exit status, with 128+N for a signal, as a shell does.
     pub fn code(&self) -> i32 {
         self.status.code().unwrap_or_else(|| 128 + self.status.signal().unwrap_or_default())
     }
@@ -87,7 +87,7 @@ fn collect(mut from: impl Read + Send + 'static) -> JoinHandle<Vec<u8>> {
 }
 
 impl Process {
-    /// Starts `command` and collects what it prints. Its standard input is empty unless set before.
+    /// Starts `command` and collects its output. The standard input is empty unless set before.
     #[track_caller]
     pub fn collect(mut command: Command) -> Self {
         command.stdout(Stdio::piped()).stderr(Stdio::piped());
@@ -108,7 +108,7 @@ impl Process {
         self.child.id()
     }
 
-    /// The standard input, if it was piped.
+    /// Takes the standard input, if it was piped.
     pub fn stdin(&mut self) -> Option<std::process::ChildStdin> {
         self.child.stdin.take()
     }
@@ -133,7 +133,7 @@ impl Process {
         self.child.try_wait().expect("wait").is_some()
     }
 
-    /// Waits for the end. Fails the test if that takes longer than `limit`, showing what hangs.
+    /// Waits for the end. Fails the test after `limit`, and shows the process tree.
     #[track_caller]
     pub fn wait(mut self, limit: Duration) -> Ended {
         let status = loop {
@@ -152,7 +152,7 @@ impl Process {
     }
 }
 
-/// What was printed, waiting a moment for whoever inherited the pipe.
+/// Returns the output, after waiting briefly for other processes that inherited the pipe.
 fn finish(reader: Option<JoinHandle<Vec<u8>>>) -> String {
     let Some(reader) = reader else { return String::new() };
     if !super::eventually(Duration::from_secs(2), || reader.is_finished()) {
@@ -171,14 +171,14 @@ impl Drop for Process {
     }
 }
 
-/// Sends a signal to any process by id; that it is gone already is no failure.
+/// Sends a signal to any process by id; a process that is gone already is no failure.
 pub fn signal(pid: u32, signal: Signal) {
     if let Some(pid) = Pid::from_raw(pid.cast_signed()) {
         let _ = kill_process(pid, signal);
     }
 }
 
-/// Kills whatever still runs with `tag` in its command line or environment, when a test ends.
+/// At the end of a test, kills all processes with this tag in their command line or environment.
 pub struct Sweep(pub String);
 
 impl Drop for Sweep {

@@ -1,9 +1,9 @@
-//! What the kernel says of processes. A killed process can stay a zombie for seconds, so that sending it
+//! Processes in `/proc`. A killed process can stay a zombie for seconds, so sending
 //! signal 0 proves nothing.
 
 use std::{collections::HashMap, fs};
 
-/// One process as `/proc/PID/stat` has it.
+/// One process, from `/proc/PID/stat`.
 #[derive(Clone, Debug)]
 pub struct Stat {
     pub pid: u32,
@@ -14,7 +14,7 @@ pub struct Stat {
     pub session: u32,
 }
 
-/// The process with this id, zombies included.
+/// Returns the process with this id, zombies included.
 pub fn stat(pid: u32) -> Option<Stat> {
     let text = fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
     let (open, close) = (text.find('(')?, text.rfind(')')?);
@@ -29,23 +29,23 @@ pub fn stat(pid: u32) -> Option<Stat> {
     })
 }
 
-/// Whether the process can still do something.
+/// Returns whether the process is alive and no zombie.
 pub fn alive(pid: u32) -> bool {
     stat(pid).is_some_and(|stat| !matches!(stat.state, 'Z' | 'X'))
 }
 
-/// Every process that can still do something.
+/// Returns all processes except zombies.
 pub fn all() -> Vec<Stat> {
     let pids = fs::read_dir("/proc").expect("/proc").filter_map(|entry| entry.ok()?.file_name().to_str()?.parse().ok());
     pids.filter_map(stat).filter(|stat| !matches!(stat.state, 'Z' | 'X')).collect()
 }
 
-/// The living children of a process.
+/// Returns the living children of a process.
 pub fn children(pid: u32) -> Vec<Stat> {
     all().into_iter().filter(|stat| stat.parent == pid).collect()
 }
 
-/// Everything alive below a process.
+/// Returns all living descendants of a process.
 pub fn descendants(pid: u32) -> Vec<Stat> {
     let mut by_parent: HashMap<u32, Vec<Stat>> = HashMap::new();
     for stat in all() {
@@ -61,7 +61,7 @@ pub fn descendants(pid: u32) -> Vec<Stat> {
     found
 }
 
-/// Everything alive that has `tag` in its command line or environment, wherever it hangs in the tree.
+/// Returns all living processes with `tag` in their command line or environment, wherever in the tree.
 ///
 /// An undumpable process hides its environment from other users, but not its command line.
 pub fn tagged(tag: &str) -> Vec<Stat> {
@@ -73,13 +73,13 @@ pub fn tagged(tag: &str) -> Vec<Stat> {
     all().into_iter().filter(|stat| stat.pid != own && (has(stat.pid, "cmdline") || has(stat.pid, "environ"))).collect()
 }
 
-/// The most memory that the process ever had resident, in KiB.
+/// Returns the peak resident memory of the process, in KiB.
 pub fn peak_rss_kib(pid: u32) -> Option<u64> {
     let status = fs::read_to_string(format!("/proc/{pid}/status")).ok()?;
     status.lines().find_map(|line| line.strip_prefix("VmHWM:"))?.trim().strip_suffix(" kB")?.parse().ok()
 }
 
-/// The memory that the process has resident, in KiB; 0 if it is gone.
+/// Returns the resident memory of the process, in KiB; 0 if the process is gone.
 pub fn rss_kib(pid: u32) -> u64 {
     let status = fs::read_to_string(format!("/proc/{pid}/status")).unwrap_or_default();
     let line = status.lines().find_map(|line| line.strip_prefix("VmRSS:"));

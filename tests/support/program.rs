@@ -1,7 +1,7 @@
 //! Programs that a test creates and then executes.
 //!
-//! Another process writes them. A child that another test forks meanwhile inherits each descriptor of this process until it executes its own
-//! program, and a file that any process has open for writing can't be executed ("text file busy").
+//! Another process writes them. A file that any process has open for writing can't be executed ("text file busy"), and a child that
+//! another test forks meanwhile inherits each descriptor of this process until the child executes its own program.
 
 use std::{
     io::Write as _,

@@ -1,6 +1,6 @@
-//! A TCP proxy between a client and its server, with faults that strike on command.
+//! A TCP proxy between a client and its server, which injects faults on command.
 //!
-//! It counts a request as one read from the client: clients here ask, then wait for the answer.
+//! Each read from the client counts as one request: clients here send a request, then wait for the answer.
 
 use std::{
     collections::HashMap,
@@ -16,29 +16,29 @@ use std::{
 
 use super::ports;
 
-/// What happens to all connections.
+/// The treatment of all connections.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Mode {
-    /// Everything goes through.
+    /// All data passes.
     Pass,
-    /// Connections are accepted, and nothing that either side says arrives.
+    /// Connections are accepted, but no data arrives in either direction.
     BlackHole,
-    /// Connections are refused, and those there are were cut.
+    /// New connections are refused, and open ones are cut.
     Refuse,
 }
 
-/// What happens to one request that a trap is set for.
+/// The treatment of one trapped request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Fault {
-    /// The connection is cut before the server sees it.
+    /// The connection is cut before the server sees the request.
     CutBefore,
-    /// The server answers, and the connection is cut instead of delivering that.
+    /// The server answers, and the connection is cut instead of delivering the answer.
     CutAfter,
-    /// The server answers, and neither that nor anything later on this connection is delivered.
+    /// The server answers, but neither that answer nor any later data on this connection is delivered.
     Swallow,
-    /// The server sees it so much later.
+    /// The request reaches the server after this delay.
     Late(Duration),
-    /// The client gets the answer so much later.
+    /// The answer reaches the client after this delay.
     LateReply(Duration),
 }
 
@@ -65,9 +65,9 @@ struct Shared {
     down: AtomicU64,
 }
 
-/// A proxy on a port of its own; it ends with this value.
+/// A proxy on its own port; it ends with this value.
 pub struct Proxy {
-    /// Where it listens.
+    /// The address that the proxy listens on.
     pub host: Ipv4Addr,
     pub port: u16,
     target: SocketAddr,
@@ -76,12 +76,12 @@ pub struct Proxy {
 }
 
 impl Proxy {
-    /// Listens on a free port and passes everything on to `target` on this host.
+    /// Listens on a free port, and forwards all data to the port `target` of this host.
     pub fn to(target: u16) -> Self {
         Self::at(Ipv4Addr::LOCALHOST, target)
     }
 
-    /// The same, listening at another address of this host.
+    /// Like [`Proxy::to`], but listens on another address of this host.
     pub fn at(host: Ipv4Addr, target: u16) -> Self {
         let mut proxy =
             Self { host, port: ports::free(), target: (Ipv4Addr::LOCALHOST, target).into(), shared: Arc::default(), listener: None };
@@ -103,12 +103,12 @@ impl Proxy {
 
     fn unlisten(&mut self) {
         if let Some(listener) = self.listener.take() {
-            // The only way to wake a blocked accept; std has no word for it.
+            // The only way to wake a blocked accept; std has no function for it.
             let _ = rustix::net::shutdown(&listener, rustix::net::Shutdown::Both);
         }
     }
 
-    /// Changes what happens to all connections from now on.
+    /// Changes the treatment of all connections from now on.
     pub fn set(&mut self, mode: Mode) {
         *self.shared.mode.lock().expect("mode") = Some(mode);
         match mode {
@@ -121,7 +121,7 @@ impl Proxy {
         }
     }
 
-    /// Cuts the connections that there are; new ones are served.
+    /// Cuts all open connections; new ones are served.
     pub fn cut(&self) {
         for (_, (client, server)) in self.shared.open.lock().expect("open").drain() {
             let _ = client.shutdown(Shutdown::Both);
@@ -129,22 +129,22 @@ impl Proxy {
         }
     }
 
-    /// Delays everything in both directions.
+    /// Delays all data in both directions.
     pub fn delay(&self, by: Duration) {
         *self.shared.delay.lock().expect("delay") = by;
     }
 
-    /// Delivers everything in small pieces, in both directions.
+    /// Delivers all data in small pieces, in both directions.
     pub fn split(&self, on: bool) {
         self.shared.split.store(on, Ordering::SeqCst);
     }
 
-    /// Takes back the traps that nothing fell into.
+    /// Removes the unused traps.
     pub fn disarm(&self) {
         self.shared.traps.lock().expect("traps").clear();
     }
 
-    /// Sets a trap for the next request that contains `needle`; an empty one is any request.
+    /// Sets a trap for the next request that contains `needle`; an empty `needle` matches any request.
     pub fn trap(&self, needle: impl AsRef<[u8]>, fault: Fault) {
         self.trap_nth(needle, 0, 1, fault);
     }
@@ -154,7 +154,7 @@ impl Proxy {
         self.shared.traps.lock().expect("traps").push(Trap { needle: needle.as_ref().to_vec(), skip, times, fault });
     }
 
-    /// How many requests fell into a trap: a test of faults must see that they struck.
+    /// Returns how many requests fell into a trap, so that a test can check that its faults happened.
     pub fn sprung(&self) -> usize {
         self.shared.sprung.load(Ordering::SeqCst)
     }
@@ -167,7 +167,7 @@ impl Proxy {
         self.shared.requests.load(Ordering::SeqCst)
     }
 
-    /// Bytes to the server and from it.
+    /// Returns the bytes sent to the server and received from it.
     pub fn bytes(&self) -> (u64, u64) {
         (self.shared.up.load(Ordering::SeqCst), self.shared.down.load(Ordering::SeqCst))
     }
@@ -180,7 +180,7 @@ impl Drop for Proxy {
     }
 }
 
-/// What the reading side of one connection tells the writing side about the next answer.
+/// The fault for the next answer, from the reading side of a connection to its writing side.
 #[derive(Default)]
 struct Pending(Mutex<Option<Fault>>);
 
@@ -192,7 +192,7 @@ impl Shared {
     fn serve(self: &Arc<Self>, client: TcpStream, target: SocketAddr) {
         let id = self.connections.fetch_add(1, Ordering::SeqCst);
         let Ok(server) = TcpStream::connect(target) else {
-            return; // dropping `client` closes it, as a server that is gone would
+            return; // dropping `client` closes the connection, as a dead server would
         };
         let (Ok(client2), Ok(server2)) = (client.try_clone(), server.try_clone()) else { return };
         let _ = (client.set_nodelay(true), server.set_nodelay(true));
@@ -303,7 +303,7 @@ impl Shared {
     }
 }
 
-/// Somebody who looks whether the port is free has it for an instant.
+/// Binds the port. Another process that checks whether the port is free may own it for an instant.
 fn bind(address: (Ipv4Addr, u16)) -> TcpListener {
     for _ in 0..50 {
         if let Ok(listener) = TcpListener::bind(address) {
@@ -314,7 +314,7 @@ fn bind(address: (Ipv4Addr, u16)) -> TcpListener {
     TcpListener::bind(address).expect("the proxy's port")
 }
 
-/// Whether these bytes are nothing but HTTP/2 frames that answer no request: SETTINGS, PING, WINDOW_UPDATE.
+/// Returns whether these bytes contain only HTTP/2 frames that answer no request: SETTINGS, PING, WINDOW_UPDATE.
 fn is_housekeeping(mut bytes: &[u8]) -> bool {
     if bytes.is_empty() {
         return false;

@@ -1,6 +1,6 @@
-//! By how much this machine is late: a thread sleeps again and again, and notes by how much longer than it asked for.
+//! Measures stalls of this machine: a thread sleeps repeatedly, and records how much too long each sleep took.
 //!
-//! The pressure that the kernel tells of is an average, and knows nothing of a virtual machine whose host had other things to do.
+//! The kernel's pressure data is an average, and does not include a virtual machine's stalls on a busy host.
 
 use std::{
     sync::{LazyLock, Mutex, PoisonError},
@@ -11,7 +11,7 @@ use std::{
 const BEAT: Duration = Duration::from_millis(20);
 const REMEMBERED: Duration = Duration::from_secs(10);
 
-/// When it was late, and by how much: a later and longer one replaces those before it.
+/// The delays with their times. A longer delay replaces the earlier ones.
 static LATE: LazyLock<Mutex<Vec<(Instant, Duration)>>> = LazyLock::new(|| {
     thread::spawn(beat);
     Mutex::default()
@@ -28,7 +28,7 @@ fn beat() {
     }
 }
 
-/// The longest delay of the last seconds.
+/// Returns the longest delay of the last seconds.
 pub fn worst() -> Duration {
     LATE.lock().unwrap_or_else(PoisonError::into_inner).iter().map(|(_, late)| *late).max().unwrap_or_default()
 }

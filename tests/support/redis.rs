@@ -1,4 +1,4 @@
-//! A real Redis server of one's own.
+//! A real, separate Redis server.
 
 use std::{
     fmt::Write as _,
@@ -17,12 +17,12 @@ use tempfile::TempDir;
 
 use super::{ports, process, procfs, tls::Certificates};
 
-/// How a server is to be started.
+/// The options of a server.
 #[derive(Clone, Debug, Default)]
 pub struct Options {
     /// The default user's password.
     pub password: Option<&'static str>,
-    /// ACL users besides: name and rules, such as `("app", "on >secret ~dlock:* &* +@all")`.
+    /// Additional ACL users: name and rules, such as `("app", "on >secret ~dlock:* &* +@all")`.
     pub users: Vec<(&'static str, &'static str)>,
     /// Also listens on a Unix socket.
     pub unix_socket: bool,
@@ -30,11 +30,11 @@ pub struct Options {
     pub tls_names: Vec<&'static str>,
     /// Also listens on a TLS port, with this certificate.
     pub certificates: Option<Certificates>,
-    /// Keeps its data over a restart, writing each change before it answers.
+    /// Keeps its data over a restart, and writes each change before the answer.
     pub durable: bool,
     /// Further lines for the configuration file, such as `maxmemory 2mb`.
     pub config: Vec<String>,
-    /// Watches over other servers instead of keeping data.
+    /// Runs as a sentinel instead of a data server.
     pub sentinel: bool,
 }
 
@@ -50,7 +50,7 @@ pub struct Redis {
     frozen: AtomicBool,
 }
 
-/// What the configuration needs for a server that is reached at this address as well.
+/// Returns the configuration lines for a server that is also reached at this address.
 pub fn reached_at(host: Ipv4Addr) -> Vec<String> {
     match host {
         Ipv4Addr::LOCALHOST => Vec::new(),
@@ -76,7 +76,7 @@ impl Redis {
         let certificates = options.certificates.clone().or(made);
         let tls_port = if certificates.is_some() { ports::free() } else { 0 };
         let mut server = Self { port: ports::free(), tls_port, certificates, options, folder, child: None, frozen: AtomicBool::new(false) };
-        // Somebody else may take the port before the server does.
+        // Another process may take the port before the server does.
         for _ in 0..5 {
             match server.try_start() {
                 Ok(()) => return server,
@@ -91,7 +91,7 @@ impl Redis {
         panic!("redis-server does not start");
     }
 
-    /// The URL without credentials.
+    /// Returns the URL without credentials.
     pub fn url(&self) -> String {
         format!("redis://127.0.0.1:{}/0", self.port)
     }
@@ -104,7 +104,7 @@ impl Redis {
         self.child.as_ref().expect("the server runs").id()
     }
 
-    /// Neither killed nor frozen.
+    /// Returns whether the server is neither killed nor frozen.
     pub fn is_running(&self) -> bool {
         self.child.is_some() && !self.frozen.load(Ordering::SeqCst)
     }
@@ -143,7 +143,7 @@ impl Redis {
         text
     }
 
-    /// Starts the server again, on the same port and with what it kept.
+    /// Starts the server again, on the same port and with its data.
     #[track_caller]
     pub fn start(&mut self) {
         self.try_start().unwrap_or_else(|why| panic!("{why}"));
@@ -152,7 +152,7 @@ impl Redis {
     fn try_start(&mut self) -> Result<(), String> {
         assert!(self.child.is_none(), "the server runs already");
         let file = self.folder.path().join("redis.conf");
-        // A sentinel writes down there what it has learned.
+        // A sentinel writes its state into the file.
         if !(self.options.sentinel && file.exists()) {
             fs::write(&file, self.configuration()).expect("redis.conf");
         }
@@ -178,7 +178,7 @@ impl Redis {
         Ok(())
     }
 
-    /// Whether this very server answers on its port, and not another test's, and has read its data.
+    /// Returns whether this server, and not another test's, answers on its port, and has loaded its data.
     fn answers(&self) -> bool {
         let info = |mut to| redis::cmd("INFO").arg("server").arg("persistence").query::<String>(&mut to);
         let pid = format!("process_id:{}\r", self.pid());
@@ -196,12 +196,12 @@ impl Redis {
         Ok(connection)
     }
 
-    /// A connection of the test's own, past any proxy.
+    /// Returns a connection of the test that bypasses any proxy.
     pub fn connect(&self) -> Connection {
         self.try_connect(Duration::from_secs(2)).expect("a connection to the server")
     }
 
-    /// What the server answers to a command, given as words.
+    /// Returns the server's answer to a command, given as words.
     #[track_caller]
     pub fn command(&self, words: &[&str]) -> Value {
         let mut command = redis::cmd(words[0]);
@@ -219,7 +219,7 @@ impl Redis {
         redis::from_redis_value(self.command(words)).expect("text")
     }
 
-    /// Every key, with what is left of its life in ms; −1 for ever.
+    /// Returns all keys with their remaining life in ms; −1 without an expiry.
     pub fn keys(&self) -> Vec<(String, i64)> {
         let mut connection = self.connect();
         let names: Vec<String> = redis::cmd("KEYS").arg("*").query(&mut connection).expect("KEYS");
@@ -227,13 +227,13 @@ impl Redis {
             let ms: i64 = redis::cmd("PTTL").arg(&name).query(&mut connection).expect("PTTL");
             (name, ms)
         };
-        // −2: it ended between the two questions.
+        // −2: the key expired between the two commands.
         let mut keys: Vec<_> = names.into_iter().map(left).filter(|(_, ms)| *ms != -2).collect();
         keys.sort();
         keys
     }
 
-    /// How often each command was called since `CONFIG RESETSTAT`, calls from scripts included.
+    /// Returns how often each command was called since `CONFIG RESETSTAT`, calls from scripts included.
     pub fn calls(&self) -> Vec<(String, u64)> {
         let parse = |line: &str| {
             let (name, rest) = line.strip_prefix("cmdstat_")?.split_once(":calls=")?;
@@ -242,7 +242,7 @@ impl Redis {
         self.text(&["INFO", "commandstats"]).lines().filter_map(parse).collect()
     }
 
-    /// Stops answering, with all connections open.
+    /// Freezes the server: it stops answering, with all connections open.
     pub fn freeze(&self) {
         self.frozen.store(true, Ordering::SeqCst);
         process::signal(self.pid(), Signal::STOP);
@@ -253,7 +253,7 @@ impl Redis {
         process::signal(self.pid(), Signal::CONT);
     }
 
-    /// Ends the server at once, as a crash does.
+    /// Kills the server, as a crash does.
     pub fn kill(&mut self) {
         self.frozen.store(false, Ordering::SeqCst);
         if let Some(mut child) = self.child.take() {
@@ -262,13 +262,13 @@ impl Redis {
         }
     }
 
-    /// Starts again with what was kept on disk.
+    /// Kills the server, and starts it again with its data on disk.
     pub fn restart(&mut self) {
         self.kill();
         self.start();
     }
 
-    /// Starts again as a machine that lost its disk.
+    /// Restarts the server without its data, like a machine that lost its disk.
     pub fn restart_empty(&mut self) {
         self.kill();
         for name in ["appendonlydir", "dump.rdb"] {

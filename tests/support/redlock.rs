@@ -1,4 +1,4 @@
-//! Five Redis servers that know nothing of each other.
+//! Five independent Redis servers.
 
 use super::{proxy::Proxy, redis::Redis};
 
@@ -8,12 +8,12 @@ pub const NODES: usize = 5;
 pub struct Nodes(pub Vec<Redis>);
 
 impl Nodes {
-    /// That forget everything when they end.
+    /// Starts servers that lose all data when they end.
     pub fn plain() -> Self {
         Self((0..NODES).map(|_| Redis::plain()).collect())
     }
 
-    /// That remember what they confirmed.
+    /// Starts servers that keep all confirmed data.
     pub fn durable() -> Self {
         Self((0..NODES).map(|_| Redis::durable()).collect())
     }
@@ -22,13 +22,13 @@ impl Nodes {
         url(self.0.iter().map(|node| format!("127.0.0.1:{}", node.port)))
     }
 
-    /// A proxy before each of them.
+    /// Starts a proxy in front of each server.
     pub fn fronts(&self) -> Vec<Proxy> {
         self.0.iter().map(|node| Proxy::to(node.port)).collect()
     }
 }
 
-/// The set by way of these proxies.
+/// Returns the URL of the servers through these proxies.
 pub fn through(proxies: &[Proxy]) -> String {
     url(proxies.iter().map(|proxy| format!("{}:{}", proxy.host, proxy.port)))
 }

@@ -1,4 +1,4 @@
-//! A Redis master with replicas, and sentinels that watch over it.
+//! A Redis master with replicas, and sentinels that monitor it.
 
 use std::{net::Ipv4Addr, time::Duration};
 
@@ -10,27 +10,27 @@ use super::{
     tls::Certificates,
 };
 
-/// What the sentinels call the master.
+/// The master's name in the sentinels.
 pub const NAME: &str = "prod";
-/// After how long a silent master is taken for dead.
+/// The time after which a silent master counts as dead.
 const DOWN_AFTER: Duration = Duration::from_millis(1000);
 const LIMIT: Duration = Duration::from_secs(30);
 
-/// How a deployment is to be started.
+/// The options of a deployment.
 #[derive(Clone, Debug)]
 pub struct Plan {
     pub replicas: usize,
-    /// What the servers want.
+    /// The servers' password.
     pub password: Option<&'static str>,
-    /// What the sentinels want.
+    /// The sentinels' password.
     pub sentinel_password: Option<&'static str>,
     /// Keeps data over a restart.
     pub durable: bool,
-    /// The first master is known to all others by the port of a proxy, so that it can be cut off from them.
+    /// All others know the first master by a proxy's port, so that it can be cut off from them.
     pub proxied: bool,
-    /// Everybody speaks TLS with everybody.
+    /// All servers, sentinels and clients use TLS.
     pub certificates: Option<Certificates>,
-    /// Where everybody is reached, besides on this host.
+    /// The address of all servers and sentinels, in addition to localhost.
     pub host: Ipv4Addr,
     /// Further lines for the servers' configuration.
     pub config: Vec<String>,
@@ -51,11 +51,11 @@ impl Default for Plan {
     }
 }
 
-/// The servers, of which the first is the master at the start, and three sentinels.
+/// The servers and three sentinels. The first server is the master at the start.
 pub struct Deployment {
     pub servers: Vec<Redis>,
     pub sentinels: Vec<Redis>,
-    /// What stands before the first master.
+    /// The proxy in front of the first master.
     pub front: Option<Proxy>,
     host: Ipv4Addr,
 }
@@ -85,7 +85,7 @@ impl Deployment {
             let mut config = vec![
                 format!("sentinel monitor {NAME} {host} {master} 2"),
                 format!("sentinel down-after-milliseconds {NAME} {}", DOWN_AFTER.as_millis()),
-                // Where nobody was elected, they try again after twice this.
+                // After a failed election the sentinels retry after twice this time.
                 format!("sentinel failover-timeout {NAME} 2000"),
             ];
             config.extend(plan.password.map(|password| format!("sentinel auth-pass {NAME} {password}")));
@@ -99,14 +99,14 @@ impl Deployment {
         let sentinels: Vec<_> = (0..3).map(|_| sentinel()).collect();
         let deployment = Self { servers, sentinels, front, host };
         for sentinel in &deployment.sentinels {
-            // They learn of one another sooner than every 2 s.
+            // The sentinels discover each other faster than every 2 s.
             sentinel.command(&["SENTINEL", "DEBUG", "PUBLISH-PERIOD", "200", "INFO-PERIOD", "500"]);
         }
         deployment.settle();
         deployment
     }
 
-    /// Waits until every sentinel that runs knows all others and every replica, and every replica is in step.
+    /// Waits until every running sentinel knows all others and every replica, and every replica is in sync.
     #[track_caller]
     pub fn settle(&self) {
         let (others, replicas) = (self.sentinels.len() - 1, self.servers.len() - 1);
@@ -123,7 +123,7 @@ impl Deployment {
         });
     }
 
-    /// Which server is the master, as the first sentinel that runs says.
+    /// Returns the index of the master, according to the first running sentinel.
     pub fn master(&self) -> usize {
         self.known_master().expect("a master that is one of ours")
     }
@@ -138,13 +138,13 @@ impl Deployment {
         self.servers.iter().position(|server| known_port(server) == port)
     }
 
-    /// One more sentinel, which knows the first master by its own port, hears of no other, and appoints none.
+    /// Starts one more sentinel, which knows the first master by its own port, ignores others, and promotes none.
     pub fn stray(&self) -> Redis {
         let config = vec![format!("sentinel monitor {NAME} 127.0.0.1 {} 99", self.servers[0].port)];
         Redis::with(Options { sentinel: true, config, ..Options::default() })
     }
 
-    /// Waits until another server than this is the master and takes writes.
+    /// Waits until another server than `from` is the master, and accepts writes.
     #[track_caller]
     pub fn await_failover(&self, from: usize) -> usize {
         super::must("a failover", LIMIT, || {
@@ -153,7 +153,7 @@ impl Deployment {
         self.master()
     }
 
-    /// Has the sentinels appoint another master, with the present one alive.
+    /// Makes the sentinels promote another master while the present one runs.
     #[track_caller]
     pub fn switch(&self) -> usize {
         let from = self.master();
@@ -161,14 +161,14 @@ impl Deployment {
         self.await_failover(from)
     }
 
-    /// The URL without credentials.
+    /// Returns the URL without credentials.
     pub fn url(&self) -> String {
         let sentinels: Vec<_> = self.sentinels.iter().map(|sentinel| format!("{}:{}", self.host, sentinel.port)).collect();
         format!("redis+sentinel://{}/{NAME}", sentinels.join(","))
     }
 }
 
-/// The port that others know a server by.
+/// Returns the port by which others know a server.
 fn known_port(server: &Redis) -> u16 {
     if server.tls_port == 0 { server.port } else { server.tls_port }
 }

@@ -1,5 +1,5 @@
-//! A small server that answers as Tair does, for machines that have none: just the commands that dlock sends, with the replies and the
-//! traps that were measured on the real module. Where `DLOCK_TEST_TAIRSTRING_MODULE` names that module, Redis runs with it instead.
+//! A small server that answers as Tair does, for machines without Tair: only the commands that dlock sends, with the replies and the
+//! pitfalls that were measured on the real module. If `DLOCK_TEST_TAIRSTRING_MODULE` names that module, Redis runs with it instead.
 
 mod commands;
 
@@ -14,7 +14,7 @@ use std::{
 use self::commands::{Data, Options, Reply, hash, list, plain, scan, sorted, versioned};
 use super::{ports, redis};
 
-/// A server, real or not; it ends with this value.
+/// A server, real or a double; it ends with this value.
 pub enum Tair {
     Double(Double),
     Real(Box<redis::Redis>),
@@ -38,7 +38,7 @@ impl Tair {
         }
     }
 
-    /// What the server answers to a command, given as words.
+    /// Returns the server's answer to a command, given as words.
     pub fn command(&self, words: &[&str]) -> ::redis::Value {
         let client = ::redis::Client::open(format!("redis://127.0.0.1:{}/?protocol=resp2", self.port())).expect("a URL");
         let mut connection = client.get_connection_with_timeout(Duration::from_secs(2)).expect("a connection");
@@ -47,7 +47,7 @@ impl Tair {
         command.query(&mut connection).unwrap_or_else(|error| panic!("{words:?}: {error}"))
     }
 
-    /// Every key, with what is left of its life in ms; −1 for ever.
+    /// Returns all keys with their remaining life in ms; −1 without an expiry.
     pub fn keys(&self) -> Vec<(String, i64)> {
         let found: (String, Vec<String>) =
             ::redis::from_redis_value(self.command(&["SCAN", "0", "MATCH", "*", "COUNT", "1000"])).expect("keys");
@@ -100,7 +100,7 @@ impl Tair {
     }
 }
 
-/// The server that isn't one.
+/// The double of a Tair server, within this process.
 pub struct Double {
     pub port: u16,
     shared: Arc<Shared>,
@@ -117,7 +117,7 @@ struct Shared {
 
 impl Double {
     fn start() -> Self {
-        // Somebody else may take the port before this does.
+        // Another process may take the port first.
         let bound = (0..5).find_map(|_| {
             let port = ports::free();
             Some((port, TcpListener::bind((Ipv4Addr::LOCALHOST, port)).ok()?))
@@ -164,9 +164,9 @@ impl Drop for Double {
     }
 }
 
-/// One command of those that have come whole, and how long it was.
+/// Parses the first complete command, and returns it with its length.
 fn parse(buffer: &[u8]) -> Option<(Vec<Vec<u8>>, usize)> {
-    // The number after a mark, and where its line ends.
+    // Returns the number after a mark, and the end of its line.
     let line = |at: usize, mark: u8| {
         let end = at + buffer.get(at..)?.windows(2).position(|two| two == b"\r\n")?;
         assert_eq!(buffer[at], mark, "not the protocol");

@@ -1,4 +1,4 @@
-//! A certificate authority of our own, made anew for each test.
+//! A certificate authority of the tests, new for each test.
 
 use std::{
     fs,
@@ -7,7 +7,7 @@ use std::{
 
 use rcgen::{BasicConstraints, CertificateParams, CertifiedIssuer, IsCa, KeyPair};
 
-/// A server's certificate and key, and the authority that vouches for it.
+/// A server's certificate and key, and the authority that signed the certificate.
 #[derive(Clone, Debug)]
 pub struct Certificates {
     pub ca: PathBuf,
@@ -16,7 +16,7 @@ pub struct Certificates {
 }
 
 impl Certificates {
-    /// Writes a new authority and a certificate for `names` to `folder`.
+    /// Creates an authority and a certificate for `names` in `folder`.
     pub fn make(folder: &Path, names: &[&str]) -> Self {
         let mut authority = CertificateParams::new(Vec::<String>::new()).expect("no names");
         authority.is_ca = IsCa::Ca(BasicConstraints::Unconstrained);

@@ -1,4 +1,4 @@
-//! Real ZooKeeper servers of one's own: one, or an ensemble of three.
+//! Real, separate ZooKeeper servers: one, or an ensemble of three.
 
 use std::{
     fmt::Write as _,
@@ -22,25 +22,25 @@ use super::{
     tls::Certificates,
 };
 
-/// How servers are to be started.
+/// The options of the servers.
 #[derive(Clone, Debug)]
 pub struct Options {
     /// 1, or 3 for an ensemble.
     pub servers: usize,
-    /// The unit of their time: sessions end up to one late. Without a range of its own, sessions last 2 to 20 of them.
+    /// The servers' time unit: sessions end up to one tick late. By default sessions last 2 to 20 ticks.
     pub tick: Duration,
     /// The shortest and the longest session.
     pub sessions: Option<(Duration, Duration)>,
     /// Also listens on a TLS port, with a certificate for these names.
     pub tls_names: Vec<&'static str>,
-    /// The first of three servers can be cut off from the others, and they from it.
+    /// Makes it possible to cut the first of three servers off from the others.
     pub apart: bool,
     /// Further lines for the configuration file.
     pub config: Vec<String>,
 }
 
 impl Default for Options {
-    /// One server that gives sessions of any length and ends them within 50 ms.
+    /// One server that accepts sessions of any length, and ends them within 50 ms.
     fn default() -> Self {
         Self {
             servers: 1,
@@ -58,7 +58,7 @@ pub struct ZooKeeper {
     pub nodes: Vec<Node>,
     pub certificates: Option<Certificates>,
     options: Options,
-    /// What lies between the first server and the others.
+    /// The proxies between the first server and the others.
     cables: Vec<Proxy>,
     _folder: TempDir,
 }
@@ -89,13 +89,13 @@ const JARS: [&str; 14] = [
     "metrics-core.jar",
 ];
 
-/// Where Debian's packages put libraries.
+/// Returns the path of a library from Debian's packages.
 pub fn jar(name: &str) -> PathBuf {
     PathBuf::from("/usr/share/java").join(name)
 }
 
 impl ZooKeeper {
-    /// What isn't there to run it with.
+    /// Returns which programs are missing to run a server; `None` if none is.
     pub fn missing() -> Option<String> {
         if super::find_program("java").is_none() {
             return Some("java is not installed".into());
@@ -126,7 +126,7 @@ impl ZooKeeper {
         };
         let nodes = (1..=options.servers).map(node).collect();
         let mut servers = Self { nodes, certificates, options, cables: Vec::new(), _folder: folder };
-        // Somebody else may take a port before a server does.
+        // Another process may take a port before a server does.
         for _ in 0..4 {
             servers.configure();
             (0..servers.nodes.len()).for_each(|n| servers.launch(n));
@@ -145,7 +145,7 @@ impl ZooKeeper {
         panic!("ZooKeeper does not start");
     }
 
-    /// The URL that names all servers.
+    /// Returns the URL with all servers.
     pub fn url(&self) -> String {
         let hosts: Vec<_> = self.nodes.iter().map(|node| format!("127.0.0.1:{}", node.port)).collect();
         format!("zookeeper://{}", hosts.join(","))
@@ -155,12 +155,12 @@ impl ZooKeeper {
         self.nodes.iter().map(|node| ("127.0.0.1".into(), node.port)).collect()
     }
 
-    /// Cuts the first server off from the others; both sides think that the other one is silent.
+    /// Cuts the first server off from the others; each side sees the other one as silent.
     pub fn cut_off_first(&mut self) {
         self.cables.iter_mut().for_each(|cable| cable.set(Mode::BlackHole));
     }
 
-    /// Mends what was cut.
+    /// Reconnects the first server.
     pub fn heal(&mut self) {
         self.cables.iter_mut().for_each(|cable| {
             cable.set(Mode::Pass);
@@ -168,7 +168,7 @@ impl ZooKeeper {
         });
     }
 
-    /// Has `work` done by a client of the test's own, of the first server.
+    /// Runs `work` with a client of the test on the first server.
     pub fn admin<T>(&self, work: impl AsyncFnOnce(Client) -> T) -> T {
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().expect("a runtime");
         runtime.block_on(async {
@@ -177,18 +177,18 @@ impl ZooKeeper {
         })
     }
 
-    /// Deletes the node of whoever is first in a lock's line, as an administrator can.
+    /// Deletes the node of the first contender in a lock's queue, as an administrator can.
     pub fn delete_contender(&self, lock: &str) {
         self.admin(async |admin| {
-            let mut names = admin.list_children(lock).await.expect("the lock's line");
-            // The first node is the place; the second one only keeps others out.
+            let mut names = admin.list_children(lock).await.expect("the lock's queue");
+            // A contender's first node is its position; the second one only keeps other libraries out.
             names.retain(|name| !name.contains("-excl-__WRIT__"));
             names.sort_by_key(|name| name[name.len() - 10..].to_owned());
             admin.delete(&format!("{lock}/{}", names[0]), None).await.expect("a node to delete");
         });
     }
 
-    /// How many stand in a lock's line.
+    /// Returns the number of nodes in a lock's queue.
     pub fn line(&self, lock: &str) -> usize {
         self.admin(async |admin| admin.list_children(lock).await.map_or(0, |names| names.len()))
     }
@@ -209,14 +209,14 @@ impl ZooKeeper {
             }
             if self.nodes.len() > 1 {
                 for (n, (quorum, election)) in (1..).zip(&peers) {
-                    // A follower connects to its leader: the first one by way of a cable.
+                    // A follower connects to its leader; the first server does so through a cable.
                     let cable = if at == 0 && n > 1 { self.cables.get(n - 2) } else { None };
                     let quorum = cable.map_or(*quorum, |cable| cable.port);
                     let _ = writeln!(text, "server.{n}=127.0.0.1:{quorum}:{election}");
                 }
             }
             if let Some(files) = &self.certificates {
-                // The server wants its key and its certificate in one file.
+                // The server requires its key and its certificate in one file.
                 let both = node.folder.join("server.pem");
                 let join = |a: &PathBuf, b: &PathBuf| fs::read_to_string(a).expect("PEM") + &fs::read_to_string(b).expect("PEM");
                 fs::write(&both, join(&files.key, &files.certificate)).expect("server.pem");
@@ -270,14 +270,14 @@ impl ZooKeeper {
         Ok(())
     }
 
-    /// Which server leads.
+    /// Returns the index of the leader.
     pub fn leader(&self) -> usize {
         let began = Instant::now();
         loop {
             if let Some(at) = self.nodes.iter().position(|node| node.child.is_some() && node.mode().as_deref() == Some("leader")) {
                 return at;
             }
-            assert!(began.elapsed() < Duration::from_secs(20), "nobody leads");
+            assert!(began.elapsed() < Duration::from_secs(20), "no server is the leader");
             thread::sleep(Duration::from_millis(10));
         }
     }
@@ -290,8 +290,8 @@ impl ZooKeeper {
         self.nodes.iter().for_each(Node::thaw);
     }
 
-    /// Thaws all, and waits until each of them serves. After that ZooKeeper 3.8.0 hangs now and then: its servers elect a leader, take
-    /// requests, and answer none of them until they are started again.
+    /// Thaws all servers, and waits until each of them serves. Afterwards ZooKeeper 3.8.0 sometimes hangs: its servers elect a leader,
+    /// accept requests, and answer none of them until they are restarted.
     pub fn recover(&mut self) {
         self.thaw();
         self.leader();
@@ -312,7 +312,7 @@ impl ZooKeeper {
         self.nodes.iter_mut().for_each(Node::kill);
     }
 
-    /// Starts those that don't run, with what they had stored, and waits until they serve.
+    /// Starts the servers that don't run, with their data, and waits until they serve.
     pub fn start(&mut self) {
         let down: Vec<usize> = (0..self.nodes.len()).filter(|n| self.nodes[*n].child.is_none()).collect();
         for n in &down {
@@ -323,7 +323,7 @@ impl ZooKeeper {
         }
     }
 
-    /// Starts again as machines that lost their disks.
+    /// Restarts the servers without their data, like machines that lost their disks.
     pub fn restart_empty(&mut self) {
         self.kill();
         for node in &self.nodes {
@@ -338,7 +338,7 @@ impl Node {
         self.child.as_ref().expect("the server runs").id()
     }
 
-    /// What the server answers to one of its four-letter words.
+    /// Returns the server's answer to a four-letter word.
     pub fn word(&self, word: &str) -> Option<String> {
         let limit = Duration::from_millis(1000);
         let mut stream = TcpStream::connect_timeout(&(Ipv4Addr::LOCALHOST, self.port).into(), limit).ok()?;
@@ -350,25 +350,25 @@ impl Node {
         Some(text)
     }
 
-    /// Whether this very server serves, and not another test's on its port.
+    /// Returns whether this server serves on its port, and not another test's.
     fn serves(&self) -> bool {
         let ours = format!("dataDir={}", self.folder.display());
-        // The TLS port comes last.
+        // The server opens its TLS port last.
         let open = |port: u16| port == 0 || TcpStream::connect((Ipv4Addr::LOCALHOST, port)).is_ok();
         self.word("conf").is_some_and(|text| text.contains(&ours)) && self.mode().is_some() && open(self.tls_port)
     }
 
-    /// `standalone`, `leader` or `follower`; `None` while it serves nobody.
+    /// Returns `standalone`, `leader` or `follower`; `None` while the server does not serve.
     pub fn mode(&self) -> Option<String> {
         self.word("srvr")?.lines().find_map(|line| line.strip_prefix("Mode: ")).map(str::to_owned)
     }
 
-    /// A number that the server counts, such as `zk_packets_received`.
+    /// Returns one of the server's metrics, such as `zk_packets_received`.
     pub fn counted(&self, name: &str) -> Option<u64> {
         self.word("mntr")?.lines().find_map(|line| line.strip_prefix(name)?.trim().split('.').next()?.parse().ok())
     }
 
-    /// How many changes there have been in this epoch: the lower half of the last one's number.
+    /// Returns the number of changes in this epoch: the lower half of the last transaction id.
     pub fn changes(&self) -> u64 {
         let zxid = self.word("srvr").and_then(|text| {
             let hex = text.lines().find_map(|line| line.strip_prefix("Zxid: 0x"))?.to_owned();
@@ -377,7 +377,7 @@ impl Node {
         zxid.unwrap_or_default() & 0xffff_ffff
     }
 
-    /// Stops answering, with all connections open.
+    /// Freezes the server: it stops answering, with all connections open.
     pub fn freeze(&self) {
         if let Some(child) = &self.child {
             process::signal(child.id(), Signal::STOP);
@@ -390,7 +390,7 @@ impl Node {
         }
     }
 
-    /// Ends the server at once, as a crash does.
+    /// Kills the server, as a crash does.
     pub fn kill(&mut self) {
         if let Some(mut child) = self.child.take() {
             let _ = child.kill();

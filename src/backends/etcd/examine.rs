@@ -263,7 +263,7 @@ mod tests {
     use crate::lock::Severity;
 
     #[test]
-    fn versions_that_revoke_what_is_kept_are_known() {
+    fn versions_that_revoke_renewed_leases_are_known() {
         for (text, severity) in [
             ("3.3.27", Severity::Warn),
             ("3.4.23", Severity::Warn),
@@ -279,7 +279,7 @@ mod tests {
     }
 
     #[test]
-    fn a_history_that_only_grows_is_told() {
+    fn a_history_without_compaction_is_reported() {
         let status = |revision| StatusResponse { header: Some(Header { revision }), db_size: 3 << 20, ..StatusResponse::default() };
         assert_eq!(compaction(&status(50), true).severity, Severity::Ok);
         assert_eq!(compaction(&status(50_000), false).severity, Severity::Ok);

@@ -186,7 +186,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn etcds_errors_are_told_apart_by_their_texts() {
+    fn etcds_errors_are_distinguished_by_their_texts() {
         let of = |code, text: &str| of(Status::new(code, text));
         assert!(matches!(of(Code::NotFound, "etcdserver: requested lease not found"), Trouble::NoLease));
         assert!(matches!(of(Code::FailedPrecondition, "etcdserver: lease already exists"), Trouble::LeaseExists));

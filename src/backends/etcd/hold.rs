@@ -143,8 +143,8 @@ pub(super) async fn renew(client: &mut EtcdClient, session: &mut EtcdSession, in
         // Without this permit's key, other contenders count one permit too few.
         ours &= answers.one()?.is_some_and(|kv| kv.create_revision == number.created);
     }
-    let release_result = hold.nested.is_none() && left.is_some();
-    if !ours || token.is_none() || release_result {
+    let was_released = hold.nested.is_none() && left.is_some();
+    if !ours || token.is_none() || was_released {
         return Ok(Renewal::NotHeld);
     }
     hold.seen = answers.revision;

@@ -234,7 +234,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn no_lock_lies_where_another_looks(
+        fn two_locks_share_no_key(
             a in "[a%/.-]{1,8}", b in "[a%/.-]{1,8}", one in "(|a|a\\.meta|\\.meta)", other in "(|a|a\\.meta|\\.meta)"
         ) {
             let (first, second) = (names(&one, &a), names(&other, &b));
@@ -261,7 +261,7 @@ mod tests {
     }
 
     #[test]
-    fn names_are_where_other_libraries_look() {
+    fn names_match_other_libraries() {
         assert_eq!(names("", "job").own(Mode::Exclusive, 0x1234_abcd), "job/write/1234abcd");
         assert_eq!(names("dlock", "a/b").own(Mode::Shared, 1), "dlock/a%2Fb/read/1");
         assert_eq!(names("dlock", "job").own(Mode::Permits(3), 0x2f), "dlock/job/write/permit-2f");

@@ -319,7 +319,7 @@ mod tests {
     }
 
     #[test]
-    fn contenders_come_in_the_order_of_their_revisions() {
+    fn contenders_are_ordered_by_their_revisions() {
         let look = look(&[("read/5", 9), ("write/4", 7), ("read/3", 5), ("6f", 11), ("read/2", 4), ("read/7", 12)], &[]);
         assert_eq!(look.queue.holders().collect::<Vec<_>>(), [0, 1]);
         let blocker = |rest: &str| {
@@ -330,13 +330,13 @@ mod tests {
     }
 
     #[test]
-    fn what_lies_deeper_or_has_another_shape_is_no_part_of_the_lock() {
+    fn deeper_or_malformed_names_are_not_part_of_the_lock() {
         let look = look(&[("meta", 1), ("1/2f", 2), ("write/a/b", 3), ("write/", 4), ("2F", 5), ("0123456789abcdef0", 6), ("b", 7)], &[]);
         assert_eq!(look.contenders.iter().map(|one| one.created).collect::<Vec<_>>(), [7]);
     }
 
     #[test]
-    fn a_record_without_a_key_is_of_one_that_vanished() {
+    fn a_record_without_a_key_belongs_to_a_vanished_hold() {
         let (exclusive, shared) = (Mode::Exclusive, Mode::Shared);
         let look = look(&[("write/1a", 1), ("read/2b", 2)], &[("1a", exclusive), ("2b", shared), ("3c", shared), ("4d", exclusive)]);
         assert_eq!(look.vanished().count(), 2);

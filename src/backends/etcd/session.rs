@@ -189,7 +189,7 @@ mod tests {
     use crate::lock::Namespace;
 
     #[test]
-    fn a_lease_is_positive_and_each_owners_own() {
+    fn a_lease_id_is_positive_and_unique_per_owner_and_key() {
         let names = |key: &str| EtcdNames::new(&Namespace::default(), &Key::new(key).unwrap());
         let (a, b) = (Token::random(), Token::random());
         let all = [

@@ -1,5 +1,5 @@
-//! A store in this process's memory: the reference that other backends are compared with, and what the
-//! lease core is tested on. Never offered to users, since no other process can see it.
+//! A store in this process's memory: the reference for the other backends, and the store for tests of the lease
+//! core. Never offered to users, since no other process can see it.
 //!
 //! Time is tokio's, so that a paused runtime controls leases and waits alike.
 
@@ -56,7 +56,7 @@ struct StoredLock {
     wake: Rc<Notify>,
     /// Wakes each of the other waiters, by hold.
     waiting: HashMap<String, Rc<Notify>>,
-    /// The latest first, and those of them that ended badly.
+    /// The history, latest first: all entries, and those that ended badly.
     past: [VecDeque<HistoryEntry>; 2],
     skips: Vec<SkipCount>,
 }
@@ -113,7 +113,7 @@ impl Memory {
 }
 
 impl MemoryClient {
-    /// The store's time in µs.
+    /// Returns the store's time in µs.
     #[allow(clippy::disallowed_methods)] // tokio's clock stands in for the store's
     fn now_us(&self) -> u64 {
         u64::try_from((Instant::now() - self.store.born).as_micros()).unwrap_or(u64::MAX)

@@ -189,7 +189,7 @@ mod tests {
     }
 
     #[test]
-    fn what_may_pass_is_unavailable_and_what_must_be_mended_is_not() {
+    fn temporary_errors_are_unavailable_and_permanent_ones_are_not() {
         for number in [1020, 1021, 1040, 1041, 1047, 1114, 1203, 1205, 1213, 1290, 1836, 3058] {
             let error = of(number, false);
             assert_eq!((error.kind, error.effect), (Kind::Unavailable, Effect::NotApplied), "{number}");
@@ -212,14 +212,14 @@ mod tests {
     }
 
     #[test]
-    fn login_methods_that_are_not_known_are_named() {
+    fn unknown_login_methods_are_named() {
         let error = login_method("client_ed25519 (driver::auth:36)");
         assert_eq!((error.kind, error.message.contains("driver")), (Kind::Config, false), "{error:?}");
         assert!(error.hint.is_some_and(|hint| hint.contains("ALTER USER")));
     }
 
     #[test]
-    fn statements_which_hold_tokens_are_not_quoted() {
+    fn statements_with_tokens_are_not_quoted() {
         let error = refused(&ServerError { number: 1064, message: "near 'dlock:secret'".into() }, false);
         assert!(!format!("{error:?}").contains("secret"), "{error:?}");
         assert!(!of(9999, false).message.contains('\n'));

@@ -139,7 +139,7 @@ mod tests {
     use crate::backends::sql::Server;
 
     #[test]
-    fn only_plain_names_stand_for_themselves() {
+    fn only_plain_names_are_stored_unchanged() {
         let mut options = Options::new(Server::Tcp { host: "h".into(), port: 1 });
         options.sql.database = Some("app".into());
         let name = |options: &Options, key: &str| advisory(options, &Key::new(key).unwrap(), &format!("dlock:{key}"));

@@ -246,7 +246,7 @@ mod tests {
     }
 
     #[test]
-    fn a_greeting_loses_its_offer_and_nothing_else() {
+    fn a_greeting_loses_only_its_tls_offer() {
         let greeting = |low: u8, high: u8| packet(0, &[b"\x0a9.7.4\0\x07\0\0\0nonce678\0".as_slice(), &[low, high], b"rest"].concat());
         let mut with = greeting(0xff, 0xff);
         assert!(with.take_tls_away());
@@ -279,7 +279,7 @@ mod tests {
     }
 
     #[test]
-    fn an_answer_is_announced_by_its_own_begin() {
+    fn the_tls_request_starts_like_the_login_answer() {
         let mut answer = packet(1, &[&[1; ASKING][..], b"root\0"].concat());
         let asking = answer.asking_for_tls().expect("a begin");
         let flags = [&[1, 1 | 0x08][..], &[1; ASKING - 2]].concat();
@@ -289,7 +289,7 @@ mod tests {
     }
 
     #[test]
-    fn the_password_is_asked_for_where_the_server_wants_it() {
+    fn a_full_authentication_becomes_a_cleartext_password_request() {
         for wants in [&WHOLE_PASSWORD[..], b"\xfesha256_password\0nonce"] {
             let mut asked = packet(4, wants);
             asked.ask_for_the_password_as_it_is();

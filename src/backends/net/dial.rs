@@ -12,13 +12,13 @@ use tokio::net::{TcpStream, lookup_host};
 
 use crate::lock::{Error, Kind, Result};
 
-/// Connects to the first address of a host that answers.
+/// Connects to the host's first address that answers.
 pub(in crate::backends) async fn dial(host: &str, port: u16) -> Result<TcpStream> {
     let mut failed = None;
     for address in resolve(host, port).await? {
         match TcpStream::connect((address, port)).await {
             Ok(stream) => {
-                // Requests are a few small packets: waiting to fill them would cost 40 ms. A denial only costs time.
+                // Requests are a few small packets: Nagle's algorithm would cost 40 ms. A failure here only costs time.
                 let _ = stream.set_nodelay(true);
                 return Ok(stream);
             }
@@ -28,7 +28,7 @@ pub(in crate::backends) async fn dial(host: &str, port: u16) -> Result<TcpStream
     Err(failed.map_or_else(unresolved, unreachable))
 }
 
-/// `localhost` and addresses need no resolver, which would start a thread.
+/// Resolves a host name. `localhost` and addresses skip the resolver, which would start a thread.
 async fn resolve(host: &str, port: u16) -> Result<Vec<IpAddr>> {
     if let Ok(address) = host.parse() {
         return Ok(vec![address]);

@@ -1,4 +1,4 @@
-//! Passwords, kept out of all that is printed.
+//! Passwords, kept out of all output.
 
 use std::fmt;
 

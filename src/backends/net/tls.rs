@@ -31,7 +31,7 @@ pub struct Tls {
     pub key_file: Option<PathBuf>,
 }
 
-/// Shakes hands with the server, which must prove to be `host`. `in_clear` is the URL scheme of the same store without TLS.
+/// Does the TLS handshake; the server must prove to be `host`. `in_clear` is the URL scheme of the same store without TLS.
 pub(in crate::backends) async fn wrap(options: &Tls, host: &str, stream: TcpStream, in_clear: &str) -> Result<TlsStream<TcpStream>> {
     let name = ServerName::try_from(host.to_owned())
         .map_err(|error| Error::new(Kind::Config, "the host's name can't be one in a certificate").source(error))?;
@@ -39,12 +39,12 @@ pub(in crate::backends) async fn wrap(options: &Tls, host: &str, stream: TcpStre
     connector.connect(name, stream).await.map_err(|error| failed(error, in_clear))
 }
 
-/// The parameters of a handshake.
+/// Returns the configuration for a handshake.
 pub(in crate::backends) fn config(options: &Tls) -> Result<ClientConfig> {
     config_with(options, |authority| authority)
 }
 
-/// As [`config`], where what checks the server's certificate is made of what checks it in full.
+/// Like [`config`], but `check` may wrap or replace the verifier of the server's certificate.
 pub(in crate::backends) fn config_with(
     options: &Tls,
     check: impl FnOnce(Arc<dyn ServerCertVerifier>) -> Arc<dyn ServerCertVerifier>,
@@ -85,9 +85,9 @@ fn of_roots(roots: RootCertStore, provider: &Arc<CryptoProvider>) -> Option<Arc<
     WebPkiServerVerifier::builder_with_provider(Arc::new(roots), Arc::clone(provider)).build().ok()
 }
 
-/// The public authorities, which are compiled in, and those that the system trusts (`SSL_CERT_FILE`, `SSL_CERT_DIR` or its usual places).
+/// The public authorities, which are compiled in, and the system's (`SSL_CERT_FILE`, `SSL_CERT_DIR` or the usual places).
 ///
-/// The system's are read only for a certificate that no public authority vouches for: to read them takes longer than a run.
+/// The system's authorities are read only for a certificate that no public authority has signed: reading them takes longer than a run.
 #[derive(Debug)]
 struct TrustedRoots {
     compiled: Arc<WebPkiServerVerifier>,

@@ -7,7 +7,7 @@ use crate::lock::{Check, Finding, check};
 /// The check that all network stores share.
 pub(in crate::backends) const CHECK: Check = check("tls", "whether the connection is encrypted, and which servers are trusted");
 
-/// Whether only this host's root could read the traffic.
+/// Whether `host` is this host, where only root could read the traffic.
 pub(in crate::backends) fn is_here(host: &str) -> bool {
     host.eq_ignore_ascii_case("localhost") || host.parse::<IpAddr>().is_ok_and(|address| address.is_loopback())
 }

@@ -27,6 +27,10 @@ const TRANSACTION_TIMEOUT: u32 = 170_000;
 /// A waiter that is frozen when it gets the lock keeps it for at most this long.
 const UNCLAIMED: Duration = Duration::from_secs(5);
 
+/// Begins the transaction that keeps the row locked. Sent with each attempt: a dropped call may have ended the transaction or not,
+/// and outside of one, a row is locked for no longer than its statement. Within one it changes nothing.
+const BEGIN: &str = "BEGIN ISOLATION LEVEL READ COMMITTED READ WRITE;";
+
 /// What is locked.
 #[derive(Clone, Debug)]
 pub(super) struct Target {
@@ -44,8 +48,6 @@ pub(super) struct Keeper {
     tables: Tables,
     /// The server's process.
     pub pid: i32,
-    /// A transaction was begun.
-    begun: bool,
     /// The session was seen to have the lock.
     pub has: bool,
     /// The silence after which the server ends the session.
@@ -73,7 +75,6 @@ impl Keeper {
             key,
             tables,
             pid: 0,
-            begun: false,
             has: false,
             patience: Duration::ZERO,
             unanswered: 0,
@@ -111,7 +112,7 @@ impl Keeper {
         self.unanswered += 1;
         let mut first = self.set_patience(ttl.get());
         self.has = if self.mode == Mode::Row {
-            first.push_str(self.begin());
+            first.push_str(BEGIN);
             self.lock_row(&first).await?
         } else {
             self.lock_key(&first).await?
@@ -140,11 +141,6 @@ impl Keeper {
         };
         self.unanswered = 0;
         Ok(rows)
-    }
-
-    /// What begins the transaction that is to keep the row locked, unless it was begun.
-    fn begin(&mut self) -> &'static str {
-        if std::mem::replace(&mut self.begun, true) { "" } else { "BEGIN ISOLATION LEVEL READ COMMITTED READ WRITE;" }
     }
 
     fn reads_row(&self) -> bool {
@@ -213,7 +209,7 @@ impl Keeper {
         let mut first = self.set_patience(ttl.get().min(UNCLAIMED));
         let version = self.session.version;
         if self.mode == Mode::Row {
-            first.push_str(self.begin());
+            first.push_str(BEGIN);
         }
         let what = match self.mode {
             Mode::Row => {
@@ -261,7 +257,6 @@ impl Keeper {
             Mode::Row => {
                 let line = if self.reads_row() { "; SELECT pg_advisory_unlock_all()" } else { "" };
                 self.session.run(&format!("ROLLBACK{line}")).await?;
-                self.begun = false;
             }
             Mode::Lease | Mode::Advisory => {
                 self.session.run("SELECT pg_advisory_unlock_all()").await?;
@@ -318,9 +313,7 @@ impl Keeper {
                 break;
             }
         }
-        done?;
-        self.begun = false;
-        Ok(())
+        done.map(|_| ())
     }
 
     /// A statement with the name in the place of `$1`.

@@ -214,7 +214,7 @@ mod tests {
     }
 
     #[test]
-    fn a_database_whose_encoding_lacks_characters_is_known() {
+    fn a_database_with_a_limited_encoding_is_recognized() {
         for (encoding, narrow) in [("UTF8", false), ("SQL_ASCII", false), ("LATIN1", true), ("EUC_JP", true)] {
             let said = format!("server_encoding\0{encoding}\0");
             let mut bytes = vec![SETTING];
@@ -230,7 +230,7 @@ mod tests {
 
     /// Whatever a server sends goes on to sqlx, less what are notifications by their letters; and no length is believed.
     #[test]
-    fn damaged_messages_go_on_and_are_not_kept() {
+    fn damaged_messages_are_passed_on_and_not_stored() {
         let setting = [&[SETTING, 0, 0, 0, 25][..], b"server_encoding\0UTF8\0"].concat();
         let sent = [setting, vec![PROCESS, 0, 0, 0, 12, 0, 0, 0, 7, 0, 0, 0, 9], message(b'Z', 1), message(NOTIFICATION, 30)].concat();
         let mut whole = 0;
@@ -249,7 +249,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn notifications_are_taken_out_however_they_arrive(
+        fn notifications_are_removed_however_they_are_split(
             all in prop::collection::vec((prop_oneof![Just(b'A'), Just(b'D'), Just(b'K'), Just(b'Z')], 0_usize..20), 0..12),
             cuts in prop::collection::vec(1_usize..9, 1..40),
         ) {

@@ -95,7 +95,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn values_stand_where_their_numbers_do() {
+    fn values_replace_their_numbers() {
         let values: Vec<_> = (1..=10).map(Value::Int).chain([Value::Text("$1 '; --"), Value::Maybe(None), Value::Pid(-7)]).collect();
         assert_eq!(
             fill("-- $1 a comment\n  SELECT $1,$10\n\n  , $11, $12,$13;", &values),
@@ -107,7 +107,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn no_text_ends_its_literal(text in ".{0,40}|['\\\\$a\n\u{0}]{0,20}") {
+        fn no_value_ends_its_literal(text in ".{0,40}|['\\\\$a\n\u{0}]{0,20}") {
             let mut out = String::new();
             quote(&mut out, &text);
             let inner = out.strip_prefix("E'").and_then(|rest| rest.strip_suffix("'::text")).expect("a literal");

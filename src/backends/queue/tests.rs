@@ -23,7 +23,7 @@ fn holders(queue: &Contenders) -> Vec<usize> {
 }
 
 #[test]
-fn writers_wait_for_all_in_front_and_readers_for_writers() {
+fn writers_wait_for_all_ahead_and_readers_for_writers() {
     let queue = queue(&[SHARED, SHARED, EXCLUSIVE, SHARED, EXCLUSIVE, SHARED].map(|mode| (mode, GrantEvidence::Unknown)), &[]);
     assert_eq!(holders(&queue), [0, 1]);
     let blockers: Vec<_> = (0..queue.len()).map(|at| queue.blocker(queue.all()[at].mode, at)).collect();
@@ -33,7 +33,7 @@ fn writers_wait_for_all_in_front_and_readers_for_writers() {
 }
 
 #[test]
-fn a_waiter_is_no_holder_wherever_it_stands() {
+fn a_waiter_is_not_a_holder_at_any_position() {
     let kept = queue(&[(EXCLUSIVE, GrantEvidence::Waits), (SHARED, GrantEvidence::Waits)], &[]);
     assert!(holders(&kept).is_empty());
     assert!(kept.only_waiters_block(EXCLUSIVE) && !kept.may_hold(SHARED, 2) && kept.may_hold(EXCLUSIVE, 0));
@@ -42,13 +42,13 @@ fn a_waiter_is_no_holder_wherever_it_stands() {
 }
 
 #[test]
-fn permits_are_granted_out_of_turn_where_there_is_room_for_all_in_front() {
+fn permits_are_granted_out_of_order_if_all_ahead_fit_too() {
     let waits = [(permit(2), GrantEvidence::Granted), (permit(2), GrantEvidence::Waits), (permit(3), GrantEvidence::Waits)];
     let queue = queue(&waits, &[1]);
     assert_eq!((queue.free_number(), queue.may_hold(permit(2), 1)), (0, true));
     assert!(queue.may_hold(permit(3), 2) && !queue.may_hold(permit(2), 2));
     assert!(queue.may_hold(permit(4), 3) && !queue.may_hold(permit(3), 3) && !queue.may_hold(EXCLUSIVE, 3));
-    assert!(queue.may_hold(permit(1), 0), "its own permit is not in its way");
+    assert!(queue.may_hold(permit(1), 0), "a holder's own permit doesn't block it");
     assert!(queue.only_waiters_block(permit(2)) && !queue.only_waiters_block(SHARED));
 }
 
@@ -61,8 +61,8 @@ fn one_waiter_for_permits_waits_for_held_ones() {
         (contender, permits)
     };
     assert_eq!(awaited(permit(2), 1), (None, true));
-    assert_eq!(awaited(permit(2), 3), (Some(1), false), "the one in between has its permit");
-    assert_eq!(awaited(permit(5), 4), (Some(3), true), "it asks for more than all in front of it");
+    assert_eq!(awaited(permit(2), 3), (Some(1), false), "the contender in between holds a permit");
+    assert_eq!(awaited(permit(5), 4), (Some(3), true), "this contender allows more permits than all ahead of it");
     assert_eq!(awaited(EXCLUSIVE, 5), (Some(4), false));
 }
 
@@ -73,9 +73,9 @@ fn a_permit_whose_number_was_deleted_counts_until_its_holder_goes() {
     assert_eq!(queue.free_number(), 0);
 }
 
-/// A queue as a store has it, against the document: whatever contenders ask, in any order, both grant the same.
+/// Compares the queue with the document: for random requests in any order, both grant the same.
 #[test]
-fn random_contenders_get_what_the_document_gives_them() {
+fn random_contenders_match_the_document() {
     let seed = std::env::var("DLOCK_TEST_SEED").ok().and_then(|seed| seed.parse().ok()).unwrap_or_else(random);
     let mut state = seed;
     let mut pick = |below: u64| {
@@ -135,7 +135,7 @@ fn random_contenders_get_what_the_document_gives_them() {
 }
 
 #[test]
-fn what_others_wrote_is_theirs_and_other_layouts_are_refused() {
+fn foreign_data_is_ignored_and_other_layouts_are_refused() {
     for foreign in ["", "192.168.0.7", "{}", "[1]", r#"{"dlock":7}"#, "\u{0}", r#"{"dlock":"2.0","detached":7}"#] {
         assert_eq!(ContenderInfo::read(foreign.as_bytes()).unwrap(), None, "{foreign}");
     }
@@ -157,7 +157,7 @@ fn only_a_granted_record_is_a_hold() {
         assert_eq!(held.mode, mode);
         let past = held.history_entry(Fence(7)).unwrap();
         assert_eq!((past.fence, past.started_ms, past.end), (Some(Fence(7)), Some(5), End::Expired));
-        // Written anew it keeps its fence.
+        // A rewritten record keeps its fence.
         let again = HoldRecord::read(&held.named(Fence(4)).write()).unwrap();
         assert_eq!(again.history_entry(Fence(9)).unwrap().fence, Some(Fence(4)));
     }
@@ -166,7 +166,7 @@ fn only_a_granted_record_is_a_hold() {
 }
 
 #[test]
-fn of_many_that_vanished_the_newest_that_was_no_reader_stays() {
+fn the_newest_vanished_hold_that_was_no_reader_is_kept() {
     let record = |mode, is_hold| HoldRecord { is_hold, ..HoldRecord::waiting(mode) };
     let vanished = |last: &[(Mode, bool)]| {
         let readers = std::iter::repeat_n((SHARED, true), history::SPARE);
@@ -174,14 +174,14 @@ fn of_many_that_vanished_the_newest_that_was_no_reader_stays() {
         history::outdated(all.iter().zip(1..).map(|(record, fence)| (record, Fence(fence))))
     };
     let first = u64::try_from(history::SPARE).unwrap() + 1;
-    assert_eq!(vanished(&[]), None, "they are few");
+    assert_eq!(vanished(&[]), None, "there are too few to prune");
     assert_eq!(vanished(&[(SHARED, true), (EXCLUSIVE, false)]), None, "readers and waiters");
     assert_eq!(vanished(&[(EXCLUSIVE, true), (SHARED, true)]), Some(Fence(first)));
     assert_eq!(vanished(&[(EXCLUSIVE, true), (permit(2), true)]), Some(Fence(first + 1)));
 }
 
 #[test]
-fn a_mark_stays_seen_and_a_level_is_warned_of_once() {
+fn a_break_request_stays_seen_and_each_level_warns_once() {
     let mark = |by: &str| Break { by: by.into(), why: None, seen: false };
     let marked = HoldRecord::waiting(EXCLUSIVE).marked(&mark("ana"));
     let seen = marked.seen().unwrap();
@@ -192,7 +192,7 @@ fn a_mark_stays_seen_and_a_level_is_warned_of_once() {
 }
 
 #[test]
-fn run_records_are_read_as_they_were_written() {
+fn run_records_survive_a_round_trip() {
     let mut record = RunRecord::default();
     let run_policy = crate::lock::RunPolicy { place: "a".into(), skew_guard: Some(DRAIN_DELAY), at_least: None, once: None, anyway: false };
     let request = Request { run_policy: Some(run_policy), token: Token::random(), ..Request::new(Key::new("job").unwrap(), Ttl::DEFAULT) };

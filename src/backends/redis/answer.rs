@@ -1,4 +1,4 @@
-//! What the scripts answer about a hold.
+//! Readers of the scripts' replies about a hold.
 
 use std::time::Duration;
 
@@ -10,13 +10,13 @@ use super::{
 };
 use crate::lock::{Attempt, Break, Busy, Fence, Grant, Mode, Renewal, Request, Result, Ttl};
 
-/// A script's reply: a word and what belongs to it.
+/// Splits a script's reply into its first word and the values after it.
 pub(super) fn answer(reply: &Value) -> Result<(String, &[Value])> {
     let (first, rest) = reply::items(reply).and_then(<[Value]>::split_first).ok_or_else(failure::unreadable)?;
     Ok((reply::text(first).ok_or_else(failure::unreadable)?, rest))
 }
 
-/// In which other way the owner that was to be entered holds the lock.
+/// Returns the other mode in which the owner already holds the lock, if the reply says so.
 pub(super) fn otherwise(reply: &Value) -> Option<String> {
     match answer(reply) {
         Ok((word, [kind])) if word == "otherwise" => reply::text(kind),
@@ -54,7 +54,7 @@ pub(super) fn read_attempt(reply: &Value, request: &Request) -> Result<Attempt> 
             let position = reply::int(place).and_then(|place| u32::try_from(place).ok()).filter(|place| *place > 0);
             Ok(Attempt::Busy(Busy { transient: holders.is_empty(), holders, expires_in, notifies, position }))
         }
-        // A string is a lock of `SET NX`, with or without an end.
+        // A string is a lock of `SET NX`, with or without a TTL.
         ("alien", [kind, pttl]) => match reply::text(kind).as_deref() {
             Some("string") => {
                 let left = read_ms(pttl).ok();
@@ -84,7 +84,7 @@ pub(super) fn read_renewal(reply: &Value) -> Result<Renewal> {
     }
 }
 
-/// The mark of a break, and whether its holder has seen it.
+/// Reads the mark of a break, and whether the holder has seen it.
 pub(in crate::backends) fn read_mark(mark: &Value, seen: &Value) -> Result<Break> {
     let mark: Option<Break> = reply::text(mark).and_then(|mark| serde_json::from_str(&mark).ok());
     mark.map(|mark| Break { seen: reply::text(seen).as_deref() == Some("1"), ..mark }).ok_or_else(failure::unreadable)

@@ -1,8 +1,8 @@
-//! A Redis Cluster: which node has a slot, and which others can be asked.
+//! A Redis Cluster: the node of each slot, and the other nodes to ask.
 //!
-//! Worst cases: a node of the URL is gone (the next is asked meanwhile); nodes don't agree during a failover or a
-//! partition (the node that is sent to says so itself, and the next call begins with another node); a slot is being moved
-//! (what has gone is asked for at its new node; what is half there is refused for that moment).
+//! Worst cases: a node of the URL is gone (the next is asked meanwhile); nodes disagree during a failover or a partition (the target of a
+//! wrong redirection refuses, and the next call begins with another node); a slot is being moved (moved keys are asked for at the new
+//! node; a request whose keys are on both nodes is refused for the moment).
 
 use redis::Value;
 
@@ -17,36 +17,36 @@ use super::{
 use crate::lock::{Effect, Error, Kind, Result};
 
 pub(super) struct Cluster {
-    /// The nodes of the URL, which are always worth asking: their names may lead to new machines.
+    /// The nodes of the URL. They are always asked, since their names may point to new machines.
     seeds: Vec<Address>,
-    /// The other nodes that were met.
+    /// The other known nodes.
     others: Vec<Address>,
-    /// Whether they are all there are.
+    /// Whether `others` is complete.
     learned: bool,
     /// The node to ask first.
     first: usize,
-    /// Where slots were found.
+    /// The known nodes of slots.
     owners: Vec<(u16, Address)>,
 }
 
-/// Where a slot is.
+/// The node of a slot.
 pub(super) enum SlotLocation {
-    /// At the other end of this.
+    /// The node at the other end of this connection.
     Here(ServerConnection),
-    /// There, as another node says.
+    /// The node that another node named.
     At(Address),
 }
 
-/// Where a node sends a request for a slot that it doesn't have.
+/// A node's redirection of a request for a slot that it doesn't have.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) enum Redirect {
     /// From now on.
     Moved(Address),
-    /// This once.
+    /// For this request only.
     Ask(Address),
 }
 
-/// What the nodes say of themselves.
+/// The cluster's nodes, as one node reports them.
 struct ClusterMap {
     masters: Vec<Address>,
     all: Vec<Address>,
@@ -59,7 +59,7 @@ impl Cluster {
         Self { seeds, others: Vec::new(), learned: false, first: 0, owners: Vec::new() }
     }
 
-    /// The node that has the lock, to be set again once it has proven true.
+    /// Removes and returns the lock's known node. Call [`Cluster::set_owner`] once the node has confirmed it.
     pub(super) fn take_owner(&mut self, name: &str) -> Option<Address> {
         let slot = slot::of(name);
         let at = self.owners.iter().position(|(owned, _)| *owned == slot)?;
@@ -70,13 +70,13 @@ impl Cluster {
         self.take_owner(name);
         if !self.seeds.contains(&node) && !self.others.contains(&node) {
             self.others.push(node.clone());
-            // Something has changed that there may be more to know of.
+            // A new node: the cluster has changed, so there may be more new nodes.
             self.learned = false;
         }
         self.owners.push((slot::of(name), node));
     }
 
-    /// Asks the nodes which of them has the lock.
+    /// Asks the nodes for the lock's node.
     pub(super) async fn find(&mut self, options: &RedisOptions, name: &str) -> Result<SlotLocation> {
         let mut question = redis::pipe();
         question.cmd("EXISTS").arg(name);
@@ -115,7 +115,7 @@ impl Cluster {
         Ok(map.masters)
     }
 
-    /// Asks the node at the other end for all others, unless they are known already. A user that may not ask does without.
+    /// Asks the node at the other end for all others, unless they are known. Without the right to ask, they stay unknown.
     pub(super) async fn learn_over(&mut self, line: &mut ServerConnection) -> Result<()> {
         if self.learned {
             return Ok(());
@@ -134,11 +134,11 @@ impl Cluster {
         self.others = all.into_iter().filter(|node| !self.seeds.contains(node)).collect();
     }
 
-    /// The first answer of any node that has one.
+    /// Returns the first answer of any node.
     async fn any_node<T>(&mut self, ask: impl AsyncFn(Address) -> Result<T>) -> Result<T> {
         let nodes: Vec<&Address> = self.seeds.iter().chain(&self.others).collect();
         let (count, first) = (nodes.len(), self.first);
-        // A caller that drops this call, or is led astray by this node, begins with another one.
+        // If this call is dropped, or this node's answer is wrong, the next call begins with another node.
         self.first += 1;
         let ask = &ask;
         let questions = (0..count).map(|nth| {
@@ -158,7 +158,7 @@ impl Cluster {
     }
 }
 
-/// Where a reply of `from` sends us.
+/// Returns the redirection in a reply of `from`.
 pub(super) fn redirect(reply: &Value, from: &Address) -> Option<Redirect> {
     let Value::ServerError(error) = reply else { return None };
     let (_slot, node) = error.details()?.split_once(' ')?;
@@ -171,7 +171,7 @@ pub(super) fn redirect(reply: &Value, from: &Address) -> Option<Redirect> {
     }
 }
 
-/// An address as nodes tell it: without a host, it is that of the node that answers; `?` is none.
+/// Reads an address in a node's reply: an empty host is the replying node's, `?` is unknown.
 fn address(host: &str, port: u16, from: &Address) -> Option<Address> {
     match host {
         "?" => None,
@@ -180,7 +180,7 @@ fn address(host: &str, port: u16, from: &Address) -> Option<Address> {
     }
 }
 
-/// The answer to `CLUSTER SLOTS`: `[first, last, master, replica…]…`, each node as `[host, port, id, …]`.
+/// Reads the reply to `CLUSTER SLOTS`: `[first, last, master, replica…]…`, each node as `[host, port, id, …]`.
 fn read_map(reply: &Value, from: &Address) -> Option<ClusterMap> {
     let mut map = ClusterMap { masters: Vec::new(), all: Vec::new(), whole: false };
     let mut slots = 0;
@@ -230,7 +230,7 @@ mod tests {
     }
 
     #[test]
-    fn a_map_names_masters_and_all_and_whether_it_is_whole() {
+    fn a_slot_map_has_masters_all_nodes_and_its_completeness() {
         let from = node("seed", 7000);
         let low = "*4\r\n:0\r\n:8000\r\n*3\r\n$1\r\na\r\n:1\r\n$1\r\nx\r\n*3\r\n$-1\r\n:2\r\n$1\r\ny\r\n";
         let high = "*3\r\n:8001\r\n:16383\r\n*4\r\n$1\r\nb\r\n:3\r\n$1\r\nz\r\n*0\r\n";
@@ -243,7 +243,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_taken_is_unknown_until_it_is_set_again() {
+    fn a_taken_owner_is_unknown_until_it_is_set_again() {
         let mut cluster = Cluster::new(vec![node("seed", 1)]);
         cluster.set_owner("{job}:a", node("a", 1));
         assert_eq!(cluster.take_owner("job"), Some(node("a", 1)));

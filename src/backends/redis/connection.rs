@@ -1,6 +1,6 @@
 //! One connection: opening it, and exchanging requests for replies.
 //!
-//! It never reconnects and knows no time limits. A caller that drops an exchange half-way must drop the connection too,
+//! A connection never reconnects and has no time limits. A caller that drops an exchange half-way must drop the connection too,
 //! since a reply may still come.
 
 use std::{
@@ -51,30 +51,30 @@ impl RedisStream for TlsStream<TcpStream> {
     }
 }
 
-/// An open connection, logged in and in its database.
+/// An open connection, logged in and with its database selected.
 pub(in crate::backends) struct RedisConnection {
     stream: Box<dyn RedisStream>,
     decoder: Decoder<AnySendSyncPartialState, PointerOffset<[u8]>>,
     /// Whether any reply has come.
     greeted: bool,
     encrypted: bool,
-    /// The lock that was found busy over this connection, so that blocking for its release misses nothing.
+    /// The lock that was found busy over this connection: blocking here misses no release of it.
     pub(super) asked: Option<Key>,
-    /// How many replicas a sentinel knew the server to have; 0 if none was asked.
+    /// The server's number of replicas according to a sentinel; 0 if none was asked.
     pub(super) replicas: u32,
 }
 
 impl RedisConnection {
-    /// Connects and logs in. One round trip more than the network's own where there is a password or a database.
+    /// Connects and logs in. A password or a database costs one more round trip.
     ///
-    /// The login isn't sent together with the first request: where it is refused, a server that needs no login
-    /// would go on and take the lock as another user, or in database 0.
+    /// The login isn't sent together with the first request. If it were refused, a server that needs no login would
+    /// still take the lock, as another user or in database 0.
     pub(in crate::backends) async fn open(options: &RedisOptions) -> Result<Self> {
         Ok(Self::open_and(options, &redis::pipe()).await?.0)
     }
 
-    /// As [`RedisConnection::open`], and asks something harmless in the same packet as it logs in. The answers' errors are the
-    /// caller's to find.
+    /// Like [`RedisConnection::open`], but sends harmless requests in the same packet as the login. The caller must check the replies
+    /// for errors.
     pub(in crate::backends) async fn open_and(options: &RedisOptions, questions: &Pipeline) -> Result<(Self, Vec<Value>)> {
         let stream: Box<dyn RedisStream> = match &options.server {
             Server::Unix(path) => Box::new(UnixStream::connect(path).await.map_err(unreachable)?),
@@ -131,17 +131,17 @@ impl RedisConnection {
         Ok(answers)
     }
 
-    /// Whether the server has not closed its end yet, as far as has come through.
+    /// Whether the server's end is open, as far as this host knows.
     ///
-    /// What is sent to a closed end may or may not have been read: not to send it is better than not to know.
+    /// A request to a closed end has an unknown outcome, so it is better not to send it.
     pub(in crate::backends) fn is_open(&self) -> bool {
         let socket = self.stream.socket();
-        // The events that end a connection; waited for without waiting.
+        // Polls, without waiting, for the server's end of the connection.
         let mut ends = [PollFd::from_borrowed_fd(socket, PollFlags::RDHUP)];
         matches!(poll(&mut ends, Some(&Timespec::default())), Ok(0))
     }
 
-    /// Sends `packed`, which holds `count` commands, and awaits their replies. Errors of the server are among the replies.
+    /// Sends `packed`, which has `count` commands, and awaits their replies. The server's errors are among the replies.
     pub(in crate::backends) async fn exchange(&mut self, packed: &[u8], count: usize) -> Result<Vec<Value>> {
         self.send(packed).await.map_err(failure::broken)?;
         let mut replies = Vec::with_capacity(count);
@@ -151,13 +151,13 @@ impl RedisConnection {
         Ok(replies)
     }
 
-    /// Whether closing the connection throws away what has not reached the server, instead of going on to deliver it.
+    /// Sets whether closing the connection drops data that has not reached the server, instead of still delivering it.
     pub(in crate::backends) fn drop_unsent_on_close(&self, drop: bool) {
-        // On a Unix socket nothing is under way. A denial leaves what TCP does anyway.
+        // A Unix socket has no data in transit. If the call fails, TCP's default stays.
         let _ = rustix::net::sockopt::set_socket_linger(self.stream.socket(), drop.then_some(Duration::ZERO));
     }
 
-    /// As [`RedisConnection::exchange`], for one command whose error is an error.
+    /// Like [`RedisConnection::exchange`], for one command. The server's error is returned as a reply too.
     pub(super) async fn ask(&mut self, packed: &[u8]) -> Result<Value> {
         self.send(packed).await.map_err(failure::broken)?;
         self.receive().await
@@ -166,7 +166,7 @@ impl RedisConnection {
     pub(in crate::backends) async fn send(&mut self, packed: &[u8]) -> io::Result<()> {
         self.stream.write_all(packed).await?;
         self.stream.flush().await?;
-        // The parser asks the processor what it can do, which takes a virtual machine a tenth of a millisecond: done while the server works.
+        // The parser detects CPU features, which takes 0.1 ms on a virtual machine. Done here, it overlaps with the server's work.
         #[cfg(target_arch = "x86_64")]
         let _ = std::is_x86_feature_detected!("avx2");
         Ok(())

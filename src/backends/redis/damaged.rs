@@ -1,4 +1,4 @@
-//! Replies and records that no dlock and no server wrote: they are refused or read, and never a panic.
+//! Replies and records that no dlock and no server wrote: each is refused or read, and none causes a panic.
 
 use ::redis::Value;
 use serde_json::json;

@@ -1,16 +1,16 @@
-//! From what Redis, the network and TLS say to the one error type.
+//! Converts errors of Redis, the network and TLS to the common error type.
 //!
-//! What the server says is quoted only where it can't contain what we sent: to an unknown command it
-//! answers with its arguments, passwords included.
+//! The server's text is quoted only if it can't contain the request: the reply to an unknown command
+//! repeats its arguments, passwords included.
 
 use redis::ServerError;
 
 use super::options::{Address, Replicas};
 use crate::lock::{Effect, Error, Kind};
 
-/// Whether a script that takes a lock may have written it before it failed with this error.
+/// Returns whether a script that takes a lock may have written before it failed with this error.
 ///
-/// Lua rolls nothing back. What a server checks before a script's first write, or before the script, leaves nothing behind.
+/// Lua rolls nothing back. Errors that the server raises before the script, or before its first write, leave nothing behind.
 pub(in crate::backends) fn effect_of_take(error: &ServerError) -> Effect {
     let details = error.details().unwrap_or_default();
     match inner_error(error.code(), details).0 {
@@ -20,7 +20,7 @@ pub(in crate::backends) fn effect_of_take(error: &ServerError) -> Effect {
     }
 }
 
-/// An error that the server answered with. It refused, so nothing was applied.
+/// Converts the server's error reply. The server refused the request, so nothing was applied.
 pub(in crate::backends) fn refused(error: &ServerError) -> Error {
     let details = error.details().unwrap_or_default();
     let (code, details) = inner_error(error.code(), details);
@@ -64,19 +64,19 @@ fn no_password() -> Error {
 }
 
 fn no_rights(details: &str) -> Error {
-    // Where a script ran into it, the server adds the script's hash.
+    // For an error in a script, the server appends the script's hash.
     let details = details.split(" script: ").next().unwrap_or_default();
     Error::new(Kind::Denied, format!("the user has not all the rights that dlock needs: {}", clean(details.trim_end_matches('.'))))
         .hint("dlock doctor --print-grants run prints all that it takes")
 }
 
-/// The server's errors without a code of their own.
+/// Converts an error without a code of its own.
 fn general(code: &str, details: &str) -> Error {
     let says = |text: &str| details.to_ascii_lowercase().contains(text);
     if says("the user executing the script") {
         no_rights(details)
     } else if says("unauthenticated") {
-        // Before a login, servers from 6.2.7 on give this answer to any longer command.
+        // Before a login, servers since 6.2.7 reply this to any longer command.
         no_password()
     } else if says("non local key") {
         slot_migrating()
@@ -94,31 +94,31 @@ fn general(code: &str, details: &str) -> Error {
     }
 }
 
-/// The server isn't the master that it was, or that it was said to be.
+/// The server is no longer the master, or never was.
 pub(super) fn no_master() -> Error {
     Error::new(Kind::Unavailable, "the server is no master just now").hint("a failover is under way, or not all sentinels know of it yet")
 }
 
-/// A cluster sends from one node to the next without end, or to one whose name it doesn't say.
+/// The cluster's redirections don't end, or lead to a node without an address.
 pub(super) fn lost_in_cluster() -> Error {
     Error::new(Kind::Unavailable, "the cluster's nodes don't agree where this lock is")
         .hint("see `redis-cli --cluster check`, and whether each node announces an address (cluster-announce-hostname)")
 }
 
-/// Less than so many replicas have what was written.
+/// Only `have` replicas confirmed the write, fewer than required.
 pub(super) fn too_few_replicas(replicas: Replicas, have: i64) -> Error {
     let (count, within) = (replicas.count, humantime::format_duration(replicas.within));
     Error::new(Kind::Unavailable, format!("{have} of {count} replicas had it within {within}"))
         .hint("`INFO replication` on the master shows its replicas; ?replicas= and ?replica_timeout= say how many must have it how soon")
 }
 
-/// Says which of a deployment's servers failed.
+/// Adds the name of the server that failed to the message.
 pub(super) fn of(what: &str, address: &Address, mut error: Error) -> Error {
     error.message = format!("{what} {address}: {}", error.message);
     error
 }
 
-/// An error in answer to `AUTH` or `SELECT`, of which nothing is quoted.
+/// Converts an error reply to `AUTH` or `SELECT`. Its text is not quoted.
 pub(super) fn refused_greeting(error: &ServerError) -> Error {
     let details = error.details().unwrap_or_default().to_ascii_lowercase();
     if details.contains("no password is set") || details.contains("without any password configured") {
@@ -132,7 +132,7 @@ pub(super) fn refused_greeting(error: &ServerError) -> Error {
     }
 }
 
-/// Servers before 7 wrap the error that ended a script into one of their own.
+/// Returns the code and text of the error that ended a script. Servers before 7 wrap it in an error of their own.
 fn inner_error<'a>(code: &'a str, details: &'a str) -> (&'a str, &'a str) {
     const CODES: [&str; 9] = ["OOM", "WRONGTYPE", "NOPERM", "READONLY", "MISCONF", "NOREPLICAS", "MASTERDOWN", "CLUSTERDOWN", "FENCE"];
     if code != "ERR" || !details.contains("user_script") {
@@ -147,18 +147,18 @@ pub(in crate::backends) fn broken(error: impl std::error::Error + Send + Sync + 
     Error::new(Kind::Unavailable, "the connection to the server broke").effect(Effect::Unknown).source(error)
 }
 
-/// An answer that no version of the server gives.
+/// A reply in a form that no server version sends.
 pub(in crate::backends) fn unreadable() -> Error {
     Error::new(Kind::Data, "the server's answer can't be understood").effect(Effect::Unknown).hint("is it a Redis server?")
 }
 
-/// A newer dlock's data.
+/// Data written by a newer dlock.
 pub(in crate::backends) fn newer_layout(version: &str) -> Error {
     Error::new(Kind::Layout, format!("the lock was taken by a newer dlock, whose layout {} this one can't read", clean(version)))
         .hint("update dlock on this machine")
 }
 
-/// Something that is no lock is stored under the name.
+/// The key holds a value that is no lock.
 pub(in crate::backends) fn no_lock(what: &str) -> Error {
     Error::new(Kind::Data, format!("{} that is no lock is stored under this name", clean(what)))
         .hint("another program uses this name; take another key or --namespace")
@@ -182,7 +182,7 @@ mod tests {
     }
 
     #[test]
-    fn what_may_pass_is_unavailable_and_what_must_be_mended_is_not() {
+    fn temporary_errors_are_unavailable_and_permanent_ones_are_not() {
         for code in ["LOADING", "BUSY", "MASTERDOWN", "READONLY", "OOM", "CLUSTERDOWN", "MISCONF", "NOREPLICAS"] {
             let error = of(&format!("{code} some words"));
             assert_eq!((error.kind, error.effect), (Kind::Unavailable, Effect::NotApplied), "{code}");
@@ -211,7 +211,7 @@ mod tests {
     }
 
     #[test]
-    fn servers_that_are_too_old_are_named_by_what_they_lack() {
+    fn errors_of_old_servers_name_the_missing_feature() {
         for says in ["Unknown Redis command called from Lua script", "ERR syntax error"] {
             let error = of(&format!("ERR Error running script (call to f_5a): @user_script:590: @user_script: 590: {says}"));
             assert!(error.kind == Kind::Config && error.hint.unwrap().contains("Redis 6.2"), "{says}");
@@ -219,7 +219,7 @@ mod tests {
     }
 
     #[test]
-    fn what_a_script_may_have_written_before_it_failed_is_unknown() {
+    fn a_script_that_failed_after_a_write_has_an_unknown_effect() {
         let effect = |reply: &str| match redis::parse_redis_value(format!("-{reply}\r\n").as_bytes()).unwrap() {
             Value::ServerError(error) => effect_of_take(&error),
             other => panic!("{other:?}"),
@@ -243,7 +243,7 @@ mod tests {
     }
 
     #[test]
-    fn arguments_that_the_server_echoes_are_not_passed_on() {
+    fn arguments_echoed_by_the_server_are_not_printed() {
         let error = of("ERR unknown command 'AUTH', with args beginning with: 'ana' 'hunter2'");
         assert!(!format!("{error:?}").contains("hunter2"));
     }

@@ -1,4 +1,4 @@
-//! What a server remembers of a lock's holds that are over, and marks on those that are not.
+//! A lock's history on a server, and breaks of current holds.
 
 use redis::Value;
 
@@ -11,7 +11,7 @@ use super::{
 };
 use crate::lock::{Break, End, Fence, History, HistoryEntry, Key, Kind, Note, Result, SKIPPING_HOSTS, SkipCount};
 
-/// How many replies a look at a history takes.
+/// The number of replies that [`read_history`] needs.
 pub(in crate::backends) const HISTORY_READS: usize = 5;
 
 impl Redis {
@@ -62,7 +62,7 @@ impl Redis {
         let (history, [record, lock, shares]) = replies.split_at(HISTORY_READS) else { return Err(failure::unreadable()) };
         let record = readable(record)?.and_then(reply::pairs).unwrap_or_default();
         let of_record = |name: &str| record.iter().find(|(field, _)| field == name).map(|(_, value)| value.as_str());
-        // Something else than a hash is a foreign lock. Bounded, as with an empty namespace it may be any program's huge hash.
+        // A value that is no hash is a foreign lock. Bounded: with an empty namespace it may be another program's huge hash.
         let fields = readable(lock)?.and_then(reply::items).unwrap_or_default();
         let field = of_record("owner").map(|owner| format!("{owner}:1:write"));
         let held = fields.iter().any(|field_there| reply::text(field_there) == field);
@@ -78,13 +78,13 @@ impl Redis {
     }
 }
 
-/// The reads that [`read_history`] reads.
+/// Adds the commands whose replies [`read_history`] reads.
 pub(in crate::backends) fn add_history_reads(pipeline: &mut redis::Pipeline, names: &RedisNames) {
     pipeline.cmd("TIME").cmd("LRANGE").arg(&names.runs).arg(0).arg(-1).cmd("LRANGE").arg(&names.bad_runs).arg(0).arg(-1);
     pipeline.cmd("HGETALL").arg(&names.skips).cmd("HGETALL").arg(&names.starts);
 }
 
-/// A history from the replies to [`add_history_reads`], with the vanished holds that were not archived since.
+/// Reads a history from the replies to [`add_history_reads`], and adds the vanished holds that were not archived since.
 pub(in crate::backends) fn read_history(replies: &[Value], vanished: impl IntoIterator<Item = HistoryEntry>) -> Result<History> {
     let [time, runs, bad, skips, starts] = replies else { return Err(failure::unreadable()) };
     let now = readable(time)?.and_then(read_time).and_then(|now| u64::try_from(now).ok());
@@ -94,11 +94,11 @@ pub(in crate::backends) fn read_history(replies: &[Value], vanished: impl IntoIt
             return Err(failure::refused(error));
         }
         for line in reply::items(list).unwrap_or_default() {
-            // A line that a newer version wrote in another way is one that is not known.
+            // An entry that can't be parsed, such as a newer version's, is left out.
             found.extend(reply::text(line).and_then(|line| serde_json::from_str::<HistoryEntry>(&line).ok()));
         }
     }
-    // It ends when its lease does, and only then is it over.
+    // A vanished hold ended with its lease, but not later than now.
     found.extend(
         vanished
             .into_iter()
@@ -110,7 +110,7 @@ pub(in crate::backends) fn read_history(replies: &[Value], vanished: impl IntoIt
     Ok(History { record: starts::read_record(&starts), ..History::new(found, skips) })
 }
 
-/// `<count>:<since ms>:<last ms>:<reason>`
+/// Reads `<count>:<since ms>:<last ms>:<reason>`.
 fn read_skips(host: String, told: &str) -> Option<SkipCount> {
     let mut parts = told.splitn(4, ':');
     let mut number = || parts.next()?.parse::<u64>().ok();
@@ -118,7 +118,7 @@ fn read_skips(host: String, told: &str) -> Option<SkipCount> {
     Some(SkipCount { host, count, since_ms, last_ms, reason: parts.next()?.to_owned() })
 }
 
-/// The hold that a record describes, which was never given back.
+/// Returns the history entry of a record's hold that was never released.
 pub(in crate::backends) fn vanished<'a>(of_record: impl Fn(&str) -> Option<&'a str>, record: &[(String, String)]) -> Option<HistoryEntry> {
     let fence = of_record("fence")?.parse().ok().map(Fence)?;
     let ends = record.iter().filter(|(field, _)| field.starts_with("hold:")).filter_map(|(_, value)| value.split(':').next()?.parse().ok());
@@ -134,7 +134,7 @@ pub(in crate::backends) fn vanished<'a>(of_record: impl Fn(&str) -> Option<&'a s
     })
 }
 
-/// How a hold ended, as the end of a line of the history: the JSON of a [`HistoryEntry`] from its `"x":` on, without the brace.
+/// Returns a hold's outcome as the end of a history entry: the JSON of a [`HistoryEntry`] from its `"x":` on, without the brace.
 pub(in crate::backends) fn how(end: &End, why: Option<&str>) -> Result<String> {
     let why = why.map(to_json).transpose()?.map(|why| format!(",\"w\":{why}")).unwrap_or_default();
     Ok(format!("\"x\":{}{why}", to_json(end)?))

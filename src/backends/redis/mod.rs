@@ -1,8 +1,8 @@
-//! A Redis or Valkey server: one, whichever sentinels say is the master, or the one of a cluster that has the lock.
+//! A Redis or Valkey server: a single one, the master that sentinels name, or the cluster node of the lock.
 //!
-//! Each question is one script, atomic in the server and judged by its clock. A lock is stored as Redisson stores a
-//! write lock, so that its locks and `SET NX` users exclude ours and the other way round; what Redisson has no place
-//! for lies in a record next to it. Nothing here retries, sleeps or reads the host's clock.
+//! Each request is one script, atomic in the server and judged by the server's clock. A lock is stored like Redisson's write lock, so that
+//! dlock, Redisson and `SET NX` users exclude each other. dlock's further data is in a record next to the lock.
+//! Nothing here retries, sleeps or reads the host's clock.
 
 pub(super) mod answer;
 mod cluster;
@@ -58,21 +58,21 @@ pub(super) const CAPABILITIES: Capabilities = Capabilities {
     ..Capabilities::usual("redis")
 };
 
-/// How often one question follows a cluster from one node to another. Once is usual, twice while a slot is being moved.
+/// The most redirections that one request follows. One is usual, two while a slot is being moved.
 const REDIRECTIONS: usize = 5;
 
-/// Locks on one Redis server, or on one deployment of several.
+/// The backend for locks on one Redis server, or on one deployment of several.
 ///
-/// It has at most one connection to each server, made by the first call that needs it. A call that is dropped or fails
-/// takes the connection with it, and the next call makes another.
+/// It has at most one connection to each server, opened by the first call that needs it. A call that is dropped or fails
+/// closes its connection, and the next call opens another.
 pub struct Redis {
     servers: Servers,
-    /// The tokens that may stand in a queue because of us. Noted before asking, since an unanswered request may have been served.
+    /// The tokens that this process may have put into a queue. Added before asking, since an unanswered request may have been served.
     queued: Vec<(Key, Token)>,
 }
 
 impl Redis {
-    /// A backend for `options`. Without I/O.
+    /// Creates a backend for `options`. Without I/O.
     pub fn new(options: RedisOptions) -> Self {
         Self { servers: Servers::new(options), queued: Vec::new() }
     }
@@ -85,8 +85,8 @@ impl Redis {
         self.servers.is_cluster()
     }
 
-    /// Runs a script, by its hash as long as the server remembers it, where the lock is; its name is the first of the keys.
-    /// Whatever the reply is, the connection is at rest again.
+    /// Runs a script on the lock's server, by its hash if the server knows it. The lock's name is the first of the keys.
+    /// Whatever the reply is, no reply is pending on the returned connection.
     async fn eval_over(
         &mut self,
         line: ServerConnection,
@@ -97,8 +97,8 @@ impl Redis {
         self.eval_arriving(line, script, keys, &[], arguments).await
     }
 
-    /// As [`Redis::eval_over`]. A server that a slot is being moved to must have `sides` as well, or refuses for the moment: a script that
-    /// wrote one of them there before it arrives would keep it from arriving.
+    /// Like [`Redis::eval_over`]. A server to which the slot is being moved must have all `sides` too, or it refuses for the moment: if the
+    /// script created a side key there before the move, the key's move would fail.
     async fn eval_arriving(
         &mut self,
         mut line: ServerConnection,
@@ -109,7 +109,7 @@ impl Redis {
     ) -> Result<(ServerConnection, Value)> {
         let name = keys[0];
         let all = [keys, sides].concat();
-        // An acquire that is given up must not arrive later; a release may.
+        // An abandoned acquire must not arrive later; an abandoned release may.
         let takes = script.is(&script::ACQUIRE) || script.is(&script::SHARE);
         for _ in 0..REDIRECTIONS {
             let keys = if line.is_asking() { &all[..] } else { keys };
@@ -127,7 +127,7 @@ impl Redis {
         Err(failure::lost_in_cluster())
     }
 
-    /// As [`Redis::eval_over`], over a connection that is found and put back. The reply is no error.
+    /// Like [`Redis::eval_over`], but finds the connection and puts it back. Returns an error reply as an error.
     async fn eval(&mut self, script: &Script, keys: &[&str], arguments: &[&str]) -> Result<Value> {
         let line = self.servers.take(keys[0]).await?;
         let (line, reply) = self.eval_over(line, script, keys, arguments).await?;
@@ -199,7 +199,7 @@ impl Redis {
         loop {
             let (script, arguments) = if exclusive { (&script::ACQUIRE, &alone) } else { (&script::SHARE, &share) };
             (line, reply) = self.eval_over(line, script, &keys, arguments).await?;
-            // The owner holds it in another way: alone, which is as good for a reader.
+            // The owner has an exclusive hold, which also serves a reader.
             if request.mode != Mode::Shared || exclusive || otherwise(&reply) != Some("exclusive".into()) {
                 break;
             }
@@ -224,12 +224,12 @@ impl Redis {
     }
 
     async fn block(&mut self, request: &Request, at_most: Duration) -> Result<Wake> {
-        // To the server 0 is for ever.
+        // For the server, 0 means no limit.
         let ms = at_most.as_millis();
         if ms == 0 {
             return Ok(Wake::TimedOut);
         }
-        // A release before this connection asked would go unnoticed: ask first, then block.
+        // The lock must have been asked for over this connection before it blocks: an earlier release would go unnoticed.
         let names = self.names(&request.key)?;
         let Some(mut line) = self.servers.take_asked(&names.lock, &request.key) else { return Ok(Wake::Changed) };
         self.servers.learn_over(&mut line).await?;
@@ -248,7 +248,7 @@ impl Redis {
         }
         let wake = match &reply {
             Value::Nil => Wake::TimedOut,
-            // The server changed its role; what is pushed from now on is pushed elsewhere.
+            // The server changed its role; later wake-ups are pushed on another server.
             Value::ServerError(error) if error.code() == "UNBLOCKED" => return Ok(Wake::Changed),
             _ => Wake::Changed,
         };
@@ -280,7 +280,7 @@ impl Redis {
         Ok(())
     }
 
-    /// Extends a hold, of the whole lock or of a share. A hold has no other keys in common but the lock, so that this one alone is declared.
+    /// Extends a hold, exclusive or a share. Only the lock is declared: it is the only key that all kinds of hold have.
     async fn renew_over(
         &mut self,
         line: ServerConnection,
@@ -307,7 +307,7 @@ impl Redis {
             Value::ServerError(error) => Err(self.servers.refused(error)),
             reply => read_renewal(reply),
         };
-        // "Would shorten" counts as kept as well.
+        // `Kept` includes a renewal that would have shortened the hold.
         if matches!(renewal, Ok(Renewal::Renewed { .. } | Renewal::Kept { .. }))
             && let Some(why) = self.shortfall(&mut line).await?
         {
@@ -320,7 +320,7 @@ impl Redis {
     async fn ask_verify(&mut self, key: &Key, token: &Token) -> Result<Renewal> {
         let names = self.names(key)?;
         let line = self.servers.take(&names.lock).await?;
-        // For no time at all: that would shorten any hold, so that nothing is changed.
+        // A TTL of 0 would shorten any hold, so nothing is changed.
         let (line, reply) = self.renew_over(line, &names, token, "0", "look").await?;
         let holding = match &reply {
             Value::ServerError(error) => Err(self.servers.refused(error)),

@@ -1,50 +1,50 @@
 //! The names of a lock's keys in Redis.
 //!
-//! A lock's own name has no braces, since keys are encoded without them, and every other name has some: none can be
-//! taken for a lock. All have the lock's name as their hash tag, so that a cluster keeps them together.
+//! A lock's own name has no braces, since keys are encoded without them. Every other name has braces, so none can be taken for a
+//! lock. All have the lock's name as their hash tag, so that a cluster keeps them together.
 
 use crate::lock::{Encoding, Error, Key, Kind, Namespace, Result};
 
-/// How keys are written in Redis: braces, which would name a hash tag of their own, are encoded.
+/// The encoding of keys in Redis. Braces are encoded, since they would set another hash tag.
 pub(in crate::backends) const ENCODING: Encoding = Encoding::new(b"{}");
 
-/// The names of everything that is stored about one lock.
+/// The names of all Redis keys and channels of one lock.
 pub(in crate::backends) struct RedisNames {
     /// The lock itself: a hash in the shape of Redisson's write lock.
     pub lock: String,
-    /// The fence counter, which is Redisson's and never expires.
+    /// The fence counter. It is Redisson's and never expires.
     pub fence: String,
-    /// What dlock knows of the hold.
+    /// dlock's record of the hold.
     pub record: String,
-    /// The waiters, in order of arrival.
+    /// The unfair exclusive waiters, in order of arrival.
     pub queue: String,
-    /// What the waiters said of themselves.
+    /// The waiters' metadata, and when each was last seen.
     pub waiters: String,
-    /// The holds that are over.
+    /// The history: finished holds.
     pub runs: String,
-    /// Those of them that ended badly.
+    /// The history entries that ended badly.
     pub bad_runs: String,
-    /// Which hosts did without.
+    /// The skip count of each host.
     pub skips: String,
-    /// What is kept of the starts of runs.
+    /// The run record.
     pub starts: String,
-    /// The shares of it, readers' and permits.
+    /// The shares: readers and permits.
     pub shares: String,
-    /// When each of them ends.
+    /// The end of each share.
     pub ends: String,
-    /// The waiters for a share, in order of arrival.
+    /// The waiters for a share, and all fair waiters, in order of arrival.
     pub line: String,
-    /// The fair ones of them, but readers.
+    /// The fair waiters of `line`, except readers.
     pub fair: String,
-    /// The fair ones of them that want to read.
+    /// The fair readers of `line`.
     pub fair_readers: String,
-    /// The list that those in the queue block on.
+    /// The list on which the waiters of `queue` block.
     pub wake: String,
-    /// What the lists begin with that those in the line block on, each on its own.
+    /// The prefix of the lists on which the waiters of `line` block, each on its own.
     pub wakes: String,
-    /// The list that all of them block on as well.
+    /// The list on which all waiters of `line` block too.
     pub wake_line: String,
-    /// On Tair, the waiters for a share or in fair order, and whose turn it is.
+    /// On Tair, the waiters for a share or in fair order, and the offers to them.
     pub turns: String,
     /// The channel of waiters for Redisson's plain lock.
     pub channel: String,
@@ -55,11 +55,11 @@ pub(in crate::backends) struct RedisNames {
 }
 
 impl RedisNames {
-    /// The names of `key`'s lock.
+    /// Returns the names of `key`'s lock.
     ///
     /// # Errors
-    /// In the empty namespace, for a key that has to be encoded: other libraries store the lock under another name, so that there would be no
-    /// exclusion between them and dlock.
+    /// In the empty namespace, for a key that has to be encoded: other libraries use the lock under another name, so they and dlock
+    /// would not exclude each other.
     pub(in crate::backends) fn new(namespace: &Namespace, key: &Key) -> Result<Self> {
         let encoded = ENCODING.encode(key);
         if namespace.as_str().is_empty() && encoded != key.as_str() {
@@ -98,7 +98,7 @@ impl RedisNames {
     }
 }
 
-/// What all lock names of a namespace begin with.
+/// Returns the prefix of all lock names of a namespace.
 pub(in crate::backends) fn prefix(namespace: &Namespace) -> String {
     match namespace.as_str() {
         "" => String::new(),
@@ -106,31 +106,31 @@ pub(in crate::backends) fn prefix(namespace: &Namespace) -> String {
     }
 }
 
-/// The key whose lock is stored as `name`; `None` if that is no lock's name in this namespace.
+/// Returns the key whose lock is stored as `name`; `None` if `name` is no lock's name in this namespace.
 pub(in crate::backends) fn key_of(namespace: &Namespace, name: &str) -> Option<Key> {
     let key = ENCODING.decode(name.strip_prefix(&prefix(namespace))?)?;
     RedisNames::new(namespace, &key).is_ok().then_some(key)
 }
 
-/// What the names of all that lies next to the locks begin with whose keys begin with `start`.
+/// Returns the prefix of the names next to the locks whose keys begin with `start`.
 pub(in crate::backends) fn side_start(namespace: &Namespace, start: &str) -> String {
     let prefix = prefix(namespace);
     format!("{prefix}{{{prefix}{}", ENCODING.encode_str(start))
 }
 
-/// The key that something next to its lock is about, and what it is: `runs`, `starts`.
+/// Returns the lock's key of a name next to the lock, and the kind of data, such as `runs` or `starts`.
 pub(in crate::backends) fn side_of<'a>(namespace: &Namespace, name: &'a str) -> Option<(Key, &'a str)> {
     let (lock, what) = name.strip_prefix(&prefix(namespace))?.strip_prefix('{')?.split_once("}:")?;
     let what = if namespace.as_str().is_empty() { what.strip_prefix("dlock-")? } else { what };
     Some((key_of(namespace, lock)?, what))
 }
 
-/// What lies next to a lock, as [`side_of`] calls it, and tells of runs.
+/// Whether a kind of data, as returned by [`side_of`], describes runs.
 pub(in crate::backends) fn is_run_data(what: &str) -> bool {
     ["record", "runs", "bad-runs", "skips", "starts"].contains(&what) || what.starts_with("starts-")
 }
 
-/// A pattern for `SCAN` that matches what begins with `start`, literally, and nothing else.
+/// Returns a pattern for `SCAN` that matches exactly the names that begin with `start`, taken literally.
 pub(in crate::backends) fn pattern(start: &str) -> String {
     let mut pattern = String::with_capacity(start.len() + 1);
     for c in start.chars() {
@@ -173,7 +173,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn no_name_of_a_lock_is_a_name_of_another(a in "[a-c:{}%*-]{1,12}", b in "[a-c:{}%*-]{1,12}", ns in "[a-c]{0,2}") {
+        fn two_locks_share_no_name(a in "[a-c:{}%*-]{1,12}", b in "[a-c:{}%*-]{1,12}", ns in "[a-c]{0,2}") {
             let (a, b) = (Key::new(a).unwrap(), Key::new(b).unwrap());
             let namespace = Namespace::new(ns).unwrap();
             let (Ok(of_a), Ok(of_b)) = (RedisNames::new(&namespace, &a), RedisNames::new(&namespace, &b)) else {
@@ -194,7 +194,7 @@ mod tests {
     }
 
     #[test]
-    fn names_are_where_other_libraries_look() {
+    fn names_match_other_libraries() {
         let key = Key::new("a{b}c").unwrap();
         let names = RedisNames::new(&Namespace::default(), &key).unwrap();
         assert_eq!(names.lock, "dlock:a%7Bb%7Dc");
@@ -210,7 +210,7 @@ mod tests {
     }
 
     #[test]
-    fn without_a_namespace_no_lock_has_another_name_than_its_key() {
+    fn without_a_namespace_every_name_is_its_key() {
         let none = Namespace::new("").unwrap();
         for key in ["{order}:7", "disc-50%", "a}b", "a\u{1}b"] {
             let Ok(key) = Key::new(key) else { continue };

@@ -1,41 +1,41 @@
-//! What a connection needs to know, decoded already: no URL is parsed and nothing is opened here.
+//! The decoded options of a connection. No URL is parsed and nothing is opened here.
 
 use std::{fmt, path::PathBuf, time::Duration};
 
 use crate::backends::{Secret, Tls};
 use crate::lock::Namespace;
 
-/// Where a Redis server is, or how it is found, and how to speak with it.
+/// The address of a Redis server, or how to find it, and the connection settings.
 #[derive(Clone, Debug)]
 pub struct RedisOptions {
-    /// Where it listens, or which servers know that.
+    /// The server's address, or the servers that know it.
     pub server: Server,
-    /// TLS, for `rediss://`. Without it everything, the password too, crosses the network in clear.
+    /// TLS, for `rediss://`. Without TLS all data, also the password, crosses the network in clear.
     pub tls: Option<Tls>,
-    /// The database number; 0 where the URL has none.
+    /// The database number; 0 if the URL has none.
     pub db: u32,
     /// The ACL user; `None` for the default user. Needs a password.
     pub user: Option<String>,
     /// The password, percent-decoded.
     pub password: Option<Secret>,
-    /// What every key is put under.
+    /// The namespace of every key.
     pub namespace: Namespace,
-    /// How many replicas must have a grant or a renewal before it counts; `None` for those that wait for no replica.
+    /// The replicas that must confirm a grant or a renewal before it counts; `None` to wait for no replica.
     pub replicas: Option<Replicas>,
 }
 
 impl RedisOptions {
-    /// Database 0 of `server` in the namespace `dlock`, in clear, without a password.
+    /// Options for database 0 of `server` in the namespace `dlock`, without TLS or password.
     pub fn new(server: Server) -> Self {
         Self { server, tls: None, db: 0, user: None, password: None, namespace: Namespace::default(), replicas: None }
     }
 
-    /// The same for the one server at `address`.
+    /// Returns the same options for the single server at `address`.
     pub(super) fn at(&self, address: &Address) -> Self {
         Self { server: Server::Tcp { host: address.host.clone(), port: address.port }, ..self.clone() }
     }
 
-    /// The URL without user and password.
+    /// Returns the URL without user and password.
     pub fn redacted_url(&self) -> String {
         let scheme = if self.tls.is_some() { "rediss" } else { "redis" };
         let (place, db) = match &self.server {
@@ -49,11 +49,11 @@ impl RedisOptions {
         if self.db == 0 { place } else { place + &db }
     }
 
-    /// What tells this store from others, in whatever way it is reached.
+    /// Returns the store's identity, independent of how it is reached.
     ///
-    /// Any of a deployment's sentinels or nodes may stand in a URL, so none of them does here: two masters of one name, and
-    /// any two clusters, are taken for one another. If a hold of the one is taken for a hold of the other, the
-    /// store says that it is none; two names for one store would have a nested run wait for its own ancestor.
+    /// A URL may name any of a deployment's sentinels or nodes, so the identity names none. Two masters of one name, and any two clusters,
+    /// have the same identity. A hold of another store is then refused by the store itself. Two identities for one store would
+    /// be worse: a nested run would wait for its own ancestor.
     pub(super) fn identity(&self) -> String {
         match &self.server {
             Server::Tcp { .. } | Server::Unix(_) => self.redacted_url(),
@@ -67,19 +67,19 @@ fn list(addresses: &[Address]) -> String {
     addresses.iter().map(ToString::to_string).collect::<Vec<_>>().join(",")
 }
 
-/// Where a server listens, or which servers know where.
+/// A server's address, or the servers that know it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Server {
     /// A host name or address (IPv6 without brackets) and a port.
     Tcp {
-        /// The name, which a certificate must be for.
+        /// The name or address. A certificate must match it.
         host: String,
-        /// The port; 6379 where the URL has none.
+        /// The port; 6379 if the URL has none.
         port: u16,
     },
     /// A socket in the file system.
     Unix(PathBuf),
-    /// Whichever server is the master just now.
+    /// The current master, found through sentinels.
     Sentinel(Sentinel),
     /// Some nodes of a Redis Cluster, which know the others.
     Cluster(Vec<Address>),
@@ -88,13 +88,13 @@ pub enum Server {
 /// The sentinels that watch a master and its replicas.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Sentinel {
-    /// Where they listen; port 26379 where the URL has none.
+    /// The sentinels' addresses; port 26379 if the URL has none.
     pub sentinels: Vec<Address>,
-    /// What they call the master.
+    /// The master's name in the sentinels.
     pub master: String,
-    /// Their ACL user, which is not the servers'.
+    /// The sentinels' ACL user, which is not the servers'.
     pub user: Option<String>,
-    /// Their password, which is not the servers'.
+    /// The sentinels' password, which is not the servers'.
     pub password: Option<Secret>,
 }
 
@@ -113,23 +113,23 @@ impl fmt::Display for Address {
     }
 }
 
-/// How a grant is made to outlive the server that made it.
+/// The replicas that must confirm a grant, so that it survives the master.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Replicas {
-    /// So many replicas must say that they have it, or [`Replicas::ALL`].
+    /// The number of replicas that must confirm, or [`Replicas::ALL`].
     pub count: u32,
-    /// So soon.
+    /// The time in which they must confirm.
     pub within: Duration,
 }
 
 impl Replicas {
-    /// Every replica that is known of, and one at least.
+    /// Every known replica, and at least one.
     ///
-    /// Only all of them keep a master that was cut off from confirming what its successor knows nothing of: the one that was promoted is
-    /// missing. Sentinels and nodes of a cluster know of those that are cut off; a server alone tells of those connected to it, and counts
-    /// no fewer from then on.
+    /// Only `ALL` keeps a cut-off master from confirming grants that its successor doesn't have: the promoted replica's confirmation is
+    /// missing. Sentinels and cluster nodes also know cut-off replicas. A single server reports only connected ones; dlock never
+    /// expects fewer than it has seen.
     pub const ALL: u32 = u32::MAX;
 
-    /// The default of how long they have.
+    /// The default of `within`.
     pub const WITHIN: Duration = Duration::from_millis(500);
 }

@@ -1,14 +1,14 @@
-//! Asking several servers the same harmless thing, where any one's answer will do.
+//! Sends the same harmless request to several servers; any answer will do.
 
 use std::{future::poll_fn, pin::Pin, task::Poll, time::Duration};
 
 use tokio::time::timeout;
 
-/// How long one is given before the next is asked as well: more than a far network takes, and much less than the caller
-/// waits for an answer altogether. A machine that went down with the server that is looked for answers nothing at all.
+/// The time after which the next server is asked too: more than a distant network takes, and much less than the caller's time limit.
+/// A machine that is down sends no answer at all.
 pub(super) const HEDGE: Duration = Duration::from_millis(200);
 
-/// The first answer. They are asked in order: the next one as soon as one failed, or has said nothing for a while.
+/// Returns the first answer. The servers are asked in order: the next one as soon as one fails, or after [`HEDGE`] of silence.
 ///
 /// # Errors
 /// All failures, in order.
@@ -31,7 +31,7 @@ pub(super) async fn first<T, E, F: Future<Output = Result<T, E>>>(questions: imp
     }
 }
 
-/// Waits for any of `asked`, and removes it.
+/// Waits for any of `asked` to finish, and removes it.
 async fn any<F: Future>(asked: &mut Vec<Pin<Box<F>>>) -> F::Output {
     poll_fn(|context| {
         for at in 0..asked.len() {
@@ -61,12 +61,12 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn the_next_is_asked_when_one_fails_or_is_silent_and_not_before() {
+    async fn the_next_server_is_asked_only_after_a_failure_or_a_silence() {
         let began = Instant::now();
         assert_eq!(first([answer(150, Ok(1)), answer(0, Ok(2))]).await.unwrap(), 1);
         assert_eq!(first([answer(0, Err(())), answer(10, Ok(2))]).await.unwrap(), 2);
         assert_eq!(began.elapsed(), Duration::from_millis(160));
-        // A silent one is still listened to.
+        // A late answer still counts.
         assert_eq!(first([answer(300, Ok(1)), answer(500, Ok(2))]).await.unwrap(), 1);
         let asked = Cell::new(0);
         let ask = |silent: bool| {
@@ -81,7 +81,7 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn all_failures_are_told() {
+    async fn all_failures_are_reported() {
         let failed = first([answer(1, Err(())), answer(300, Err(())), answer(0, Err(()))]).await.unwrap_err();
         let said: Vec<_> = failed.iter().map(|error| error.message.as_str()).collect();
         assert_eq!(said, ["after 1", "after 0", "after 300"]);

@@ -1,6 +1,6 @@
-//! Looking at locks: plain read commands, so that a user with read rights only can do it.
+//! Reading locks: plain read commands, so that a read-only user can run them.
 //!
-//! What the user may not read is unknown, and so are the lengths of time if it may not ask the server's.
+//! Values that the user may not read are unknown. Without the right to TIME, so are all durations.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -18,10 +18,10 @@ use super::{
 };
 use crate::lock::{Effect, Fence, Key, Kind, LockState, Mode, Result, Which};
 
-/// How many commands one lock takes.
+/// The number of commands per lock.
 const PER_LOCK: usize = 11;
 
-/// How many locks are read in one packet.
+/// The number of locks read in one packet.
 const BATCH: usize = 50;
 
 fn add_reads(pipeline: &mut Pipeline, names: &RedisNames) {
@@ -29,7 +29,7 @@ fn add_reads(pipeline: &mut Pipeline, names: &RedisNames) {
         .cmd("TIME")
         .cmd("TYPE")
         .arg(&names.lock)
-        // Bounded: with an empty namespace the name may be any program's huge hash.
+        // Bounded: with an empty namespace the key may hold another program's huge hash.
         .cmd("HRANDFIELD")
         .arg(&names.lock)
         .arg(16)
@@ -96,7 +96,7 @@ impl Redis {
         Ok(states.into_values().collect())
     }
 
-    /// The keys that begin with `start` and have a hash stored under their name. A scan may tell of one twice.
+    /// Returns the keys that begin with `start` and have a hash. A set, since a scan may return a key twice.
     async fn scan(&self, line: &mut ServerConnection, start: &str) -> Result<BTreeSet<Key>> {
         let namespace = &self.options().namespace;
         let pattern = pattern(&(prefix(namespace) + &ENCODING.encode_str(start)));
@@ -122,7 +122,7 @@ impl Redis {
         Ok(known.into_iter().collect())
     }
 
-    /// Those of the keys whose run records may keep other runs away.
+    /// Adds those of the keys to `known` whose run records may deny other runs.
     async fn keep_denying(&self, line: &mut ServerConnection, keys: &[Key], known: &mut BTreeSet<Key>) -> Result<()> {
         for batch in keys.chunks(10 * BATCH) {
             let mut pipeline = redis::pipe();
@@ -137,13 +137,13 @@ impl Redis {
                 let record = starts::read_record(&reply::pairs(readable(record).ok()??)?);
                 Some(record.current_denial(now).is_some())
             };
-            // What can't be read here, since a cluster moved it, is read when the key itself is asked for.
+            // A run record that a cluster has moved can't be read here. Its key is added: it is read later, with the lock.
             known.extend(batch.iter().zip(records).filter(|(_, record)| kept(record) != Some(false)).map(|(key, _)| key.clone()));
         }
         Ok(())
     }
 
-    /// Sends several commands about the lock stored as `name` in one packet to where it is.
+    /// Sends several commands in one packet to the server of the lock stored as `name`.
     pub(super) async fn look(&mut self, name: &str, pipeline: &Pipeline) -> Result<Vec<Value>> {
         let mut line = self.servers.take(name).await?;
         for _ in 0..REDIRECTIONS {
@@ -170,7 +170,7 @@ impl Redis {
     }
 }
 
-/// Sends several commands in one packet. A failure has changed nothing, since all of them only read.
+/// Sends several read commands in one packet. A failure has changed nothing.
 pub(super) async fn exchange(line: &mut ServerConnection, pipeline: &Pipeline) -> Result<Vec<Value>> {
     let packed = pipeline.get_packed_pipeline();
     line.connection.exchange(&packed, pipeline.len()).await.map_err(|error| error.effect(Effect::NotApplied))
@@ -183,7 +183,7 @@ fn add_held(states: &mut BTreeMap<Key, LockState>, read: Result<LockState>) -> R
             states.insert(state.key.clone(), state);
             Ok(())
         }
-        // Some other program's hash.
+        // Another program's hash.
         Err(error) if error.kind == Kind::Data => Ok(()),
         Err(error) => Err(error),
     }
@@ -192,7 +192,7 @@ fn add_held(states: &mut BTreeMap<Key, LockState>, read: Result<LockState>) -> R
 fn read_state(key: Key, names: &RedisNames, replies: &[Value]) -> Result<LockState> {
     let [time, kind, lock, lock_len, pttl, record, queue, said, fence, shares, line] = replies else { return Err(failure::unreadable()) };
     let now = readable(time)?.and_then(read_time);
-    // Without this right nothing is known, which must not read as free.
+    // Without read rights the lock's state is unknown, and must not be reported as free.
     if let Value::ServerError(error) = kind {
         return Err(failure::refused(error));
     }
@@ -232,7 +232,7 @@ fn read_state(key: Key, names: &RedisNames, replies: &[Value]) -> Result<LockSta
     })
 }
 
-/// A reply, or `None` for what this user may not read or what is of another type.
+/// Returns the reply; `None` if the user may not read the key, or if its type is wrong.
 pub(in crate::backends) fn readable(reply: &Value) -> Result<Option<&Value>> {
     match reply {
         Value::ServerError(error) if error.kind() == Some(ServerErrorKind::NoPerm) || error.code() == "WRONGTYPE" => Ok(None),
@@ -246,7 +246,7 @@ pub(in crate::backends) fn read_time(reply: &Value) -> Option<i64> {
     Some(reply::int(seconds)?.saturating_mul(1000).saturating_add(reply::int(micros)? / 1000))
 }
 
-/// What the names that match the pattern stand for. A scan may tell of one twice.
+/// Returns the keys of the Redis names that match `pattern`. A set, since a scan may return a name twice.
 async fn scan(
     line: &mut ServerConnection,
     pattern: &str,
@@ -269,7 +269,7 @@ async fn scan(
     }
 }
 
-/// Adds what the reply to a `SCAN` names; returns the next cursor.
+/// Adds the keys in the reply to a `SCAN`. Returns the next cursor.
 pub(in crate::backends) fn add_scanned(
     reply: Option<&Value>,
     found: &mut BTreeSet<Key>,

@@ -1,9 +1,9 @@
-//! Waiting until replicas have what was written.
+//! Waiting until replicas have confirmed a write.
 //!
-//! Redis answers before its replicas know. A grant that none of them has is forgotten by a failover; and a master that is
-//! cut off from them would go on granting and renewing next to its successor. Worst cases: the replicas don't confirm in
-//! time (a grant is given back, a renewal is not counted); the connection breaks meanwhile (unknown: the core asks again
-//! or undoes it); a replica has the grant but not that it was given back (it ends with its lease).
+//! Redis replies before its replicas have the write. A failover forgets a grant that no replica has. A master that is cut off from its
+//! replicas would go on granting and renewing while its successor does too. Worst cases: the replicas don't confirm in time (a grant is
+//! released, a renewal doesn't count); the connection breaks meanwhile (unknown outcome: the core asks again or undoes it); a replica
+//! has the grant but not its release (the grant ends with its lease).
 
 use redis::{Pipeline, Value};
 
@@ -11,7 +11,7 @@ use super::{Redis, Replicas, examine::connected_replicas, failure, names::RedisN
 use crate::lock::{Effect, Error, ReleaseInfo, Request, Result};
 
 impl Redis {
-    /// Waits until as many replicas as were asked for have all that was written over `line`; says if they have not.
+    /// Waits until the required replicas have all writes of `line`. Returns an error if they have not.
     pub(super) async fn shortfall(&mut self, line: &mut ServerConnection) -> Result<Option<Error>> {
         let Some(replicas) = self.options().replicas else { return Ok(None) };
         if replicas.count != Replicas::ALL {
@@ -29,7 +29,7 @@ impl Redis {
                 Ok(replies) => replies,
                 Err(error) => return Ok(Some(error)),
             };
-            // One more may have come since.
+            // Another replica may have connected since.
             match self.learn_replicas(line, &replies) {
                 Ok(known) if known.max(1) > count => {}
                 Ok(_) => return Ok(None),
@@ -38,7 +38,7 @@ impl Redis {
         }
     }
 
-    /// Waits for so many replicas, and asks something else behind that in the same packet.
+    /// Waits for `replicas`, and runs the commands `besides` after that, in the same packet.
     async fn wait_for(&self, line: &mut ServerConnection, replicas: Replicas, besides: Pipeline) -> Result<Result<Vec<Value>>> {
         let mut wait = redis::pipe();
         wait.cmd("WAIT").arg(replicas.count).arg(u64::try_from(replicas.within.as_millis()).unwrap_or(u64::MAX).max(1));
@@ -74,7 +74,7 @@ impl Redis {
         Ok(self.servers.learn_replicas(line, count.ok_or_else(failure::unreadable)?))
     }
 
-    /// Gives a grant back that too few replicas have. The connection isn't kept: there may be another master by now.
+    /// Releases a grant that too few replicas have. The connection isn't kept: there may be another master by now.
     pub(super) async fn undo(&mut self, line: ServerConnection, names: &RedisNames, request: &Request, why: Error) -> Error {
         match self.release_over(line, names, &request.token, &ReleaseInfo::UNDO).await {
             Ok((_, reply)) if !matches!(reply, Value::ServerError(_)) => why.effect(Effect::NotApplied),
@@ -83,7 +83,7 @@ impl Redis {
     }
 }
 
-/// How many replicas the node has that answered `CLUSTER NODES`, those that are cut off among them.
+/// Returns the number of replicas of the node that replied to `CLUSTER NODES`, including cut-off ones.
 fn replicas_of_myself(nodes: &str) -> Option<u32> {
     let fields = |line: &str| line.split(' ').take(4).map(str::to_owned).collect::<Vec<_>>();
     let nodes: Vec<_> = nodes.lines().map(fields).filter(|fields| fields.len() == 4).collect();

@@ -1,8 +1,8 @@
-//! Readers of replies. What is not of the expected form is `None`, never a panic.
+//! Readers of replies. A value of an unexpected form is `None`, never a panic.
 
 use redis::Value;
 
-/// Text, whatever bytes it has: foreign libraries may write any.
+/// Returns the value as text. Invalid UTF-8 is replaced, since foreign libraries may write any bytes.
 pub(in crate::backends) fn text(value: &Value) -> Option<String> {
     match value {
         Value::BulkString(bytes) => Some(String::from_utf8_lossy(bytes).into_owned()),
@@ -13,7 +13,7 @@ pub(in crate::backends) fn text(value: &Value) -> Option<String> {
     }
 }
 
-/// A whole number, as one or as text.
+/// Returns a whole number, sent as a number or as text.
 pub(in crate::backends) fn int(value: &Value) -> Option<i64> {
     match value {
         Value::Int(number) => Some(*number),
@@ -22,7 +22,7 @@ pub(in crate::backends) fn int(value: &Value) -> Option<i64> {
     }
 }
 
-/// A list.
+/// Returns the items of a list.
 pub(in crate::backends) fn items(value: &Value) -> Option<&[Value]> {
     match value {
         Value::Array(items) => Some(items),
@@ -30,7 +30,7 @@ pub(in crate::backends) fn items(value: &Value) -> Option<&[Value]> {
     }
 }
 
-/// A list that alternates fields and values.
+/// Returns the pairs of a list that alternates fields and values.
 pub(in crate::backends) fn pairs(value: &Value) -> Option<Vec<(String, String)>> {
     items(value)?.chunks(2).map(|pair| Some((text(pair.first()?)?, text(pair.get(1)?)?))).collect()
 }

@@ -1,8 +1,8 @@
-//! The scripts, each of which is one atomic step in the server.
+//! The scripts. Each is one atomic step in the server.
 
 use redis::Cmd;
 
-/// A script and its SHA-1, written out since computing it would take a hundredth of a whole run.
+/// A script and its SHA-1. The hash is a constant, since computing it would take 1 % of a whole run.
 pub(in crate::backends) struct Script {
     code: &'static str,
     sha: &'static str,
@@ -14,37 +14,37 @@ macro_rules! script {
     };
 }
 
-pub(super) static ACQUIRE: Script = script!("lua/acquire.lua", "328d72aecf57f0fb80c40bc4b27071e5a037c954");
-pub(super) static SHARE: Script = script!("lua/share.lua", "dc64327f78beca352686217010330938dc632581");
-pub(super) static RENEW: Script = script!("lua/renew.lua", "a512ffb1cfdb0dbf6847422e0bc3f7cffd6f42ed");
-pub(super) static RELEASE: Script = script!("lua/release.lua", "e4dba562fcecd3a38feffff478602608d1fb5632");
-pub(super) static BREAK: Script = script!("lua/break.lua", "e66f695fb96b9b148c850f4f734ea31d3563ca0d");
-pub(super) static NOTE: Script = script!("lua/note.lua", "290f78d01549c82f2580c0bb57045dbe9a865b81");
-pub(super) static ABANDON: Script = script!("lua/abandon.lua", "520dc67aed9071b4425bcff2f34746b3f52443ad");
+pub(super) static ACQUIRE: Script = script!("lua/acquire.lua", "1a63f81e38865f41f09224f8700e5fc8c4dd0dc7");
+pub(super) static SHARE: Script = script!("lua/share.lua", "6986a58af964f8c37fda0f51f4622dc4e895f389");
+pub(super) static RENEW: Script = script!("lua/renew.lua", "eecc244a4e5448766a1f62c52c5182bf203f33b2");
+pub(super) static RELEASE: Script = script!("lua/release.lua", "2e14218473962743804e702692dcdce88cca4341");
+pub(super) static BREAK: Script = script!("lua/break.lua", "f139205b9f003c034184efa18ab9b2bab08dc051");
+pub(super) static NOTE: Script = script!("lua/note.lua", "0f6ed73db00f563e1fe50fdb0549d1775221b08a");
+pub(super) static ABANDON: Script = script!("lua/abandon.lua", "42cdfc46830c544dad76d82b186344c78d49e9b4");
 
 impl Script {
-    /// A script and its sum.
+    /// Creates a script from its code and its SHA-1.
     pub(in crate::backends) const fn new(code: &'static str, sha: &'static str) -> Self {
         Self { code, sha }
     }
 
-    /// Whether this is that script.
+    /// Whether both are the same script.
     pub(in crate::backends) fn is(&self, other: &Self) -> bool {
         self.sha == other.sha
     }
 
-    /// Whether the sum is the script's, which a test has to see.
+    /// Asserts that the SHA-1 is the code's. Tests call it.
     #[cfg(test)]
     pub(in crate::backends) fn assert_sum(&self) {
         assert_eq!(self.sha, redis::Script::new(self.code).get_hash());
     }
 
-    /// The call by SHA-1: one packet, as long as the server knows the script.
+    /// Returns the call by SHA-1. The server must know the script.
     pub(in crate::backends) fn by_sha(&self, keys: &[&str], arguments: &[&str]) -> Vec<u8> {
         pack("EVALSHA", self.sha, keys, arguments)
     }
 
-    /// The call with the whole script, which the server remembers.
+    /// Returns the call with the whole script. The server then knows the script.
     pub(in crate::backends) fn eval_command(&self, keys: &[&str], arguments: &[&str]) -> Vec<u8> {
         pack("EVAL", self.code, keys, arguments)
     }
@@ -56,7 +56,7 @@ fn pack(command: &str, script: &str, keys: &[&str], arguments: &[&str]) -> Vec<u
     call.get_packed_command()
 }
 
-/// A truth value, as scripts take it.
+/// Returns a truth value as a script argument.
 pub(in crate::backends) fn flag(set: bool) -> &'static str {
     if set { "1" } else { "0" }
 }
@@ -66,7 +66,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_sums_are_those_of_the_scripts() {
+    fn the_hashes_match_the_scripts() {
         for script in [&ACQUIRE, &SHARE, &RENEW, &RELEASE, &ABANDON, &BREAK, &NOTE] {
             script.assert_sum();
         }

@@ -1,9 +1,9 @@
-//! Finding the master that sentinels watch over.
+//! Finding the master that sentinels watch.
 //!
-//! Worst cases: a sentinel is gone together with the master (the next is asked meanwhile); one has not heard of the
-//! failover yet (its master is refused or says that it is none, and the next sentinel is asked); the old master is cut
-//! off from the others and can't know that it is none any more (that can't be seen from here; waiting for
-//! replicas guards against it).
+//! Worst cases: a sentinel is down together with the master (the next is asked meanwhile); a sentinel doesn't know of the
+//! failover yet (its master can't be reached or reports another role, and the next sentinel is asked); the old master is cut
+//! off and doesn't know that it is no longer the master (dlock can't detect that; waiting for replicas
+//! guards against it).
 
 use redis::{Pipeline, Value};
 
@@ -21,9 +21,9 @@ pub(super) struct Sentinels {
     first: usize,
 }
 
-/// Why a sentinel led to no master.
+/// A sentinel's failure to lead to a master.
 struct Failure {
-    /// It named one.
+    /// Whether the sentinel named a master, which then failed.
     of_master: bool,
     error: Error,
 }
@@ -33,11 +33,11 @@ impl Sentinels {
         Self { options, first: 0 }
     }
 
-    /// A connection to the server that a sentinel says is the master, and that says so itself.
+    /// Returns a connection to the server that a sentinel names as master and that confirms its role.
     pub(super) async fn open_master(&mut self, options: &RedisOptions) -> Result<RedisConnection> {
         let Sentinel { sentinels, .. } = &self.options;
         let (count, first) = (sentinels.len(), self.first);
-        // A caller that drops this call for want of an answer begins with another one.
+        // If this call is dropped without an answer, the next call begins with another sentinel.
         self.first += 1;
         let theirs = &self.options;
         let ways = (0..count).map(|nth| {
@@ -71,7 +71,7 @@ async fn through(options: &RedisOptions, theirs: &Sentinel, sentinel: &Address) 
     }
 }
 
-/// The replies of the first sentinel that answers.
+/// Returns the replies of the first sentinel that answers.
 pub(super) async fn ask_any(options: &RedisOptions, theirs: &Sentinel, questions: &Pipeline) -> Result<Vec<Value>> {
     let ways = theirs.sentinels.iter().map(|sentinel| async move {
         let asked = RedisConnection::open_and(&login(options, theirs, sentinel), questions).await;
@@ -86,7 +86,7 @@ fn login(options: &RedisOptions, theirs: &Sentinel, sentinel: &Address) -> Redis
     RedisOptions { db: 0, user: theirs.user.clone(), password: theirs.password.clone(), ..options.at(sentinel) }
 }
 
-/// The master's address as this sentinel knows it, and how many replicas it knows, where all of them matter.
+/// Returns the master's address according to this sentinel, and the number of its replicas (0 unless all must confirm).
 async fn named_by(options: &RedisOptions, theirs: &Sentinel, sentinel: &Address) -> Result<(Address, u32)> {
     let login = login(options, theirs, sentinel);
     let mut question = redis::pipe();
@@ -111,7 +111,7 @@ async fn named_by(options: &RedisOptions, theirs: &Sentinel, sentinel: &Address)
     }
 }
 
-/// From the answer to `SENTINEL MASTER`. Sentinels don't forget a replica that is cut off.
+/// Reads the number of replicas from the reply to `SENTINEL MASTER`. Sentinels also count cut-off replicas.
 fn known_replicas(answer: Option<&Value>) -> Result<u32> {
     if let Some(Value::ServerError(error)) = answer {
         return Err(credentials(failure::refused(error)));
@@ -126,7 +126,7 @@ fn address(parts: &[Value]) -> Option<Address> {
     Some(Address { host: reply::text(host)?, port: reply::text(port)?.parse().ok()? })
 }
 
-/// The names in the answer to `SENTINEL MASTERS`.
+/// Returns the names in the reply to `SENTINEL MASTERS`.
 fn names_in(reply: &Value) -> Vec<String> {
     let masters = reply::items(reply).unwrap_or_default().iter().filter_map(reply::pairs);
     masters.filter_map(|fields| fields.into_iter().find(|(field, _)| field == "name")).map(|(_, name)| name).collect()
@@ -140,7 +140,7 @@ fn unknown_name(name: &str, known: &[String]) -> Error {
     }
 }
 
-/// Which credentials were refused, and which program was asked.
+/// Adds a hint about sentinel credentials, or about a server that is no sentinel.
 fn credentials(error: Error) -> Error {
     match error.kind {
         Kind::Denied => {
@@ -151,7 +151,7 @@ fn credentials(error: Error) -> Error {
     }
 }
 
-/// What is wrong with the master that was found, or with the question; else what the last sentinel met.
+/// Returns the most useful failure: one of a named master first, then a permanent one, else the last.
 fn most_specific(failures: Vec<Failure>) -> Error {
     let count = failures.len();
     let rank = |failure: &Failure| (failure.of_master, !failure.error.is_transient());

@@ -1,8 +1,8 @@
-//! Which server has a lock now, and the connections to servers.
+//! The server of each lock, and the connections to servers.
 //!
-//! A connection is handed out and comes back when it is at rest again. What does not come back is not known any more,
-//! neither the connection nor that its server has the lock: the next call finds it anew. So a call that is dropped
-//! half-way, or meets a server that is going down, needs nothing else to be safe.
+//! A call takes a connection and puts it back once no reply is pending. If it doesn't, the connection is closed, and the lock's server
+//! is forgotten; the next call finds the server again. So a call that is dropped half-way, or meets a server that is going
+//! down, is safe without further measures.
 
 use redis::{ServerError, Value};
 
@@ -18,9 +18,9 @@ use crate::lock::{Error, Key, Result};
 /// A connection to a server that was found for a lock.
 pub(super) struct ServerConnection {
     pub(super) connection: RedisConnection,
-    /// Which of a cluster's nodes it leads to; elsewhere there is one server at a time.
+    /// The cluster node at the other end; `None` outside a cluster, where there is one server at a time.
     node: Option<Address>,
-    /// The node is only about to get the slot, and serves requests that say so (ASKING).
+    /// Whether the slot is being moved to this node, which then serves only requests after ASKING.
     asking: bool,
 }
 
@@ -29,7 +29,7 @@ impl ServerConnection {
         Self { connection, node: Some(node), asking: false }
     }
 
-    /// Whether it leads to a node that a slot is being moved to.
+    /// Whether the slot is being moved to the node at the other end.
     pub(super) fn is_asking(&self) -> bool {
         self.asking
     }
@@ -53,27 +53,27 @@ impl ServerConnection {
         self.connection.exchange(&pipeline.get_packed_pipeline(), pipeline.len()).await
     }
 
-    /// Where the reply sends us.
+    /// Returns the redirection in the reply, if there is one.
     pub(super) fn redirect(&self, reply: &Value) -> Option<Redirect> {
         self.node.as_ref().and_then(|node| cluster::redirect(reply, node))
     }
 }
 
-/// All that is known of a deployment's servers.
+/// The known state of a deployment's servers.
 pub(super) struct Servers {
     options: RedisOptions,
     idle: Vec<ServerConnection>,
     topology: Topology,
-    /// The most replicas that each node was known to have.
+    /// The most replicas that each node has had.
     replicas: Vec<(Option<Address>, u32)>,
 }
 
 enum Topology {
-    /// There is one server, which the options name.
+    /// One server, named in the options.
     Known,
-    /// There is one master, which sentinels name.
+    /// One master, named by sentinels.
     Sentinel(Sentinels),
-    /// Each slot has a node.
+    /// A node for each slot.
     Cluster(Cluster),
 }
 
@@ -91,13 +91,13 @@ impl Servers {
         &self.options
     }
 
-    /// The most replicas that the server at the other end was known to have.
+    /// Returns the most replicas that the server at the other end has had.
     pub(super) fn replicas_of(&self, line: &ServerConnection) -> Option<u32> {
         let known = self.replicas.iter().find(|(node, _)| *node == line.node)?.1;
         Some(known.max(line.connection.replicas))
     }
 
-    /// Notes that it has so many now; returns the most it had.
+    /// Records the server's current number of replicas; returns the most that it has had.
     pub(super) fn learn_replicas(&mut self, line: &ServerConnection, count: u32) -> u32 {
         match self.replicas.iter_mut().find(|(node, _)| *node == line.node) {
             Some((_, known)) => *known = (*known).max(count),
@@ -110,7 +110,7 @@ impl Servers {
         matches!(self.topology, Topology::Cluster(_))
     }
 
-    /// A connection to the server that has the lock stored as `name`.
+    /// Returns a connection to the server of the lock stored as `name`.
     pub(super) async fn take(&mut self, name: &str) -> Result<ServerConnection> {
         let Topology::Cluster(cluster) = &mut self.topology else { return self.to(None).await };
         let node = match cluster.take_owner(name) {
@@ -123,14 +123,14 @@ impl Servers {
         self.to(Some(node)).await
     }
 
-    /// As [`Servers::take`], where time is of less matter: it also learns which other nodes could be asked one day.
+    /// Like [`Servers::take`], for calls that are not urgent: also learns the cluster's other nodes, for later failures.
     pub(super) async fn take_for_long(&mut self, name: &str) -> Result<ServerConnection> {
         let mut line = self.take(name).await?;
         self.learn_over(&mut line).await?;
         Ok(line)
     }
 
-    /// Learns which other nodes could be asked one day, unless that is known.
+    /// Learns the cluster's other nodes, unless they are known.
     pub(super) async fn learn_over(&mut self, line: &mut ServerConnection) -> Result<()> {
         match &mut self.topology {
             Topology::Cluster(cluster) => cluster.learn_over(line).await,
@@ -138,7 +138,7 @@ impl Servers {
         }
     }
 
-    /// The connection over which the lock was found busy, if all that happened since would have come over it. No I/O.
+    /// Returns the connection over which this lock was last found busy, if it is still open. No I/O.
     pub(super) fn take_asked(&mut self, name: &str, key: &Key) -> Option<ServerConnection> {
         let node = match &mut self.topology {
             Topology::Cluster(cluster) => Some(cluster.take_owner(name)?),
@@ -152,7 +152,7 @@ impl Servers {
         None
     }
 
-    /// The connection is at rest, and its server has the lock.
+    /// Puts a connection back whose replies have all been read, and records its server as the lock's.
     pub(super) fn put_back(&mut self, name: &str, line: ServerConnection) {
         if let (Topology::Cluster(cluster), Some(node), false) = (&mut self.topology, &line.node, line.asking) {
             cluster.set_owner(name, node.clone());
@@ -160,12 +160,12 @@ impl Servers {
         self.rest(line);
     }
 
-    /// The connection is at rest.
+    /// Puts a connection back whose replies have all been read.
     pub(super) fn rest(&mut self, line: ServerConnection) {
         self.idle.push(ServerConnection { asking: false, ..line });
     }
 
-    /// The connection is at rest after this reply. A server that can't serve now may not be the one to ask next time.
+    /// Puts the connection back after this reply. After a transient error of a deployment's server, the next call finds the server anew.
     pub(super) fn put_back_after(&mut self, name: &str, line: ServerConnection, reply: &Value) {
         let forget = match reply {
             Value::ServerError(error) => !matches!(self.topology, Topology::Known) && self.refused(error).is_transient(),
@@ -176,7 +176,7 @@ impl Servers {
         }
     }
 
-    /// A connection to where a reply over `line` sent us. `line` is at rest.
+    /// Returns a connection to the target of a redirection. All replies of `line` must have been read.
     pub(super) async fn follow(&mut self, name: &str, redirect: Redirect, line: ServerConnection) -> Result<ServerConnection> {
         match redirect {
             Redirect::Moved(node) => {
@@ -190,14 +190,14 @@ impl Servers {
         }
     }
 
-    /// Notes where the lock was said to be, without going there.
+    /// Records the lock's new node, without connecting to it.
     pub(super) fn moved(&mut self, name: &str, redirect: &Redirect) {
         if let (Topology::Cluster(cluster), Redirect::Moved(node)) = (&mut self.topology, redirect) {
             cluster.set_owner(name, node.clone());
         }
     }
 
-    /// All the servers that have locks, each to be given to [`Servers::to`].
+    /// Returns all servers that store locks, each as an argument for [`Servers::to`].
     pub(super) async fn all(&mut self) -> Result<Vec<Option<Address>>> {
         match &mut self.topology {
             Topology::Cluster(cluster) => Ok(cluster.find_masters(&self.options).await?.into_iter().map(Some).collect()),
@@ -205,7 +205,7 @@ impl Servers {
         }
     }
 
-    /// A connection to this node, or to the one server there is.
+    /// Returns a connection to this node, or to the only server.
     pub(super) async fn to(&mut self, node: Option<Address>) -> Result<ServerConnection> {
         if let Some(line) = self.take_idle(node.as_ref()) {
             return Ok(line);
@@ -226,7 +226,7 @@ impl Servers {
         Some(self.idle.swap_remove(at))
     }
 
-    /// An error that a server answered with, in run policy of the deployment.
+    /// Converts a server's error reply, in terms of the deployment.
     pub(super) fn refused(&self, error: &ServerError) -> Error {
         match (&self.topology, error.code()) {
             (Topology::Sentinel(_), "READONLY" | "UNBLOCKED" | "MASTERDOWN") => failure::no_master(),

@@ -1,9 +1,9 @@
-//! Which lock libraries share a lock on Redis.
+//! Lock libraries that can share a lock with dlock on Redis.
 
 use super::{RedisOptions, names::RedisNames};
 use crate::lock::{Key, Library, Result, Sharing};
 
-/// Redisson's locks: hashes, as dlock's on one Redis, sentinels and clusters.
+/// Redisson's locks: hashes, like dlock's on a single Redis, with sentinels and in clusters.
 const REDISSON: [Library; 3] = [
     Library::shares("Redisson getLock", "redisson.getLock({string}).lock();", "a waiter is woken by dlock's release"),
     Library::shares("Redisson getFairLock", "redisson.getFairLock({string}).lock();", "a waiter is woken by dlock's release"),
@@ -14,7 +14,7 @@ const REDISSON: [Library; 3] = [
     ),
 ];
 
-/// Locks that are a string.
+/// Libraries whose lock is a string.
 const STRINGS: [Library; 6] = [
     Library::shares(
         "redis-py",
@@ -39,7 +39,7 @@ const SEMAPHORES: Library = Library::strange(
      dlock exits with 65",
 );
 
-/// On one Redis, behind sentinels and in a cluster.
+/// The libraries for a single Redis, sentinels and clusters.
 pub(in crate::backends) const LIBRARIES: [Library; 11] = {
     let [lock, fair, rw] = REDISSON;
     let [py, redlock_py, node, set, pottery, mutex] = STRINGS;
@@ -48,7 +48,7 @@ pub(in crate::backends) const LIBRARIES: [Library; 11] = {
     [lock, fair, rw, py, redlock_py, node, set, pottery, mutex, Library { about, ..PYTHON_REDIS_LOCK }, SEMAPHORES]
 };
 
-/// Where dlock's lock is a string too: on Redlock and Tair.
+/// The libraries for Redlock and Tair, where dlock's lock is a string too.
 pub(in crate::backends) const OF_STRINGS: [Library; 8] = {
     let [py, redlock_py, node, set, pottery, mutex] = STRINGS;
     let python = Library { about: "it puts lock: before the name; a waiter is not woken by dlock's release", ..PYTHON_REDIS_LOCK };
@@ -57,10 +57,10 @@ pub(in crate::backends) const OF_STRINGS: [Library; 8] = {
     [py, redlock_py, node, set, pottery, mutex, python, redisson]
 };
 
-/// What each library is given for a lock.
+/// Returns each library's name and settings for the lock.
 ///
 /// # Errors
-/// For a key that has no name there.
+/// If the key has no name in the store.
 pub fn sharing(options: &RedisOptions, key: &Key) -> Result<Sharing> {
     Ok(Sharing::new(RedisNames::new(&options.namespace, key)?.lock, &LIBRARIES, &[]))
 }

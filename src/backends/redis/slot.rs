@@ -1,14 +1,14 @@
-//! Which of a cluster's 16384 slots a name belongs to: the CRC16 (XMODEM) of its hash tag.
+//! The slot of a name among a cluster's 16384: the CRC16 (XMODEM) of its hash tag.
 
-/// How many slots there are.
+/// The number of slots.
 pub(super) const SLOTS: u16 = 16_384;
 
-/// The slot of a key or channel.
+/// Returns the slot of a key or channel.
 pub(super) fn of(name: &str) -> u16 {
     crc16(tag(name).as_bytes()) % SLOTS
 }
 
-/// What stands between the first brace and the next closing one, or all of the name if that is nothing.
+/// Returns the text between the first brace and the next closing one, or the whole name if there is none.
 fn tag(name: &str) -> &str {
     let tag = name.split_once('{').and_then(|(_, rest)| rest.split_once('}')).map(|(tag, _)| tag);
     tag.filter(|tag| !tag.is_empty()).unwrap_or(name)

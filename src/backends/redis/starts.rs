@@ -1,4 +1,4 @@
-//! What is kept of the starts of runs, and what scripts say of it.
+//! The run record on Redis, and the scripts' denials because of it.
 
 use std::time::Duration;
 
@@ -7,7 +7,7 @@ use redis::Value;
 use super::{failure, flag, reply};
 use crate::lock::{Cooldown, Denial, Fence, LastRun, Metadata, Once, Result, Rule, RunPolicy, RunRecord, RunState, whole_ms};
 
-/// What `read_terms` in `common.lua` reads.
+/// Returns the arguments for `read_terms` in `common.lua`.
 pub(in crate::backends) fn arguments(run_policy: Option<&RunPolicy>) -> [String; 6] {
     let Some(run_policy) = run_policy else { return Default::default() };
     let ms = |length: Option<Duration>| length.map(|length| whole_ms(length).to_string()).unwrap_or_default();
@@ -22,7 +22,7 @@ pub(in crate::backends) fn arguments(run_policy: Option<&RunPolicy>) -> [String;
     ]
 }
 
-/// What follows the word "refused".
+/// Reads the values after the word "refused".
 pub(in crate::backends) fn read_refusal(rest: &[Value]) -> Result<Denial> {
     let [rule, what, fence, age, left, who] = rest else { return Err(failure::unreadable()) };
     let text = |value: &Value| reply::text(value).ok_or_else(failure::unreadable);
@@ -42,7 +42,7 @@ pub(in crate::backends) fn read_refusal(rest: &[Value]) -> Result<Denial> {
     })
 }
 
-/// The whole hash.
+/// Reads the run record from its hash.
 pub(in crate::backends) fn read_record(fields: &[(String, String)]) -> RunRecord {
     let of = |name: &str| fields.iter().find(|(field, _)| field == name).map(|(_, value)| value.as_str());
     let number = |name: &str| of(name).and_then(|value| value.parse::<u64>().ok());

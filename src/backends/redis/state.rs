@@ -1,4 +1,4 @@
-//! What is stored about a lock, read into the vocabulary.
+//! Converts a lock's stored data to the core's types.
 
 use std::{collections::BTreeMap, time::Duration};
 
@@ -10,33 +10,33 @@ use crate::lock::{Break, Fence, Holder, Metadata, Mode, Result, Waiter};
 /// The newest layout that this version can read, up to any minor version.
 pub(in crate::backends) const MAJOR: u32 = 1;
 
-/// A waiter that has not been heard of for so long is gone.
+/// The silence after which a waiter counts as gone.
 const WAITER_GONE_MS: i64 = 15_000;
 
-/// How many fields of a lock, or holders, are looked at.
+/// The most fields of a lock, or holders, that are read.
 const SOME: usize = 16;
 
 /// A lock as it was at one moment.
 pub(super) struct LockSnapshot {
-    /// The server's time in ms; `None` if we may not ask for it.
+    /// The server's time in ms; `None` without the right to read it.
     pub now: Option<i64>,
-    /// What is left of the lock's time, as `PTTL` says it.
+    /// The lock's remaining TTL, as `PTTL` returns it.
     pub pttl: Option<i64>,
-    /// Some fields of the lock's hash; enough to tell whose it is.
+    /// Some fields of the lock's hash; enough to find its owner.
     pub lock: Vec<(String, String)>,
-    /// How many fields there are in all.
+    /// The number of all fields.
     pub lock_len: usize,
-    /// dlock's record next to it.
+    /// dlock's record next to the lock.
     pub record: Vec<(String, String)>,
-    /// What it knows of the shares, or some of it; ended shares are among it.
+    /// All shares or some of them, ended ones included.
     pub shares: Vec<Share>,
 }
 
-/// The record of a share, as of a lock.
+/// The record of a share. Its fields are those of a lock's record.
 #[derive(Clone, Debug)]
 pub(in crate::backends) struct Share(pub Vec<(String, String)>);
 
-/// A list of them as JSON. What a newer version wrote in another way is left out.
+/// Reads a list of shares as JSON. A share that can't be parsed, such as a newer version's, is left out.
 pub(in crate::backends) fn read_shares(reply: &Value) -> Vec<Share> {
     let read = |json: &Value| serde_json::from_str::<BTreeMap<String, String>>(&reply::text(json)?).ok();
     reply::items(reply).unwrap_or_default().iter().filter_map(read).map(|share| Share(share.into_iter().collect())).collect()
@@ -47,7 +47,7 @@ impl Share {
         self.0.iter().find(|(field, _)| field == name).map(|(_, value)| value.as_str())
     }
 
-    /// What it has in the lock.
+    /// Returns the share's field in the lock.
     pub(super) fn field(&self) -> String {
         let kind = if self.of("kind") == Some("permits") { ":permit" } else { "" };
         format!("{}:1{kind}", self.of("owner").unwrap_or_default())
@@ -64,13 +64,13 @@ impl Share {
 }
 
 impl LockSnapshot {
-    /// The holders; empty if the lock is free.
+    /// Returns the holders; empty if the lock is free.
     ///
     /// # Errors
-    /// For a layout newer than ours, and for a hash that is no lock.
+    /// If the record has a newer layout, or if the hash is no lock.
     pub(super) fn holders(&self) -> Result<Vec<Holder>> {
         if self.lock.is_empty() {
-            // Another library let the lock end under readers: they keep others out until their own ends.
+            // Another library let the lock end under readers. Their shares still keep others out until they end.
             return Ok(self.shares.iter().filter(|share| self.is_live(share)).map(|share| self.share_holder(share)).collect());
         }
         let owner = self.of_record("owner");
@@ -99,14 +99,14 @@ impl LockSnapshot {
         Ok(vec![Holder { holds, ..foreign(mode, self.expires_in()) }; count.min(16)])
     }
 
-    /// When the lock ends by itself; `None` if it doesn't.
+    /// Returns when the lock expires; `None` if it has no TTL.
     pub(super) fn expires_in(&self) -> Option<Duration> {
         self.pttl.and_then(|ms| u64::try_from(ms).ok()).map(Duration::from_millis)
     }
 
-    /// The holders of shares: ours, and readers of others.
+    /// Returns the holders of shares: dlock's, and other libraries' readers.
     fn sharing(&self) -> Result<Vec<Holder>> {
-        // Of a large hash only some fields are known.
+        // Only some fields of a large hash are known.
         let complete = self.lock.len() >= self.lock_len && self.lock_len < SOME;
         let there = |share: &&Share| !complete || self.lock.iter().any(|(field, _)| *field == share.field());
         let live = self.shares.iter().filter(there).filter(|share| self.is_live(share));
@@ -170,20 +170,20 @@ impl LockSnapshot {
         self.record.iter().find(|(field, _)| field == name).map(|(_, value)| value.as_str())
     }
 
-    /// Redisson's locks have `mode`, and an `<id>:<thread>` with a count for each holder.
+    /// Whether the hash is like Redisson's: `mode`, and a field `<id>:<thread>` with a count for each holder.
     fn is_redisson_shaped(&self) -> bool {
         self.lock.iter().all(|field| field.0 == "mode" && matches!(field.1.as_str(), "read" | "write") || is_redissons(field))
             && self.lock.iter().any(|(field, _)| field != "mode")
     }
 }
 
-/// Whether it is an `<id>:<thread>` of Redisson, with how often that entered the lock.
+/// Whether the field is Redisson's `<id>:<thread>`, with the number of times that the thread entered the lock.
 fn is_redissons((field, value): &(String, String)) -> bool {
     let (id, thread) = field.strip_suffix(":write").unwrap_or(field).rsplit_once(':').unwrap_or_default();
     !id.is_empty() && thread.parse::<u64>().is_ok() && value.parse::<u32>().is_ok_and(|count| count > 0)
 }
 
-/// A holder of which only the expiry is known.
+/// Returns a foreign holder, of which only the mode and the expiry are known.
 pub(in crate::backends) fn foreign(mode: Mode, expires_in: Option<Duration>) -> Holder {
     Holder {
         permit: None,
@@ -200,7 +200,7 @@ pub(in crate::backends) fn foreign(mode: Mode, expires_in: Option<Duration>) -> 
     }
 }
 
-/// The waiters: `queue` is their holds with their arrival in µs, longest first, `said` what each said of itself.
+/// Returns the waiters. `queue` has each hold with its arrival in µs, earliest first; `said` is the hash of waiters.
 pub(in crate::backends) fn waiters(now: Option<i64>, queue: Vec<(String, String)>, said: &Value) -> Vec<Waiter> {
     let said = reply::pairs(said).unwrap_or_default();
     let mut waiters = Vec::new();
@@ -213,7 +213,7 @@ pub(in crate::backends) fn waiters(now: Option<i64>, queue: Vec<(String, String)
         let waiting_for =
             now.zip(arrival.parse::<i64>().ok()).map(|(now, since)| u64::try_from(now.saturating_sub(since / 1000)).unwrap_or(0));
         let metadata: Option<Metadata> = serde_json::from_str(json).ok();
-        // Only a fair request says what it wants.
+        // Only a fair request has this field.
         let wants = format!("as:{hold}");
         let in_order = said.iter().any(|(field, _)| *field == wants);
         waiters.push(Waiter { metadata, waiting_for: waiting_for.map(Duration::from_millis), in_order });
@@ -253,14 +253,14 @@ mod tests {
     }
 
     #[test]
-    fn a_record_of_another_holder_says_nothing() {
+    fn a_record_of_another_holder_is_ignored() {
         let holder =
             snapshot(&[("mode", "write"), ("77:31:write", "2")], &[("v", "1.0"), OWNER, ("fence", "9")]).holders().unwrap().remove(0);
         assert_eq!((holder.foreign, holder.fence, holder.holds), (true, None, 2));
     }
 
     #[test]
-    fn a_hash_that_is_no_lock_is_an_error() {
+    fn a_foreign_hash_is_an_error() {
         for lock in [vec![("name", "ana")], vec![("mode", "read")], vec![("mode", "dark"), ("a:1", "1")], vec![("a:1", "x")]] {
             assert_eq!(snapshot(&lock, &[]).holders().unwrap_err().kind, Kind::Data, "{lock:?}");
         }

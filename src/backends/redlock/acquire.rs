@@ -1,4 +1,4 @@
-//! Taking a lock: both phases, and undoing what did not come to a majority.
+//! Taking a lock: both phases, and undoing an attempt without a majority.
 
 use std::{cmp::Reverse, time::Duration};
 
@@ -18,24 +18,24 @@ use crate::{
     },
 };
 
-/// What the nodes answered to phase 1.
+/// The nodes' replies to phase 1.
 #[derive(Default)]
 pub(super) struct Votes {
     /// The nodes that were taken, and their counts.
     counted: Vec<(usize, u64)>,
-    /// Those that the owner has already, committed: attempt, fence, and holds.
+    /// The nodes where the owner already has a committed attempt: attempt, fence, and holds.
     entered: Vec<(String, u64, u32)>,
     not_held: usize,
-    /// Nodes where the owner to enter only reads.
+    /// The number of nodes where the owner only reads.
     otherwise: usize,
-    /// What each node that another owner has says of it; `None` for those that did not answer.
+    /// Each node's view of the lock; `None` for a node that did not answer.
     pub(super) seen: Vec<Option<NodeLock>>,
     places: Vec<i64>,
-    /// Nodes that refuse it for the start of another run.
+    /// The number of nodes that denied it because of another run's start.
     refused: usize,
-    /// What each node that was taken, or refuses, knows of starts, and its time in ms.
+    /// The run record of each node that was taken or denied the lock, with the node's time in ms.
     pub(super) starts: Vec<(RunRecord, u64)>,
-    /// Nodes that turned out to be others under another name.
+    /// The nodes that turned out to be the same server as another node.
     twins: Vec<usize>,
     failures: Failures,
 }
@@ -43,15 +43,17 @@ pub(super) struct Votes {
 impl Redlock {
     pub(super) async fn take(&mut self, request: &Request) -> Result<Attempt> {
         CAPABILITIES.check(request)?;
-        // Never sent twice: what an attempt counted is worth something only for the nodes that it took itself.
+        // The id is never sent twice: a count is valid only for a node that this very attempt took.
         let mut attempt = format!("{:016x}", random());
+        let mut attempts = attempt.clone();
         let bound = self.options.bound(Some(request.ttl.get()), 4);
         let mut votes = self.first_phase(request, &attempt, bound, false).await?;
         let needed = self.nodes.majority();
         let denial = judge(&votes.starts, self.nodes.len(), request).filter(|_| votes.refused > 0);
         if votes.refused > 0 && denial.is_none() && votes.counted.len() < needed {
-            // Nodes refuse it that missed what a majority knows.
+            // The denying nodes have run records that no majority confirms: the second try ignores them.
             attempt = format!("{:016x}", random());
+            attempts = format!("{attempts} {attempt}");
             votes = self.first_phase(request, &attempt, bound, true).await?;
         }
         if let Some(((_, fence), count)) = most_common(votes.entered.iter().map(|(attempt, fence, _)| (attempt, *fence)))
@@ -74,20 +76,24 @@ impl Redlock {
             && votes.counted.len() >= needed
             && let Some(fence) = fence_of(&votes.counted)
         {
-            return self.second_phase(request, &attempt, bound, votes, fence).await;
+            let answer = self.second_phase(request, &attempt, bound, votes, fence).await;
+            if !matches!(answer, Ok(Attempt::Granted(_))) {
+                self.undo(request, attempts, bound).await;
+            }
+            return answer;
         }
         if !votes.entered.is_empty() && votes.entered.len() + votes.failures.len() >= needed {
-            // It may be held already, by an answer that was lost: nothing to undo yet.
+            // The owner may hold the lock already, through a lost reply: nothing to undo yet.
             return Err(self.nodes.too_few(votes.entered.len(), votes.failures).effect(Effect::Unknown));
         }
         let may_have = |(_, error): &(usize, Error)| error.effect != Effect::NotApplied;
         let undone = if votes.counted.is_empty() && votes.entered.is_empty() && !votes.failures.iter().any(may_have) {
             true
         } else {
-            self.undo(request, bound).await
+            self.undo(request, attempts, bound).await
         };
         if let Some(denial) = denial {
-            // What a node without an answer may have of this attempt was never committed, and ends by itself.
+            // A node that did not answer may have taken this attempt. It was never committed, and expires.
             return Ok(Attempt::Denied(Box::new(denial)));
         }
         self.refused(votes, undone)
@@ -142,7 +148,7 @@ impl Redlock {
         let owner = request.token.owner.to_string();
         let run_policy = starts::arguments(request.run_policy.as_ref());
         let place = [request.token.hold_text(), flag(self.is_queued(request))];
-        // Only where it was counted: a node that was taken without our knowing its count may have a higher one.
+        // Only counted nodes are asked: a node whose count is unknown may have a higher one.
         let arguments = |n| {
             let (_, count) = votes.counted.iter().find(|(node, _)| *node == n)?;
             let counted = vec![owner.clone(), attempt.to_owned(), count.to_string(), fence.to_string()];
@@ -163,19 +169,20 @@ impl Redlock {
             self.note_granted(request, committed);
             return Ok(granted(request, fence, 1));
         }
-        self.undo(request, bound).await;
         if failures.is_empty() {
-            // Others have what was lost between the phases, or will have it in a moment.
+            // Other owners have taken the nodes that were lost between the phases, or will in a moment.
             self.transient = true;
             return Ok(Attempt::Busy(Busy { transient: true, ..Busy::default() }));
         }
         Err(self.nodes.too_few(committed, failures).effect(Effect::Unknown))
     }
 
-    /// Releases every node, those that did not answer included; whether each of them said so.
-    async fn undo(&mut self, request: &Request, bound: Duration) -> bool {
+    /// Releases the nodes that `attempts` took, also on nodes that did not answer. Returns false if a release has an unknown outcome.
+    ///
+    /// A later attempt of the same hold must survive a request that a slow connection delivers late.
+    async fn undo(&mut self, request: &Request, attempts: String, bound: Duration) -> bool {
         let Ok(names) = self.names(&request.key) else { return true };
-        // Nothing was done under it, so that there is nothing to remember.
+        // No command ran under it, so there is no history entry.
         let arguments = vec![
             request.token.owner.to_string(),
             request.token.hold_text(),
@@ -183,8 +190,9 @@ impl Redlock {
             String::new(),
             flag(false),
             RunState::Cancelled.as_str().into(),
-            // A waiter keeps its place, and so keeps readers out.
+            // A waiter keeps its position, and so keeps readers out.
             flag(false),
+            attempts,
         ];
         let keys = release_keys(names);
         let answers = self.ask(bound, &script::RELEASE, keys, |_| Some(arguments.clone())).await;
@@ -226,7 +234,7 @@ impl Redlock {
         self.queued.iter().any(|(key, token)| *key == request.key && *token == request.token)
     }
 
-    /// It was granted on so many nodes. On the others it may be in the queue still, and is until it is given back.
+    /// Updates the queued tokens after a grant on `granted` nodes. On the others the token may stay in the queue until the release.
     fn note_granted(&mut self, request: &Request, granted: usize) {
         if self.is_queued(request) && granted < self.nodes.len() {
             self.left_behind.push((request.key.clone(), request.token));
@@ -261,7 +269,7 @@ impl Votes {
         let mut votes = Self::default();
         for (n, answer) in answers.into_iter().enumerate() {
             let Some(answer) = answer else { continue };
-            // A node that is ours or free is free for us.
+            // A node that is free or held by this owner counts as free.
             let mut seen = Some(NodeLock { kind: "none".into(), ..NodeLock::default() });
             match script_reply(answer).and_then(|(said, rest)| votes.add(n, &said, &rest)) {
                 Ok(None) => {}
@@ -315,7 +323,7 @@ fn read_starts(now: &Value, starts: &Value) -> Result<(RunRecord, u64)> {
     Ok((starts::read_record(&reply::pairs(starts).ok_or_else(failure::unreadable)?), now))
 }
 
-/// The reason to refuse the request, from what `known` nodes of so many know of starts, each with its time.
+/// Returns why the request is denied, from the run records of the `known` of `nodes` nodes, each with its node's time.
 fn judge(known: &[(RunRecord, u64)], nodes: usize, request: &Request) -> Option<Denial> {
     let (cooldown, start) = counted_records(known, nodes);
     let by = |record: RunRecord, now| record.judge(request.run_policy.as_ref(), &request.token, now);
@@ -323,13 +331,13 @@ fn judge(known: &[(RunRecord, u64)], nodes: usize, request: &Request) -> Option<
     cooldown.or_else(|| start.and_then(|(start, now)| by(RunRecord { cooldown: None, start: Some(start) }, now)))
 }
 
-/// What a node told, and its time in ms.
+/// A value from a node, and the node's time in ms.
 type Timed<T> = (T, u64);
 
-/// What counts of what `known` nodes of so many know of starts, each with its time.
+/// Returns the cooldown and the start that count, from the run records of the `known` of `nodes` nodes, each with its node's time.
 ///
-/// A start counts if a majority may know of it: those that say so, those that know of a later one, and those that said nothing. Fewer prove
-/// that it was never granted. Of one that not all nodes heard the end of, the end counts.
+/// A start counts if a majority may know of it: the nodes that report it, report a later one, or did not answer. Without such a majority it
+/// was never granted. If some nodes report an outcome for the start and others don't, the outcome counts.
 pub(super) fn counted_records(known: &[(RunRecord, u64)], nodes: usize) -> (Option<Timed<Cooldown>>, Option<Timed<LastRun>>) {
     let silent = nodes - known.len();
     let counts = |fences: Vec<Fence>, fence: Fence| fences.into_iter().filter(|known| *known >= fence).count() + silent >= majority(nodes);
@@ -345,7 +353,7 @@ pub(super) fn counted_records(known: &[(RunRecord, u64)], nodes: usize) -> (Opti
     )
 }
 
-/// The fence of an attempt that was counted so on these nodes.
+/// Returns the fence for an attempt with these counts: the highest.
 pub(super) fn fence_of(counted: &[(usize, u64)]) -> Option<u64> {
     counted.iter().map(|(_, count)| *count).max()
 }

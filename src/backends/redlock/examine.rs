@@ -1,4 +1,4 @@
-//! What the settings of the nodes make of their locks, each for itself and all together.
+//! Checks of the nodes' settings: of each node, and of all nodes together.
 
 use ::redis::Value;
 use async_trait::async_trait;
@@ -15,7 +15,7 @@ use crate::{
     lock::{Admin, Check, Finding, Grants, Notice, Result, Role, ServerTime, check},
 };
 
-/// The further checks after those of every Redis server.
+/// Returns the checks that follow those of every Redis server.
 pub const CHECKS: &[Check] = &[
     check("nodes", "how many nodes answer, and how many may fail"),
     check("independence", "whether the nodes are servers of their own: not one twice, none a replica, not all on one host"),
@@ -104,7 +104,7 @@ impl Redlock {
         transport::in_clear(hosts, has_password, "a URL that begins with redlocks, and tls-port on the servers")
     }
 
-    /// Nodes that are one server, or copy another of them: their votes are not independent.
+    /// Returns notices about nodes that are one server or replicas: their votes are not independent.
     pub(super) fn related_nodes(&self, told: Vec<NodeInfo<'_>>) -> Vec<Notice> {
         let mut notices = Vec::new();
         let mut notice = |text: String, hint: &str| notices.push(Notice { warning: true, text, hint: Some(hint.into()) });
@@ -130,10 +130,10 @@ impl Redlock {
     }
 }
 
-/// What a node says of itself.
+/// A node's `INFO`.
 pub(super) struct NodeInfo<'a> {
     pub n: usize,
-    /// The value that `INFO` has under a name.
+    /// Returns the value of an `INFO` field.
     pub field: Box<Lookup<'a>>,
 }
 
@@ -181,7 +181,7 @@ impl Admin for Redlock {
                 "lpush",
                 "ltrim",
             ],
-            // inspect looks whether two nodes are one server, or copies.
+            // inspect checks whether two nodes are one server, or replicas.
             reads: &[
                 "info", "evalsha", "eval", "time", "type", "getrange", "hlen", "pttl", "hget", "hgetall", "hvals", "zrange", "lrange",
                 "get", "scan",

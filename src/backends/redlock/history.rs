@@ -1,7 +1,7 @@
-//! What the nodes remember of a lock's holds that are over, put together; and marks on those that are not.
+//! The nodes' histories of a lock, merged; and breaks of current holds.
 //!
-//! Each node remembers what it saw. A hold may have vanished from one node, and been given back on the others: the node that knows how it
-//! ended knows better.
+//! Each node has its own history. A hold may have expired on one node and have been released on the others: the node with the outcome
+//! wins.
 
 use std::collections::BTreeMap;
 
@@ -33,7 +33,7 @@ impl Redlock {
         if told < self.nodes.majority() { Err(self.nodes.too_few(told, failures).effect(Effect::Unknown)) } else { Ok(()) }
     }
 
-    /// The first node that answers decides which run warns: all ask it first. A second warning when it fails does no harm.
+    /// Claims a warning. The first node that answers decides; all runs ask in the same order. A second warning does no harm.
     pub(super) async fn claim(&mut self, key: &Key, fence: Fence, level: u32) -> Result<bool> {
         let bound = self.options.bound(None, 4);
         let arguments = vec!["warn".to_owned(), fence.to_string(), level.to_string()];
@@ -51,7 +51,7 @@ impl Redlock {
         Err(self.nodes.too_few(0, failures).effect(Effect::Unknown))
     }
 
-    /// Marked on a majority, a renewal meets the mark on one of its own majority at least; evicted from one, the hold has none.
+    /// Marks a hold for a break, or evicts it. A mark on a majority meets every renewal's majority; an eviction takes the hold's majority.
     pub(super) async fn break_hold(&mut self, key: &Key, fence: Fence, mark: &Break, at_once: bool) -> Result<bool> {
         let names = self.names(key)?;
         let keys = vec![names.lock, names.record, names.runs, names.bad_runs, names.shares, names.ends];
@@ -70,7 +70,7 @@ impl Redlock {
                 Err(error) => failures.push((n, error)),
             }
         }
-        // Some nodes may have lost it, or been taken late: what the hold had of the others is done with.
+        // Nodes that answer "changed" no longer had the hold, or took it late: it is broken on all the others.
         if done > 0 && done + changed >= self.nodes.majority() {
             return Ok(true);
         }
@@ -106,7 +106,7 @@ impl Redlock {
                 }
             }
         }
-        // What one node lost its holder may still have.
+        // A hold that one node lost may still be held on the others.
         found.retain(|past| past.fence.is_none_or(|fence| !held.contains(&fence)));
         let (cooldown, start) = counted_records(&records, self.nodes.len());
         let record = RunRecord { cooldown: cooldown.map(|(cooldown, _)| cooldown), start: start.map(|(start, _)| start) };

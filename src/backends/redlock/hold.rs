@@ -1,4 +1,4 @@
-//! Extending a hold and giving it back.
+//! Renewing and releasing a hold.
 
 use super::{CAPABILITIES, Failures, Redlock, flag, most_common, release_keys, script, script_reply};
 use crate::{
@@ -8,21 +8,21 @@ use crate::{
 use std::time::Duration;
 
 impl Redlock {
-    /// Extends the hold on every node that has it. Only those count where this hold's attempt was committed: one that was taken late,
-    /// by an attempt that had been decided already, proves nothing of the time in between.
+    /// Extends the hold on every node that has it. Only nodes where this hold's attempt was committed count: a node that was taken late,
+    /// after the decision, proves nothing about the time in between.
     pub(super) async fn extend(&mut self, key: &Key, token: &Token, intent: Intent) -> Result<Renewal> {
         let ttl = intent.ttl();
         if let Some(ttl) = ttl {
             CAPABILITIES.check_ttl(ttl)?;
         }
         let wanted = ttl.map(|ttl| ttl.as_millis().to_string()).unwrap_or_default();
-        // An unknown TTL may be a short one, but then it is another process that asks, and has all its time for this.
+        // An unknown TTL may be short. But then another process asks, which has nothing else to do in that time.
         let bound = self.options.bound(self.ttl_of(token).or(ttl.map(Ttl::get)), 8);
         let purpose = if intent == Intent::Drain { "stop" } else { "go-on" };
         self.extend_by(key, token, wanted, purpose, bound).await
     }
 
-    /// Asks the nodes to extend the hold for no time at all: that would shorten any hold, so that nothing is changed.
+    /// Probes for the hold: asks the nodes for a TTL of 0, which would shorten any hold and so changes nothing.
     pub(super) async fn look_for(&mut self, key: &Key, token: &Token) -> Result<Renewal> {
         let bound = self.options.bound(self.ttl_of(token), 8);
         self.extend_by(key, token, "0".into(), "look", bound).await
@@ -42,7 +42,7 @@ impl Redlock {
             match script_reply(answer) {
                 Ok((said, rest)) => match (&*said, &rest[..]) {
                     ("not-held", []) => not_held += 1,
-                    // A mark is on a majority of the nodes, or will be: one that says so is enough.
+                    // One node with the mark is enough: a majority has the mark, or will have it.
                     ("broken", [mark, seen]) => return read_mark(mark, seen).map(Renewal::Broken),
                     ("renewed" | "shorter", [ms, attempt, fence]) => {
                         let Some(ms) = reply::int(ms).and_then(|ms| u64::try_from(ms).ok()).map(Duration::from_millis) else {
@@ -71,7 +71,7 @@ impl Redlock {
             };
             let (extended, mut shorter) = (of_hold(&extended), of_hold(&shorter));
             if shorter.len() >= needed {
-                // The lease ends when fewer than a majority have it.
+                // The lease ends when fewer than a majority have the hold.
                 shorter.sort_unstable_by(|a, b| b.cmp(a));
                 return Ok(Renewal::Kept { expires_in: Some(shorter[needed - 1]) });
             }
@@ -84,7 +84,7 @@ impl Redlock {
         Err(self.nodes.too_few(extended.len() + shorter.len(), failures).effect(Effect::Unknown))
     }
 
-    /// Gives the hold back on all nodes. Asked again after too few had answered, the nodes that did count still.
+    /// Releases the hold on all nodes. If too few answer, a repeated call still counts the nodes that confirmed before.
     pub(super) async fn release_hold(&mut self, key: &Key, token: &Token, info: &ReleaseInfo) -> Result<Release> {
         let names = self.names(key)?;
         let scope = info.scope;
@@ -93,7 +93,7 @@ impl Redlock {
         let run_state = info.run_state.map_or_else(String::new, |state| state.as_str().to_owned());
         let arguments = vec![token.owner.to_string(), token.hold_text(), flag(scope == Scope::Tree), how, bad, run_state];
         let is_this = |one: &(Key, Token)| (&one.0, &one.1) == (key, token);
-        let arguments = [arguments, vec![flag(self.left_behind.iter().any(is_this))]].concat();
+        let arguments = [arguments, vec![flag(self.left_behind.iter().any(is_this)), String::new()]].concat();
         let bound = self.options.bound(None, 1);
         let mut done = match self.releasing.take() {
             Some((k, t, s, done)) if (&k, &t, s) == (key, token, scope) => done,

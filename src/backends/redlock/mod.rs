@@ -1,66 +1,66 @@
-//! N independent Redis servers, of which a majority decides.
+//! N independent Redis servers; a majority decides.
 //!
-//! On each node a lock is a string that any Redlock library would have set (`SET name value NX PX ttl`), so that those libraries
-//! and dlock exclude each other; a node's own atomic steps are scripts. All nodes are asked at the same time.
+//! On each node a lock is a string, as in any Redlock library (`SET name value NX PX ttl`): those libraries and dlock exclude each
+//! other. A node's own atomic steps are scripts. All nodes are asked at the same time.
 //!
 //! # The two phases
 //! 1. Every node that is free sets the string `<owner>:<attempt>` and raises its counter to c = max(counter + 1, its time in µs).
-//! 2. With a majority of counts, the fence is the highest of them, t. Each node *that was counted*, and that still has this very
-//!    attempt with this very c, raises its counter to t if it is lower. With a majority of such commits, t is the fence.
+//! 2. With a majority of counts, t is the highest of them. Each *counted* node that still has this very attempt with this very c raises
+//!    its counter to t if it is lower. With a majority of such commits, t is the fence.
 //!
-//! **Why fences rise.** Two fences A and B were each committed by a majority, so some node n committed both. On n a commit proves
-//! that the attempt owned n without a break from its count on: an attempt takes a node only if it is free, and its id is never sent
-//! twice as phase 1, so the string can't have gone and come back. Hence the two spans from count to commit don't overlap on n. If A's is
-//! the earlier one, n's counter was at least `t_A` when B was counted there, and `t_B` ≥ `c_B` > `t_A`. No clock is part of this, only
-//! that counters survive on the nodes of each committed majority; the µs floor is for when they don't.
+//! **Why fences rise.** Two fences A and B were each committed by a majority, so some node n committed both. On n a commit proves that
+//! the attempt owned n without a break since its count: an attempt takes only a free node, and its id is never sent twice as phase 1. So
+//! the string can't have gone and come back, and the two spans from count to commit don't overlap on n. If A's is the earlier one,
+//! n's counter was at least `t_A` when B was counted there, and `t_B` ≥ `c_B` > `t_A`. No clock is part of this proof. It only assumes
+//! that counters survive on the nodes of each committed majority; the µs floor covers lost counters.
 //!
-//! **How long a hold is valid.** TTL − elapsed − drift, with a drift of 1 % of the TTL and 2 ms: this is what [`crate::lease::Budget`]
-//! counts for every backend, from before the question was sent, on BOOTTIME. So this module has no clock; an answer that comes
-//! too late is refused by the core, which asks again or releases.
+//! **How long a hold is valid.** TTL − elapsed − drift, with a drift of 1 % of the TTL and 2 ms. [`crate::lease::Budget`] computes this
+//! for every backend, on BOOTTIME, from before the request was sent. So this module has no clock. The core refuses an answer that
+//! comes too late, and asks again or releases.
 //!
 //! # Readers
-//! On a node that readers have, the string is `shared:<attempt>`, of the first of them: to every other library it is a foreign lock. A reader
-//! is granted a node that is free or that readers have, a writer one that is free; since both need a majority, any two holds of which one is
-//! a writer's meet on a node, and there one was gone before the other came. The string ends with the last share on its node, and
-//! each share by its own time besides, which all that counts asks for. So a crashed reader keeps others out for no longer than its lease,
-//! and one that is given back leaves the others as they are. The rest is as above, phase by phase, with a record for each reader.
+//! On a node held by readers, the string is `shared:<attempt>` with the first reader's attempt: other libraries see a foreign lock. A
+//! reader is granted a node that is free or held by readers, a writer only a free one. Both need a majority. So a writer's hold and any
+//! other hold share a node, where one ended before the other began. The string ends with the last share on its node. Each share also has
+//! its own end, and only that end counts. So a crashed reader keeps others out only until its lease ends, and a reader's release leaves
+//! the other shares unchanged. The rest is as above, phase by phase, with a record for each reader.
 //!
-//! **Their fences.** What was said of A and B holds if one of them writes. Two readers' spans may overlap, and two things are left. *One that
-//! begins after another was published has the higher fence:* the other's commits raised the counters of a majority, one of which
-//! counts for the later. That needs no span, and is all the order that holds at the same time can have. *No two have the same:* the highest count
-//! of two readers can be the same number, from different nodes (3 and 4 on two nodes, 4 and 3 the other way round). So a node knows which fences
-//! were committed since readers have it, and refuses one that it knows; any two majorities meet, and the second there has to count
-//! anew. It need not know more than some: below those, it refuses all. As with counters, this asks that what was committed survives.
-//! `tests/ordering.rs` tries every order of what few clients can do, and finds the repeated fence at once if this is left out.
+//! **Readers' fences.** The proof for A and B holds if one of them is a writer's. Two readers' spans may overlap, so two claims remain. *A
+//! reader that begins after another reader's fence was published has the higher fence:* the earlier commits raised a majority's counters,
+//! one of which counts for the later reader. Simultaneous holds can have no stricter order. *No two fences are equal:* the highest counts
+//! of two readers, from different nodes, can be the same number (3 and 4 on two nodes, 4 and 3 the other way round). So each node keeps the
+//! fences committed since readers hold it, and refuses a known one: two majorities share a node, and the second reader must count again.
+//! A node keeps only some fences, and refuses any fence below them. Like the counters, this assumes that committed data survives.
+//! `tests/ordering.rs` tries every interleaving of a few clients, and finds the repeated fence at once without this check.
 //!
-//! **Writers don't starve.** A writer that waits stands in the queue of each node that it found busy, and a reader that came later is refused
-//! there, until the writer has the lock, leaves, or has not asked for 15 s. It waits only for holders, never for a waiter,
-//! so that no two wait for each other even if nodes don't agree on which came first.
+//! **Writers don't starve.** A waiting writer is in the queue of each node that it found busy. A later reader is refused there until the
+//! writer has the lock, leaves, or has not asked for 15 s. A writer waits only for holders, never for a waiter, so no two wait for
+//! each other even if nodes disagree on which came first.
 //!
-//! # What it hasn't
-//! - *Permits.* A permit by its number would be safe, as that is a lock of its own: number k of N, granted by a majority for this k. But N is
-//!   each client's own, and may shrink while more are held: then it counts how *many* are held, and nodes can't tell. With number 2 on the
-//!   nodes 1, 2 and 3 and number 3 on 3, 4 and 5, four nodes know of one permit, and would grant another of two. To ask
-//!   all first doesn't help: of three that ask at the same time, each can be behind one other and see no third.
-//! - *Fair order.* Each node has an order of its own in which they came, and there is none in common: what all agree on would be a log,
-//!   which is what independent servers are without.
+//! # What Redlock lacks
+//! - *Permits.* A permit with a fixed number would be safe: number k of N would be a lock of its own. But each client names its own N, and
+//!   N may shrink while more permits are held. Then the number of *held* permits counts, and no node knows it. Example: number 2 is on
+//!   nodes 1, 2 and 3, number 3 on nodes 3, 4 and 5. Four nodes know of one permit and would grant a second of two. Asking all nodes
+//!   first doesn't help: of three simultaneous clients, each can be behind one other and miss the third.
+//! - *Fair order.* Each node has its own order of arrival, and no order is common to all nodes. A common order would be a log, which
+//!   independent servers lack.
 //!
 //! # Worst cases
-//! - *An answer to phase 1 is lost.* The node is taken and not counted. The next attempt of this owner has another id, takes the node over
-//!   with another count, and a commit for the earlier one is refused there.
-//! - *Phase 1 arrives late*, after its attempt was given up or decided without it: the node is held by an attempt that was never committed
-//!   there. It counts for nothing, in renewals least of all (else an owner that lost its majority would have it back), and ends with its
-//!   TTL; releases follow it over the same connection.
-//! - *Commits are answered by too few.* Nothing was published; all nodes are released. If they were committed all the same, asking again
-//!   finds the committed attempt on a majority, and that hold is what is granted.
-//! - *A node is lost between the phases* (it expired, restarted empty): its commit is refused, and its count is worth nothing.
-//! - *A node forgets a held lock.* It is never given to the holder again; the rest of the majority has to last. With a bare majority, one
-//!   such node lets another owner in: what only the protected resource can refuse then, by the fence.
-//! - *Two take a half each*, or readers and a writer. Neither has a majority; all release all, and ask again after pauses of random length.
-//! - *A reader's commit comes late*, after its share has ended while others keep the string: the share's own end refuses it. If the node was
-//!   a writer's meanwhile and is readers' again, the string is another one, and no share of before counts.
-//! - *A node forgets its readers*, or only what it knows of them: in the one case it is free, in the other no one's until the string ends.
-//!   Neither is given back to them by an extension.
+//! - *A reply to phase 1 is lost.* The node is taken and not counted. The owner's next attempt has another id and takes the node over with
+//!   another count, so a commit of the earlier attempt is refused there.
+//! - *Phase 1 arrives late*, after its attempt was given up or decided without it. The attempt holds the node but was never committed
+//!   there. It counts for nothing, not even in renewals (an owner that lost its majority must not regain it), and ends with its TTL.
+//!   Releases follow it over the same connection.
+//! - *Too few nodes confirm the commit.* Nothing was published; all nodes are released. If the commits did happen, a repeated request
+//!   finds the committed attempt on a majority, and that hold is granted.
+//! - *A node is lost between the phases* (it expired or restarted empty): its commit is refused, and its count is worthless.
+//! - *A node forgets a held lock.* It is never granted to the holder again; the rest of the majority has to last. With a bare majority,
+//!   one such node lets another owner in. Then only the protected resource can refuse the old holder, by the fence.
+//! - *Two clients take a half each*, or readers and a writer do. Neither has a majority; both release all nodes, pause randomly and retry.
+//! - *A reader's commit comes late*, after its share has ended while others keep the string: the share's own end refuses the commit. If a
+//!   writer held the node meanwhile and readers hold it again, the string differs, and no earlier share counts.
+//! - *A node forgets its readers*, or only their records. In the first case it is free, in the second it has no holder until the string
+//!   ends. In neither case does a renewal restore the shares.
 
 mod acquire;
 pub mod examine;
@@ -100,28 +100,28 @@ use crate::{
 pub(super) const CAPABILITIES: Capabilities =
     Capabilities { shared: true, notification: false, history: true, run_policy: true, breakable: true, ..Capabilities::usual("redlock") };
 
-/// Locks on a set of Redis servers that know nothing of each other.
+/// The backend for locks on a set of independent Redis servers.
 pub struct Redlock {
     options: RedlockOptions,
     nodes: Nodes,
-    /// The tokens that may stand in a queue because of us. Noted before asking, since an unanswered request may have been served.
+    /// The tokens that this process may have put into a queue. Added before asking, since an unanswered request may have been served.
     queued: Vec<(Key, Token)>,
-    /// The tokens that were granted a lock after that, and may stand in the queue of a node which had no part in it.
+    /// The tokens that were granted a lock after queueing, and may still be in the queue of a node that did not grant it.
     left_behind: Vec<(Key, Token)>,
-    /// The leases that were asked for here, which bound how long a node may take.
+    /// The leases that were requested here. They bound how long a node may take.
     leases: Vec<(Token, Ttl)>,
-    /// The release that is asked again until enough nodes have confirmed it, and which have.
+    /// The release that is repeated until enough nodes have confirmed it, and whether each node has.
     releasing: Option<(Key, Token, Scope, Vec<bool>)>,
-    /// The lock that was last found busy was so in passing.
+    /// Whether the lock was last busy only in passing: without a certain holder.
     transient: bool,
     notices: Vec<Notice>,
 }
 
-/// A script's reply: a word and what belongs to it.
+/// A script's reply: a word and its values.
 type ScriptReply = (String, Vec<Value>);
 
 impl Redlock {
-    /// A backend for `options`. Without I/O.
+    /// Creates a backend for `options`. Without I/O.
     pub fn new(options: RedlockOptions) -> Self {
         let nodes = Nodes::new(&options.nodes);
         Self {
@@ -144,7 +144,7 @@ impl Redlock {
         self.leases.iter().find(|(known, _)| known == token).map(|(_, ttl)| ttl.get())
     }
 
-    /// Runs a script on every node, or on those that `arguments` has some for.
+    /// Runs a script on each node for which `arguments` returns arguments.
     async fn ask(
         &mut self,
         bound: Duration,
@@ -234,7 +234,7 @@ fn release_keys(names: RedisNames) -> Vec<String> {
     [lock, vec![names.shares, names.ends, names.queue, names.waiters, names.line]].concat()
 }
 
-/// What a node answered to a script.
+/// Reads a node's reply to a script. Fails for a record in a newer layout.
 fn script_reply(answer: Result<Value>) -> Result<ScriptReply> {
     let reply = answer?;
     let (first, rest) = reply::items(&reply).and_then(<[Value]>::split_first).ok_or_else(failure::unreadable)?;
@@ -245,7 +245,7 @@ fn script_reply(answer: Result<Value>) -> Result<ScriptReply> {
     }
 }
 
-/// The largest of the values that several nodes have, and how many have it.
+/// Returns the most frequent value, and how often it occurs.
 fn most_common<T: PartialEq>(of: impl IntoIterator<Item = T>) -> Option<(T, usize)> {
     let mut counted: Vec<(T, usize)> = Vec::new();
     for value in of {
@@ -257,5 +257,5 @@ fn most_common<T: PartialEq>(of: impl IntoIterator<Item = T>) -> Option<(T, usiz
     counted.into_iter().max_by_key(|(_, count)| *count)
 }
 
-/// Failures of single nodes, with the node.
+/// Failures of single nodes, each with the node's index.
 type Failures = Vec<(usize, Error)>;

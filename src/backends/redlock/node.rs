@@ -1,8 +1,8 @@
-//! One node: a connection of its own, and what is still to come over it.
+//! One node: its connection, and the replies still due on it.
 //!
-//! A call that is dropped, or that doesn't wait for a late node, leaves the connection as it is, and the next question goes out over it
-//! at once. So a release arrives behind the attempt that it undoes and never before it, however late the node is and even if
-//! this process has ended by then.
+//! A call that is dropped, or that doesn't wait for a late node, leaves the connection open. The next request is sent over it at once.
+//! So a release always arrives after the attempt that it undoes, however late the node is, and even if this process has ended by
+//! then.
 
 use std::{
     pin::Pin,
@@ -19,38 +19,38 @@ use crate::{
     lock::Result,
 };
 
-/// What a node is asked.
+/// A request to a node.
 pub(super) enum Question {
     /// One script.
     Script { script: &'static Script, keys: Rc<[String]>, arguments: Vec<String> },
-    /// Commands that only read; the answer is the list of theirs.
+    /// Commands that only read; the answer is the list of their replies.
     Reads(Rc<Pipeline>),
 }
 
-/// A connection, for one question at a time.
+/// A connection, for one request at a time.
 struct NodeConnection {
     connection: RedisConnection,
-    /// So many replies to abandoned questions will come first.
+    /// The number of replies to abandoned requests that will come first.
     owed: usize,
-    /// Nothing on it is half-written or broken.
+    /// Whether the connection is intact: no half-written request, no failure.
     sound: bool,
 }
 
-/// After so many questions in a row without an answer the connection is given up: the server, or the way to it, is gone.
+/// The number of unanswered requests in a row after which the connection is dropped: the server or the network is gone.
 const UNHEARD: u8 = 2;
 
 type Exchange = Pin<Box<dyn Future<Output = Result<Value>>>>;
 
 /// One server of the set.
 pub(super) struct RedlockNode {
-    /// Its host and port.
+    /// The host and port.
     pub name: String,
-    /// It did not answer in time the last time, nor since: the others are not kept waiting for it again.
+    /// Whether the last request got no answer in time, and none since. Requests then don't wait for this node.
     pub late: bool,
     options: Rc<RedisOptions>,
     line: Rc<Mutex<Option<NodeConnection>>>,
     exchange: Option<Exchange>,
-    /// So many questions in a row were not answered.
+    /// The number of requests in a row without an answer.
     unheard: u8,
 }
 
@@ -59,7 +59,7 @@ impl RedlockNode {
         Self { name: options::name(&options), late: false, options: Rc::new(options), line: Rc::default(), exchange: None, unheard: 0 }
     }
 
-    /// Begins to ask; [`RedlockNode::poll`] goes on with it. The answer to an earlier question is waited for no longer.
+    /// Starts a request; [`RedlockNode::poll`] drives it. The answer to an earlier request is dropped.
     pub(super) fn ask(&mut self, question: Question) {
         if self.exchange.is_some() && self.poll(&mut Context::from_waker(Waker::noop())).is_ready() {
             self.late = false;
@@ -74,7 +74,7 @@ impl RedlockNode {
         self.exchange = Some(Box::pin(exchange_one(Rc::clone(&self.options), Rc::clone(&self.line), question)));
     }
 
-    /// The answer to the last question, once it has come.
+    /// Returns the answer to the last request once it is there.
     pub(super) fn poll(&mut self, context: &mut Context<'_>) -> Poll<Result<Value>> {
         let Some(exchange) = &mut self.exchange else { return Poll::Pending };
         exchange.as_mut().poll(context).map(|answer| {
@@ -86,7 +86,7 @@ impl RedlockNode {
 }
 
 async fn exchange_one(options: Rc<RedisOptions>, line: Rc<Mutex<Option<NodeConnection>>>, question: Question) -> Result<Value> {
-    // Never waited for: the exchange before, which had it, is gone.
+    // Never blocks: the earlier exchange, which had the lock, was dropped.
     let mut place = line.lock().await;
     let line = match place.take().filter(NodeConnection::is_usable) {
         Some(line) => line,
@@ -97,11 +97,11 @@ async fn exchange_one(options: Rc<RedisOptions>, line: Rc<Mutex<Option<NodeConne
         Question::Script { script, keys, arguments } => {
             let keys: Vec<&str> = keys.iter().map(String::as_str).collect();
             let arguments: Vec<&str> = arguments.iter().map(String::as_str).collect();
-            // An attempt that is given up had better not arrive at all; a release may.
+            // An abandoned attempt should not arrive at all; an abandoned release may.
             let takes = script.is(&script::TAKE);
-            // A question that was given up before may have left it the other way.
+            // An abandoned earlier request may have left the other setting.
             line.connection.drop_unsent_on_close(takes);
-            // Behind another question, the reply that the script is unknown could come too late.
+            // After another request, the NOSCRIPT reply could come too late. So the whole script is sent.
             let packed = if line.owed > 0 { script.eval_command(&keys, &arguments) } else { script.by_sha(&keys, &arguments) };
             let mut replies = line.ask(&packed, 1).await?;
             if matches!(replies.first(), Some(Value::ServerError(error)) if error.code() == "NOSCRIPT") {
@@ -126,7 +126,7 @@ impl NodeConnection {
         self.sound && self.connection.is_open()
     }
 
-    /// Sends `count` commands and hears their replies. Cancel safe: replies that were not heard are owed.
+    /// Sends `count` commands and returns their replies. Cancel safe: `owed` counts the unread replies.
     async fn ask(&mut self, packed: &[u8], count: usize) -> Result<Vec<Value>> {
         self.sound = false;
         self.connection.send(packed).await.map_err(failure::broken)?;

@@ -15,7 +15,7 @@ use crate::{
     lock::{Effect, Error, Kind, Result},
 };
 
-/// What came from each node; `None` where it was not asked.
+/// The answer of each node; `None` for a node that was not asked.
 pub(super) type NodeAnswers = Vec<Option<Result<Value>>>;
 
 pub(super) struct Nodes(Vec<RedlockNode>);
@@ -29,7 +29,7 @@ impl Nodes {
         self.0.len()
     }
 
-    /// The smallest number of nodes of which any two sets have one in common.
+    /// Returns the smallest number of nodes such that any two sets of that size share a node.
     pub(super) fn majority(&self) -> usize {
         majority(self.0.len())
     }
@@ -38,11 +38,11 @@ impl Nodes {
         self.0.get(node).map_or("", |node| &node.name)
     }
 
-    /// Asks each node what `question` has for it, and gathers the answers of those that give one within `bound`.
+    /// Sends each node its `question`, and collects the answers that come within `bound`.
     ///
-    /// The bound is not a limit on the call, which the core sets, but part of the algorithm: a node that is down must not
-    /// keep a majority from being counted. Where a node let it pass once, the others wait a twentieth of it
-    /// only, until it answers again. Cancel safe: what is under way goes on with the next question.
+    /// The bound is part of the algorithm, not the call's limit, which the core sets: a node that is down must not block a majority. After
+    /// a node missed the bound once, later calls with a majority wait only `bound / 20` for it, until it answers again.
+    /// Cancel safe: requests under way stay on their connections.
     pub(super) async fn ask(&mut self, bound: Duration, mut question: impl FnMut(usize) -> Option<Question>) -> NodeAnswers {
         let majority = self.majority();
         let mut answers: NodeAnswers = (0..self.len()).map(|_| None).collect();
@@ -67,7 +67,7 @@ impl Nodes {
                 self.poll_answers(context, &mut open, &mut answers);
                 if open.is_empty() { Poll::Ready(()) } else { Poll::Pending }
             });
-            // Whether they come or not: what counts is in `answers`.
+            // The result is ignored: the answers are in `answers`.
             let _ = timeout(bound / 20, rest).await;
         }
         for n in open {
@@ -88,8 +88,8 @@ impl Nodes {
         });
     }
 
-    /// Why so few answers are not enough: the first failure that asking again can't fix if it alone is the reason, else that
-    /// too few are there. `failures` are those of the nodes that gave no answer.
+    /// Returns the error for too few answers. If permanent failures alone rule out a majority, it is the first of them, otherwise it is
+    /// "unavailable". `failures` are those of the nodes without an answer.
     pub(super) fn too_few(&self, answered: usize, failures: Vec<(usize, Error)>) -> Error {
         let needed = self.majority();
         let lasting = failures.iter().filter(|(_, error)| !error.is_transient()).count();
@@ -109,7 +109,7 @@ impl Nodes {
     }
 }
 
-/// More than a half of `nodes`.
+/// Returns the smallest number that is more than half of `nodes`.
 pub(super) const fn majority(nodes: usize) -> usize {
     nodes / 2 + 1
 }

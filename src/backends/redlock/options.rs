@@ -1,34 +1,34 @@
-//! What a set of nodes needs to be known by, decoded already.
+//! The decoded options for a set of nodes.
 
 use std::time::Duration;
 
 use crate::{backends::redis, lock::Namespace};
 
-/// Which nodes, and how they are asked.
+/// The nodes, and how they are asked.
 #[derive(Clone, Debug)]
 pub struct RedlockOptions {
-    /// How each node is spoken with. Their namespaces count for nothing.
+    /// The connection options of each node. Their namespaces are ignored.
     pub nodes: Vec<redis::RedisOptions>,
-    /// How long one node may take within one question, or a part of the lease if that is less.
+    /// How long one node may take for one request; less if the lease is short.
     pub node_timeout: Duration,
-    /// The pause between two looks at a busy lock, give or take a half of it.
+    /// The pause before a busy lock is tried again, ± 50 %.
     pub retry_delay: Duration,
-    /// What every key is put under.
+    /// The namespace of every key.
     pub namespace: Namespace,
 }
 
 impl RedlockOptions {
-    /// The default of `?node_timeout=`: three of them fit into one attempt at the default `--backend-timeout`.
+    /// The default of `?node_timeout=`: three such timeouts fit into one attempt at the default `--backend-timeout`.
     pub const NODE_TIMEOUT: Duration = Duration::from_millis(500);
     /// The default of `?retry_delay=`.
     pub const RETRY_DELAY: Duration = Duration::from_millis(200);
 
-    /// `nodes` in the namespace `dlock`, with the usual times.
+    /// Options for `nodes` with the default namespace and times.
     pub fn new(nodes: Vec<redis::RedisOptions>) -> Self {
         Self { nodes, node_timeout: Self::NODE_TIMEOUT, retry_delay: Self::RETRY_DELAY, namespace: Namespace::default() }
     }
 
-    /// The URL without user and password.
+    /// Returns the URL without user and password.
     pub fn redacted_url(&self) -> String {
         let places: Vec<_> = self.nodes.iter().map(name).collect();
         let scheme = if self.nodes.iter().any(|node| node.tls.is_some()) { "redlocks" } else { "redlock" };
@@ -37,14 +37,14 @@ impl RedlockOptions {
         format!("{scheme}://{}{db}", places.join(","))
     }
 
-    /// How long a node may take of a lease of `ttl`, as one in so many parts: the core renews every sixth of it, and starts nothing
-    /// after a half.
+    /// Returns how long a node may take: `node_timeout`, or `ttl / parts` if that is less. The core renews at every sixth of the lease, and
+    /// starts nothing after half of it.
     pub(super) fn bound(&self, ttl: Option<Duration>, parts: u32) -> Duration {
         ttl.map_or(self.node_timeout, |ttl| self.node_timeout.min(ttl / parts))
     }
 }
 
-/// The node as people know it.
+/// Returns the node's name for messages: host and port.
 pub(super) fn name(node: &redis::RedisOptions) -> String {
     match &node.server {
         redis::Server::Tcp { host, port } if host.contains(':') => format!("[{host}]:{port}"),

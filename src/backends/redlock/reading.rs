@@ -1,4 +1,4 @@
-//! Looking at locks: plain read commands to every node, so that a user with read rights only can do it.
+//! Reading locks: plain read commands to every node, so that a read-only user can run them.
 
 use std::{collections::BTreeSet, rc::Rc, time::Duration};
 
@@ -22,10 +22,10 @@ use crate::{
     lock::{Effect, Error, Key, Kind, LockState, NodeView, Result, Waiter, Which},
 };
 
-/// How many commands one lock takes.
+/// The number of commands per lock.
 pub(super) const PER_LOCK: usize = 11;
 
-/// How many locks are read in one packet.
+/// The number of locks read in one packet.
 const BATCH: usize = 50;
 
 pub(super) fn add_reads(pipeline: &mut Pipeline, names: &RedisNames) {
@@ -33,7 +33,7 @@ pub(super) fn add_reads(pipeline: &mut Pipeline, names: &RedisNames) {
         .cmd("TIME")
         .cmd("TYPE")
         .arg(&names.lock)
-        // Bounded: with an empty namespace the name may be any program's huge value.
+        // Bounded: with an empty namespace the key may hold another program's huge value.
         .cmd("GETRANGE")
         .arg(&names.lock)
         .arg(0)
@@ -63,7 +63,7 @@ pub(super) fn add_reads(pipeline: &mut Pipeline, names: &RedisNames) {
         .arg("WITHSCORES");
 }
 
-/// What one node says of a lock.
+/// One node's view of a lock.
 pub(super) struct NodeRead {
     pub(super) seen: NodeLock,
     waiters: Vec<Waiter>,
@@ -97,7 +97,7 @@ impl Redlock {
                 let each = each.collect();
                 match self.put_together(key.clone(), names, each) {
                     Ok(state) if state.holders.is_empty() => {}
-                    // With an empty namespace, that may be any program's passing value.
+                    // With an empty namespace, a foreign lock may be any program's temporary value.
                     Ok(state) if state.holders[0].foreign && self.options.namespace.as_str().is_empty() => {}
                     Ok(state) => states.push(state),
                     Err(error) if error.kind == Kind::Data => {}
@@ -108,7 +108,7 @@ impl Redlock {
         Ok(states)
     }
 
-    /// The keys that begin with `start` and have a string stored under their name on some node.
+    /// Returns the keys that begin with `start` and have a string on some node.
     async fn scan(&mut self, start: &str) -> Result<BTreeSet<Key>> {
         let namespace = self.options.namespace.clone();
         let pattern = pattern(&(prefix(&namespace) + &ENCODING.encode_str(start)));
@@ -122,7 +122,7 @@ impl Redlock {
         Ok(self.scan_for(&pattern(&side_start(&namespace, start)), None, of).await?.into_iter().collect())
     }
 
-    /// What the names that match the pattern stand for, on any node.
+    /// Returns the keys of the Redis names that match `pattern` on any node.
     async fn scan_for(&mut self, pattern: &str, kind: Option<&str>, key_of: impl Fn(&str) -> Option<Key>) -> Result<BTreeSet<Key>> {
         let mut found = BTreeSet::new();
         let mut cursors = vec![Some("0".to_owned()); self.nodes.len()];
@@ -146,7 +146,7 @@ impl Redlock {
         Ok(found)
     }
 
-    /// Reads from each node that `commands` has some for; an error unless a majority answers.
+    /// Runs `commands` on each node that they name. Fails unless a majority answers.
     pub(super) async fn read(&mut self, mut commands: impl FnMut(usize) -> Option<Pipeline>) -> Result<Vec<Result<Vec<Value>>>> {
         let bound = self.options.bound(None, 1);
         let answers = self.nodes.ask(bound, |n| Some(Question::Reads(Rc::new(commands(n)?)))).await;
@@ -156,7 +156,7 @@ impl Redlock {
                 Some(Ok(Value::Array(replies))) => Ok(replies),
                 Some(Ok(_)) => Err(failure::unreadable()),
                 Some(Err(error)) => Err(error),
-                // Not asked: it said all that it has to say before.
+                // Not asked: the node had already returned everything.
                 None => Ok(Vec::new()),
             });
         }
@@ -177,7 +177,7 @@ impl Redlock {
                     reads.push(Some(read));
                     failed.push(None);
                 }
-                // Without this right nothing is known, which must not read as free.
+                // Without read rights the lock's state is unknown, and must not be reported as free.
                 Ok(Err(error)) => return Err(error),
                 Err(error) => {
                     reads.push(None);
@@ -215,7 +215,7 @@ impl Redlock {
         })
     }
 
-    /// Notices nodes that are one server, or copy another of them: their votes are not independent.
+    /// Adds notices about nodes that are one server or replicas: their votes are not independent.
     fn check_independence(&mut self, answers: &[Result<Vec<Value>>]) {
         let told = answers.iter().enumerate().map(|(n, answer)| {
             let info = move |at| answer.as_ref().ok().and_then(|replies| reply::text(replies.get(at)?));

@@ -1,4 +1,4 @@
-//! The scripts, each of which is one atomic step on one node.
+//! The scripts. Each is one atomic step on one node.
 
 use crate::backends::redis::script::Script;
 
@@ -11,18 +11,18 @@ macro_rules! script {
     };
 }
 
-pub(super) static TAKE: Script = script!("lua/take.lua", "9d2fb0d50c7671e0fa6310e5a795c0aec341457f");
-pub(super) static COMMIT: Script = script!("lua/commit.lua", "d0cf9bdadfa03ae85e477d91a725c8234ca0d591");
-pub(super) static RENEW: Script = script!("lua/renew.lua", "2118ce22f8259b4b7fc8f6ad6bf79fa2b92a1dbd");
-pub(super) static RELEASE: Script = script!("lua/release.lua", "2a77bfa9591fff913522a70ce3996639f37ce8e7");
-pub(super) static BREAK: Script = script!("lua/break.lua", "bbee544e978c9e7bb84cedc9d7c71a5c1b86cb43");
-pub(super) static NOTE: Script = script!("lua/note.lua", "6443ac5d88b3a56064618dea18b65132ef409a3f");
-pub(super) static ABANDON: Script = script!("lua/abandon.lua", "d033f8e3274158ade29e20e8b36fda0d5d5da830");
+pub(super) static TAKE: Script = script!("lua/take.lua", "82d02d19dbcaa262068aab462a69d2b7241e6dcf");
+pub(super) static COMMIT: Script = script!("lua/commit.lua", "aad22256c9227258b5ffafede54be693fe94ef42");
+pub(super) static RENEW: Script = script!("lua/renew.lua", "77bb216564b5f69da9a8d13877393717f21105fd");
+pub(super) static RELEASE: Script = script!("lua/release.lua", "0e2a247fbfb9baf5020a72808ffb86395ae4bca5");
+pub(super) static BREAK: Script = script!("lua/break.lua", "afe8f6301de08acfc347e443c0808ddff889abcf");
+pub(super) static NOTE: Script = script!("lua/note.lua", "793ef8a54c88da61013185c54b8cee9ed4ec4757");
+pub(super) static ABANDON: Script = script!("lua/abandon.lua", "3b1fddbc5c179151258788d5946776dd859dc593");
 
 #[cfg(test)]
 mod tests {
     #[test]
-    fn the_sums_are_those_of_the_scripts() {
+    fn the_hashes_match_the_scripts() {
         for script in [&super::TAKE, &super::COMMIT, &super::RENEW, &super::RELEASE, &super::BREAK, &super::NOTE, &super::ABANDON] {
             script.assert_sum();
         }

@@ -1,4 +1,4 @@
-//! Which lock libraries share a lock with a majority of Redis servers.
+//! Lock libraries that can share a lock with dlock on a majority of Redis servers.
 
 use super::RedlockOptions;
 use crate::{
@@ -6,10 +6,10 @@ use crate::{
     lock::{Key, Result, Sharing},
 };
 
-/// What each library is given for a lock.
+/// Returns each library's name and settings for the lock.
 ///
 /// # Errors
-/// For a key that has no name there.
+/// If the key has no name in the store.
 pub fn sharing(options: &RedlockOptions, key: &Key) -> Result<Sharing> {
     Ok(Sharing::new(RedisNames::new(&options.namespace, key)?.lock, &OF_STRINGS, &[]))
 }

@@ -1,4 +1,4 @@
-//! What the nodes say of a lock, put together to one picture.
+//! The nodes' views of a lock, merged into one picture.
 
 use std::time::Duration;
 
@@ -20,26 +20,26 @@ pub(in crate::backends) const MAJOR: u32 = 1;
 /// A lock on one node, at one moment.
 #[derive(Clone, Debug, Default)]
 pub(super) struct NodeLock {
-    /// The node's time in ms; `None` if we may not ask for it.
+    /// The node's time in ms; `None` without the right to read it.
     pub now: Option<i64>,
-    /// What is left of the lock's time, as `PTTL` says it.
+    /// The lock's remaining TTL, as `PTTL` returns it.
     pub pttl: Option<i64>,
-    /// The type of what is stored, or `none`.
+    /// The type of the stored value, or `none`.
     pub kind: String,
-    /// The beginning of a string.
+    /// The beginning of the value, if it is a string.
     pub value: String,
-    /// dlock's record next to it.
+    /// dlock's record next to the lock.
     pub record: Vec<(String, String)>,
-    /// The string that readers have the node by, or had.
+    /// The string of the node's current or last readers.
     pub shared_as: String,
-    /// What is known of those readers, or of some.
+    /// The shares of those readers, or some of them.
     pub shares: Vec<Share>,
-    /// For so long a new reader is kept out for a writer that came before, whichever holds the lock.
+    /// How long an earlier writer keeps out a new reader, with any holder.
     pub kept: Duration,
 }
 
 impl NodeLock {
-    /// From `{"busy", now, pttl, type, value, record, place, shares, kept}`.
+    /// Reads `{"busy", now, pttl, type, value, record, position, shares, kept}`. Returns the view and the position.
     pub(super) fn of_busy(rest: &[Value]) -> Option<(Self, i64)> {
         let [now, pttl, kind, value, record, place, shares, kept] = rest else { return None };
         let value = reply::text(value)?;
@@ -48,7 +48,7 @@ impl NodeLock {
             pttl: reply::int(pttl),
             kind: reply::text(kind)?,
             record: reply::pairs(record)?,
-            // Of others none are told.
+            // The script returns only the current readers' shares.
             shared_as: value.clone(),
             value,
             shares: read_shares(shares),
@@ -57,38 +57,38 @@ impl NodeLock {
         Some((seen, reply::int(place)?))
     }
 
-    /// Nothing is stored, or it ended just now.
+    /// Whether the key is missing, or expired just now.
     pub(super) fn is_free(&self) -> bool {
         self.kind == "none" || self.pttl == Some(-2)
     }
 
-    /// No lock of any library: those are strings, or end by themselves.
+    /// Whether the value is no library's lock: locks are strings or have a TTL.
     pub(super) fn is_no_lock(&self) -> bool {
         !self.is_free() && self.pttl == Some(-1) && self.kind != "string"
     }
 
-    /// What is left of it; nothing if it is free.
+    /// Returns the lock's remaining TTL; zero if it is free.
     pub(super) fn left(&self) -> Option<Duration> {
         if self.is_free() { Some(Duration::ZERO) } else { self.pttl.and_then(|ms| u64::try_from(ms).ok()).map(Duration::from_millis) }
     }
 
-    /// Whether the record is about the holder.
+    /// Whether the record describes the current holder.
     fn is_ours(&self) -> bool {
         let holder = self.of_record("owner").zip(self.of_record("attempt"));
         !self.is_free() && holder.is_some_and(|(owner, attempt)| self.value == format!("{owner}:{attempt}"))
     }
 
-    /// Whether readers have it.
+    /// Whether readers hold the node.
     fn is_shared(&self) -> bool {
         !self.is_free() && self.value.starts_with("shared:") && self.shared_as == self.value
     }
 
-    /// The readers that have shares.
+    /// Returns the readers' live shares.
     fn readers(&self) -> impl Iterator<Item = &Share> {
         self.shares.iter().filter(|share| self.is_shared() && self.now.is_none_or(|now| share.is_live(now)))
     }
 
-    /// The highest there is.
+    /// Returns the highest fence of the current holders.
     pub(super) fn fence(&self) -> Option<Fence> {
         let alone = self.of_record("fence").filter(|_| self.is_ours());
         alone
@@ -100,7 +100,7 @@ impl NodeLock {
     }
 
     /// # Errors
-    /// For a layout newer than ours.
+    /// If a record has a newer layout.
     pub(super) fn check(&self) -> Result<()> {
         let alone = self.of_record("v").filter(|_| self.is_ours());
         for version in alone.into_iter().chain(self.readers().filter_map(|share| share.of("v"))) {
@@ -112,7 +112,7 @@ impl NodeLock {
         Ok(())
     }
 
-    /// The committed holds that are known here and that don't have the node any more.
+    /// Returns the committed holds in this node's records that no longer have the node.
     pub(super) fn vanished(&self) -> Vec<HistoryEntry> {
         let alone = if self.is_ours() { None } else { vanished(|name| self.of_record(name), &self.record) };
         let over = |share: &&Share| !self.is_shared() || self.now.is_some_and(|now| !share.is_live(now));
@@ -125,21 +125,21 @@ impl NodeLock {
     }
 }
 
-/// A lock on all nodes.
+/// The state of a lock on all nodes.
 #[derive(Debug)]
 pub(super) struct MajorityView {
-    /// The holders of a majority of the nodes, or of what may be one if some did not answer.
+    /// The holders with a majority of the nodes, or with a possible one if some nodes did not answer.
     pub holders: Vec<Holder>,
-    /// The nodes that are the holders'.
+    /// The nodes that the holders have.
     pub held_on: Vec<usize>,
-    /// When a majority of the nodes will be free without a further step.
+    /// When a majority of the nodes will be free by expiry.
     pub free_in: Option<Duration>,
-    /// The lock has no certain holder: an attempt is between its phases, or several share the nodes.
+    /// Whether the lock has no certain holder: an attempt is between its phases, or several share the nodes.
     pub transient: bool,
 }
 
 impl MajorityView {
-    /// From what each node says, `None` where one didn't.
+    /// Merges the nodes' views; `None` for a node that did not answer.
     pub(super) fn of(seen: &[Option<NodeLock>], majority: usize) -> Self {
         let unknown = seen.iter().filter(|seen| seen.is_none()).count();
         let mut alone: Vec<(&str, Vec<HolderOnNode<'_>>)> = Vec::new();
@@ -151,7 +151,7 @@ impl MajorityView {
                 add(&mut shares, format!("{}:{}", part.of("owner").unwrap_or_default(), part.of("attempt").unwrap_or_default()), part);
             }
             if !seen.is_shared() {
-                // What is no string has no value to tell one from another by.
+                // A value that is no string was not read: its type stands for it.
                 let value = if seen.kind == "string" { seen.value.as_str() } else { seen.kind.as_str() };
                 let record = seen.is_ours().then_some(&*seen.record);
                 add(&mut alone, value, HolderOnNode { n, seen, record, left: seen.left() });
@@ -160,7 +160,7 @@ impl MajorityView {
         let enough = |parts: &Vec<HolderOnNode<'_>>| parts.len() + unknown >= majority;
         let largest = alone.into_iter().map(|(_, parts)| parts).max_by_key(Vec::len).filter(enough);
         let mut readers: Vec<_> = shares.into_iter().map(|(_, parts)| parts).filter(enough).collect();
-        // Not both, whatever those may have that did not answer.
+        // Readers and a writer can't both hold the lock, whatever the silent nodes have.
         let most = readers.iter().map(Vec::len).max().unwrap_or_default();
         let (groups, mode) = match largest {
             Some(parts) if parts.len() >= most => (vec![parts], Mode::Exclusive),
@@ -185,7 +185,7 @@ fn add<'a, T: PartialEq>(groups: &mut Vec<(T, Vec<HolderOnNode<'a>>)>, of: T, pa
     }
 }
 
-/// What a holder has on one node.
+/// A holder's part on one node.
 struct HolderOnNode<'a> {
     n: usize,
     seen: &'a NodeLock,
@@ -203,7 +203,7 @@ impl HolderOnNode<'_> {
         self.of("fence")?.parse().ok().map(Fence)
     }
 
-    /// The break of the hold.
+    /// Returns the break of the hold.
     fn mark(&self) -> Option<Break> {
         serde_json::from_str(self.of("mark")?).ok()
     }
@@ -222,11 +222,11 @@ impl HolderOnNode<'_> {
     }
 }
 
-/// The holder of these nodes, from its records on them.
+/// Returns the holder of these nodes, from its records on them.
 fn holder(parts: &[HolderOnNode<'_>], mode: Mode, majority: usize) -> Holder {
     let mut ends: Vec<_> = parts.iter().filter_map(|part| part.left).collect();
     ends.sort_unstable_by(|a, b| b.cmp(a));
-    // It holds the lock for as long as it has a majority.
+    // The hold lasts as long as it has a majority.
     let expires_in = ends.get(majority - 1).or(ends.last()).copied();
     let Some(ours) = parts.iter().filter(|part| part.record.is_some()).max_by_key(|part| part.fence()) else {
         let lasting = parts.first().is_some_and(|part| part.seen.is_no_lock());
@@ -248,8 +248,8 @@ fn holder(parts: &[HolderOnNode<'_>], mode: Mode, majority: usize) -> Holder {
     }
 }
 
-/// The last fence that was published, or more: published ones are on a majority of the counters, and those of nodes that are not
-/// known may have any.
+/// Returns an upper bound for the last published fence. A majority of the counters has each published fence, and the counters of
+/// silent nodes may have any value.
 pub(super) fn last_fence(mut known: Vec<u64>, unknown: usize, majority: usize) -> Option<Fence> {
     known.sort_unstable_by(|a, b| b.cmp(a));
     known.get(majority.saturating_sub(unknown).max(1) - 1).copied().map(Fence)
@@ -283,7 +283,7 @@ mod tests {
     }
 
     #[test]
-    fn a_majority_holds_and_a_minority_is_left_over() {
+    fn a_majority_is_a_hold_and_a_minority_is_not() {
         let held = of(&[node("a", Some("7"), 300), node("a", Some("7"), 100), node("a", Some("7"), 200), free(), free()]);
         let holder = &held.holders[0];
         assert_eq!((holder.fence, holder.expires_in), (Some(Fence(7)), Some(Duration::from_millis(100))));
@@ -294,21 +294,21 @@ mod tests {
     }
 
     #[test]
-    fn nodes_that_do_not_answer_may_be_the_holders() {
+    fn silent_nodes_may_belong_to_the_holder() {
         let held = of(&[node("a", Some("7"), 300), node("a", Some("7"), 100), None, None, free()]);
         assert_eq!((held.holders[0].fence, held.free_in), (Some(Fence(7)), Some(Duration::from_millis(300))));
         assert!(of(&[node("a", Some("7"), 300), free(), free(), free(), None]).holders.is_empty());
     }
 
     #[test]
-    fn attempts_that_share_the_nodes_pass() {
+    fn attempts_that_split_the_nodes_are_passing() {
         let split = of(&[node("a", None, 300), node("a", None, 300), node("b", None, 300), node("b", None, 300), node("c", None, 300)]);
         assert!(split.holders.is_empty() && split.transient);
         let between = of(&[node("a", None, 300), node("a", None, 300), node("a", None, 300)]);
         assert!(between.transient && between.holders[0].fence.is_none());
     }
 
-    /// A node that readers have: which ones, by which attempt, with which fence, and for how long.
+    /// A node held by readers: (owner, attempt, fence, ms left) of each.
     #[allow(clippy::unnecessary_wraps)] // as the nodes have it
     fn shared(first: &str, readers: &[(&str, &str, Option<&str>, i64)]) -> Option<NodeLock> {
         let share = |(owner, attempt, fence, left): &(&str, &str, Option<&str>, i64)| {
@@ -345,7 +345,7 @@ mod tests {
     }
 
     #[test]
-    fn a_writer_and_readers_that_share_the_nodes_pass() {
+    fn a_writer_and_readers_that_split_the_nodes_are_passing() {
         let reader = ("one", "a", None, 300);
         let split = of(&[shared("a", &[reader]), shared("a", &[reader]), node("w", None, 300), node("w", None, 300), free()]);
         assert!(split.holders.is_empty() && split.transient);
@@ -354,7 +354,7 @@ mod tests {
     }
 
     #[test]
-    fn what_was_published_is_never_above_what_is_shown() {
+    fn the_shown_fence_is_never_below_a_published_one() {
         assert_eq!(last_fence(vec![9, 5, 5, 5, 1], 0, 3), Some(Fence(5)));
         assert_eq!(last_fence(vec![2, 5, 1], 2, 3), Some(Fence(5)));
         assert_eq!(last_fence(vec![], 1, 2), None);

@@ -46,7 +46,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn names_come_back_and_stay_in_their_namespace() {
+    fn names_survive_a_round_trip_and_stay_in_their_namespace() {
         let (job, slash) = (Key::new("job").unwrap(), Key::new("a:b/%").unwrap());
         let names = Names::new(&Namespace::default());
         assert_eq!(names.of(&job), "dlock:job");

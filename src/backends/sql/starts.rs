@@ -142,7 +142,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_was_undone_is_read_as_it_was_before() {
+    fn a_cancelled_start_is_read_as_the_state_before_it() {
         let columns = |tries, stage: &str| Columns {
             start_at_ms: Some(5),
             start_fence: Some(7),

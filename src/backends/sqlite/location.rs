@@ -135,19 +135,19 @@ mod tests {
     }
 
     #[test]
-    fn root_has_a_place_of_its_own_whatever_the_environment_says() {
+    fn root_has_its_own_directory_whatever_the_environment() {
         assert_eq!(default(true, Some("/x"), None).unwrap(), Path::new("/var/lib/dlock/dlock.db"));
     }
 
     #[test]
-    fn users_have_theirs_in_the_state_directory() {
+    fn users_have_their_store_in_the_state_directory() {
         assert_eq!(default(false, Some("/x"), Some("/h")).unwrap(), Path::new("/x/dlock/dlock.db"));
         assert_eq!(default(false, None, Some("/h")).unwrap(), Path::new("/h/.local/state/dlock/dlock.db"));
         assert_eq!(default(false, Some("relative"), Some("/h")).unwrap(), Path::new("/h/.local/state/dlock/dlock.db"));
     }
 
     #[test]
-    fn a_user_without_a_home_is_told_so() {
+    fn a_user_without_a_home_gets_an_error() {
         for home in [None, Some("")] {
             let error = default(false, Some(""), home).unwrap_err();
             assert_eq!(error.kind, Kind::Config);
@@ -169,7 +169,7 @@ mod tests {
     }
 
     #[test]
-    fn network_file_systems_are_known_and_local_ones_pass() {
+    fn network_file_systems_are_recognized_and_local_ones_accepted() {
         for magic in [0x6969, 0xFF53_4D42, 0xFE53_4D42, 0x517B, 0x6573_5546] {
             assert!(remote_file_system(magic).is_some());
         }

@@ -1,4 +1,4 @@
-//! What Tair answers, and what others may have stored there, damaged: it is refused or read, and never a panic.
+//! Damaged replies of Tair, and damaged data stored by others: each is refused or read, and none causes a panic.
 
 use serde_json::json;
 

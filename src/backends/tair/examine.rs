@@ -1,4 +1,4 @@
-//! What the server's settings make of its locks.
+//! Checks of the server's settings.
 
 use async_trait::async_trait;
 

@@ -1,15 +1,15 @@
-//! The outbox and the log. No step writes them together with the lock:
+//! The outbox and the log. They are not written atomically with the lock:
 //!
-//! - `…:record`: the outbox, a hash with a field for each hold, by its fence: its entry in the history. It comes with the grant, says how the
-//!   hold ended with the release, and goes once the entry is in the log. A hold that vanished is found here by the next grant.
-//! - `…:runs`, `…:bad-runs`: the log, lists of holds that are over, as on Redis.
-//! - `…:skips`: a hash with `n:<host>` (how often), `s:<host>` (since when) and `l:<host>` (`<when>:<reason>` of the last).
+//! - `…:record`: the outbox, a hash with each hold's history entry by fence. The grant adds the entry, the release adds the outcome, and
+//!   moving it to the log removes it. The next grant finds a vanished hold here.
+//! - `…:runs`, `…:bad-runs`: the log, lists of finished holds, as on Redis.
+//! - `…:skips`: a hash with `n:<host>` (the count), `s:<host>` (the first time) and `l:<host>` (`<time>:<reason>` of the last).
 //!
 //! # Worst cases
-//! - *A release is sent and the lock is not ours any more, or not as it was*: how it ended is in the outbox, and is taken back once the answer
-//!   is there.
-//! - *The packet after a release is lost*, which moves the entry to the log: the next grant does it.
-//! - *Two clients move one entry*: it is in the log twice, and is told once.
+//! - *A release finds that the lock has another holder or another value*: its outcome is already in the outbox, and is undone after the
+//!   reply.
+//! - *The packet after a release is lost*, which moves the entry to the log: the next grant moves it.
+//! - *Two clients move one entry*: it is in the log twice, and is reported once.
 
 use ::redis::{Pipeline, Value};
 
@@ -19,19 +19,19 @@ use crate::{
     lock::{Fence, HistoryEntry, Key, Note, REMEMBERED, Result, SKIPPING_HOSTS, SkipCount, document::Document},
 };
 
-/// For how many ms after the last run.
+/// How long entries are kept after the last run, in ms.
 const KEEP: u64 = 100 * 24 * 3600 * 1000;
 
-/// Reads the outbox.
+/// Adds the command that reads the outbox.
 pub(super) fn read_outbox(pipeline: &mut Pipeline, names: &RedisNames) {
     pipeline.cmd("HGETALL").arg(&names.record);
 }
 
-/// Puts in the entries of holds that are not there any more, from the reply to [`read_outbox`].
+/// Adds the entries of holds that have ended to the document, from the reply to [`read_outbox`].
 pub(super) fn fill(document: &mut Document, reply: &Value) -> Result<()> {
     let there: Vec<Fence> = document.fences().collect();
     for (_, line) in readable(reply)?.and_then(reply::pairs).unwrap_or_default() {
-        // A line that a newer version wrote in another way is one that is not known.
+        // An entry that can't be parsed, such as a newer version's, is left out.
         if let Ok(past) = serde_json::from_str::<HistoryEntry>(&line)
             && past.fence.is_some_and(|fence| !there.contains(&fence))
         {

@@ -1,34 +1,34 @@
-//! Tair, or Redis with the TairString module: locks by comparing and writing in one command, without scripts.
+//! Tair, or Redis with the TairString module: locks by compare-and-swap commands, without scripts.
 //!
-//! A lock is a string, or a string with a version, whose value has the holders of its document. A client that changes it reads it,
-//! and writes a new value only if the old one is still there. No two values that are ever written are the same, so that
-//! "still there" means that nothing happened in between. The value lasts as long as the last hold. The rest of the document lies next to it:
-//! the queue (`line.rs`, `queue.rs`), the run policy, the warning, and the outbox (`history.rs`).
+//! A lock is a string, or a string with a version. Its value has the holders of the lock's document. A client reads the value, and
+//! writes a new one only if the old one is still there. No value is ever written twice, so "still there" means that nothing
+//! happened in between. The value lasts as long as the last hold. The rest of the document is next to the value:
+//! the queue (`line.rs`, `queue.rs`), the run record, the warning, and the outbox (`history.rs`).
 //!
 //! # Taking a lock
-//! 1. `SET NX PX` with a claim, and in the same packet the time and the fence counter, read after that.
-//! 2. In one packet: the counter is raised by what makes it f = max(counter + 1, time in µs) or more (`INCRBY`), and the claim is
-//!    changed to a document with f (`CAS … PX`). Done if that compared equal.
+//! 1. `SET NX PX` with a claim; in the same packet, after it, the time and the fence counter are read.
+//! 2. In one packet: `INCRBY` raises the counter to at least f = max(counter + 1, time in µs), and `CAS … PX` changes the claim to a
+//!    document with f. The lock is granted if the comparison succeeds.
 //!
-//! **Why fences rise.** The claim had the lock without a break from before the counter was read until the `CAS`, which found the value
-//! of 1. Whatever was published before is at most the counter as it was read, so less than f; the counter is f or more
-//! before f is published, so that whatever is published later is above it. Counting first and taking then would not do:
-//! of two clients that counted, the later could take first. A share next to others is granted in the same way, on top of their value.
+//! **Why fences rise.** The claim had the lock without a break from before the counter was read until the `CAS`, which found the claim's
+//! value. Each fence published before is at most the counter's value as read, so less than f. The counter is f or more before f is
+//! published, so each later fence is above f. Counting before taking would be wrong: of two clients that counted, the
+//! later could take first. A share next to others is granted in the same way, on top of their value.
 //!
 //! # Worst cases
-//! - *The answer to 1 is lost.* Asked again, the value is found to be this hold's claim: on with 2. Given up, it is released.
-//! - *The answer to 2 is lost.* Asked again, the owner is found to be a holder: entered like a nested hold. Given up, it is released; should
-//!   the grant not be there yet, the value is written anew, and the late one finds another.
-//! - *1 arrives late*, after it was given up: it ends with its TTL, never having counted.
-//! - *The lease ends between 1 and 2*, or between reading and writing a renewal: the comparison fails, and a new holder is untouched.
-//! - *A renewal comes late*, when its hold is over but the value is as it was: no client acted on the end, or the value would be
-//!   another one. A client that is told that the hold is over, or finds the lock busy without it, writes that first.
-//! - *Two change the value at the same time*: one of the two comparisons fails, and that one reads again.
-//! - *A packet is not executed to its end* (no memory, no right): the lock's own commands come first; a start that is not written is an error
-//!   of the grant, and is written when it is asked again.
-//! - *The server is out of memory:* it refuses to compare and delete too, so that a release waits, or the lease ends by itself.
+//! - *The reply to 1 is lost.* A repeated request finds this hold's claim and goes on with 2. An abandoned one is released.
+//! - *The reply to 2 is lost.* A repeated request finds the owner as a holder, and enters like a nested hold. An abandoned one is released.
+//!   If the grant has not arrived yet, the release changes the value, and the late comparison fails.
+//! - *1 arrives late*, after it was abandoned: the claim ends with its TTL and never had a fence.
+//! - *The lease ends between 1 and 2*, or between reading and writing a renewal: the comparison fails, and a new holder is not affected.
+//! - *A renewal comes late*, after its hold ended but with the value unchanged: then no client has acted on the end. A client
+//!   that reports the hold as over, or finds the lock busy without it, writes a new value first.
+//! - *Two clients change the value at the same time*: one comparison fails, and that client reads again.
+//! - *A packet is executed only in part* (no memory, no right): the lock's own commands come first. A start that is not written fails the
+//!   grant, and is written by the repeated request.
+//! - *The server is out of memory:* it refuses compare-and-delete too, so a release waits, or the lease ends.
 //!
-//! Versions alone are no fences: they begin anew when a key is gone. See `value.rs` for this and other traps.
+//! Versions alone are no fences: they start anew once a key is gone. See `value.rs` for this and other traps.
 
 #[cfg(test)]
 mod damaged;
@@ -67,24 +67,24 @@ pub(super) const CAPABILITIES: Capabilities = Capabilities {
     ..Capabilities::usual("tair")
 };
 
-/// Locks on one Tair.
+/// The backend for locks on one Tair.
 pub type Tair = CasBackend<TairStore>;
 
 /// One Tair.
 ///
-/// It has at most one connection, made by the first call that needs it. A call that is dropped or fails takes the
-/// connection with it, and the next call makes another.
+/// It has at most one connection, opened by the first call that needs it. A call that is dropped or fails closes the
+/// connection, and the next call opens another.
 pub struct TairStore {
     options: TairOptions,
     connection: Option<RedisConnection>,
-    /// What was last written for a hold that has its lock alone: enough to give it back without reading first.
+    /// The last written value, if the lock has a single hold: enough to release it without reading first.
     written: Option<(Key, Snapshot<TairVersion>)>,
-    /// The rules of the queue concern waiters of the lock that was last asked for.
+    /// Whether the queue's rules apply to waiters of the lock that was last asked for.
     in_line: bool,
 }
 
 impl Tair {
-    /// A backend for `options`. Without I/O.
+    /// Creates a backend for `options`. Without I/O.
     pub fn new(options: TairOptions) -> Self {
         Self::of(TairStore { options, connection: None, written: None, in_line: false })
     }
@@ -95,7 +95,7 @@ impl TairStore {
         RedisNames::new(&self.options.namespace, key)
     }
 
-    /// Sends several commands in one packet; `takes` says whether it had better not arrive at all if it is given up.
+    /// Sends several commands in one packet. With `takes`, an abandoned packet is not delivered if that can be avoided.
     async fn run(&mut self, pipeline: &Pipeline, takes: bool) -> Result<Vec<Value>> {
         let mut connection = match self.connection.take().filter(RedisConnection::is_open) {
             Some(connection) => connection,
@@ -110,18 +110,18 @@ impl TairStore {
         Ok(replies)
     }
 
-    /// As [`TairStore::run`], where nothing is changed.
+    /// Like [`TairStore::run`], for commands whose failure changes no lock.
     async fn look(&mut self, pipeline: &Pipeline) -> Result<Vec<Value>> {
         self.run(pipeline, false).await.map_err(|error| error.effect(Effect::NotApplied))
     }
 
-    /// Connects, logs in, and sees in the same round trip whether the server has the commands.
+    /// Connects, logs in, and checks in the same round trip that the server has the commands.
     async fn open(&self) -> Result<RedisConnection> {
         let mode = self.options.mode;
         let mut probe = ::redis::pipe();
         probe.cmd("COMMAND").arg("INFO").arg(mode.commands());
         let (connection, answers) = RedisConnection::open_and(&self.options.server, &probe).await?;
-        // A user that may not ask finds out by trying.
+        // Without the right to COMMAND INFO, missing commands show when they are used.
         if let Some(Value::Array(known)) = answers.first() {
             let missing = |(name, info): (&&str, &Value)| matches!(info, Value::Nil).then(|| name.to_uppercase());
             let missing: Vec<_> = mode.commands().iter().zip(known).filter_map(missing).collect();
@@ -195,7 +195,7 @@ impl Store for TairStore {
     }
 }
 
-/// A length of time as the commands take it.
+/// Returns a duration in ms as a command argument.
 fn millis(ms: u64) -> i64 {
     i64::try_from(ms).unwrap_or(i64::MAX)
 }

@@ -1,28 +1,28 @@
-//! What a Tair needs to be known by, decoded already.
+//! The decoded options for a Tair.
 
 use std::time::Duration;
 
 use crate::{backends::redis, lock::Namespace};
 
-/// Which server, and what is stored there.
+/// The server, and how locks are stored.
 #[derive(Clone, Debug)]
 pub struct TairOptions {
-    /// How the server is spoken with. Its namespace counts for nothing.
+    /// The connection options. Their namespace is ignored.
     pub server: redis::RedisOptions,
-    /// What a lock is stored as.
+    /// How a lock is stored.
     pub mode: TairMode,
-    /// The pause between two looks at a busy lock, give or take a half of it.
+    /// The pause before a busy lock is tried again, ± 50 %.
     pub retry_delay: Duration,
-    /// What every key is put under.
+    /// The namespace of every key.
     pub namespace: Namespace,
 }
 
-/// What a lock is stored as.
+/// How a lock is stored.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum TairMode {
     /// A plain string, compared by its value: `SET NX PX`, `CAS`, `CAD`.
     Plain,
-    /// A string with a version, compared by that: `EXSET NX PX`, `EXCAS`, `EXCAD`.
+    /// A string with a version, compared by its version: `EXSET NX PX`, `EXCAS`, `EXCAD`.
     Version,
 }
 
@@ -30,12 +30,12 @@ impl TairOptions {
     /// The default of `?retry_delay=`.
     pub const RETRY_DELAY: Duration = Duration::from_millis(200);
 
-    /// Plain strings on `server` in the namespace `dlock`.
+    /// Options for plain strings on `server` in the namespace `dlock`.
     pub fn new(server: redis::RedisOptions) -> Self {
         Self { server, mode: TairMode::Plain, retry_delay: Self::RETRY_DELAY, namespace: Namespace::default() }
     }
 
-    /// The URL without user and password.
+    /// Returns the URL without user and password.
     pub fn redacted_url(&self) -> String {
         let url = self.server.redacted_url();
         let rest = url.split_once("://").map_or(url.as_str(), |(_, rest)| rest);

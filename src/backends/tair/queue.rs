@@ -1,4 +1,4 @@
-//! The list of unfair exclusive waiters. It informs people, and matters only to waiters that the rules of the queue concern (see `line.rs`).
+//! The list of unfair exclusive waiters. It is informative, and matters only to the waiters of `line.rs`.
 
 use ::redis::{Pipeline, Value};
 
@@ -8,17 +8,17 @@ use crate::{
     lock::{Metadata, Request, Result},
 };
 
-/// A waiter that has not been heard of for so long is gone.
+/// The silence after which a waiter counts as gone.
 const GONE_MS: u64 = 15_000;
 
 impl TairStore {
-    /// Joins the list, or says that the waiter is still there; its position from 1, if it is known.
+    /// Joins the list or renews the waiter's sign of life. Returns its position, from 1, if it is known.
     pub(super) async fn join(&mut self, request: &Request, now_us: u64) -> Result<Option<u32>> {
         let (names, hold) = (self.names(&request.key)?, request.token.hold_text());
         let mut join = ::redis::pipe();
         add(&mut join, &names, request, now_us);
         join.cmd("ZRANK").arg(&names.queue).arg(&hold).cmd("ZRANGE").arg(&names.queue).arg(0).arg(0);
-        // The list only informs: no failure here may hide that the lock is busy.
+        // The list is informative: a failure here must not hide that the lock is busy.
         let Ok(replies) = self.look(&join).await else { return Ok(None) };
         let [.., rank, first] = &*replies else { return Ok(None) };
         let rank = readable(rank)?.and_then(reply::int);
@@ -29,7 +29,7 @@ impl TairStore {
         Ok(rank.and_then(|rank| u32::try_from(rank + 1).ok()))
     }
 
-    /// Drops a waiter that died without leaving, when it has come to the front.
+    /// Removes the first waiter if it died without leaving.
     async fn drop_if_gone(&mut self, names: &RedisNames, first: &str, now: u64) {
         let mut look = ::redis::pipe();
         look.cmd("HGET").arg(&names.waiters).arg(first);
@@ -44,18 +44,18 @@ impl TairStore {
     }
 }
 
-/// Joins the list, or says that the waiter is still there.
+/// Adds the commands that join the list or renew the waiter's sign of life.
 pub(super) fn add(pipeline: &mut Pipeline, names: &RedisNames, request: &Request, now_us: u64) {
     let ms = now_us / 1000;
     let hold = request.token.hold_text();
-    // Of texts and numbers, which can always be written.
+    // Metadata has only texts and numbers, so serializing can't fail.
     let metadata = request.metadata.as_ref().and_then(|metadata| serde_json::to_string(metadata).ok()).unwrap_or_default();
     pipeline.cmd("ZADD").arg(&names.queue).arg("NX").arg(now_us).arg(&hold);
     pipeline.cmd("HSET").arg(&names.waiters).arg(&hold).arg(format!("{ms}:{metadata}"));
     pipeline.cmd("PEXPIRE").arg(&names.queue).arg(20_000).cmd("PEXPIRE").arg(&names.waiters).arg(20_000);
 }
 
-/// When a waiter was last heard of, and what it says of itself.
+/// Returns when a waiter gave its last sign of life, and its metadata.
 pub(super) fn said_of(said: &[(String, String)], hold: &str) -> Option<(u64, Option<Metadata>)> {
     let (seen, metadata) = said.iter().find(|(who, _)| who == hold)?.1.split_once(':')?;
     Some((seen.parse().ok()?, serde_json::from_str(metadata).ok()))

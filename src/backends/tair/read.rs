@@ -1,4 +1,4 @@
-//! Reading a lock: its value, and the parts of its document that lie next to it.
+//! Reading a lock: its value, and the parts of its document next to it.
 
 use std::collections::BTreeSet;
 
@@ -23,28 +23,28 @@ use crate::{
     lock::{Error, Fence, Holder, Key, Kind, Mode, ReleaseInfo, Request, Result, RunRecord, Token, Which, document::Document},
 };
 
-/// How many locks are read in one packet.
+/// The number of locks read in one packet.
 const BATCH: usize = 50;
 
-/// What the parts of a document were read from.
+/// The stored values from which a document was read.
 #[derive(Debug, Default)]
 pub struct TairVersion {
-    /// The lock's value, if it is dlock's; or that of the warning, if only this was read.
+    /// The lock's value, if dlock wrote it; or the warning's value, if `is_warning`.
     pub(super) stored: Option<Stored>,
     pub(super) is_warning: bool,
-    /// The run policy.
+    /// The run record.
     pub(super) policy: Option<Stored>,
     pub(super) line: StoredQueue,
 }
 
-/// Which parts are read.
+/// The parts to read.
 #[derive(Clone, Copy)]
 struct Parts {
-    /// The outbox, and which waiters the rules concern.
+    /// The outbox, and the waiters of `line.rs`.
     most: bool,
-    /// All waiters.
+    /// The unfair exclusive waiters too.
     queue: bool,
-    /// A run policy that can't be read is an error.
+    /// Whether an unreadable run record is an error.
     strict: bool,
 }
 
@@ -69,7 +69,7 @@ impl Parts {
 }
 
 impl TairMode {
-    /// Where the run policy is: apart from that of `redis://`, which is of another type, and for each mode its own.
+    /// Returns the key of the run record. It differs by mode, and from that of `redis://`, since the types differ.
     pub(super) fn policy(self, names: &RedisNames) -> String {
         format!("{}-{}", names.starts, self.kind())
     }
@@ -133,7 +133,7 @@ impl TairStore {
         if asks.is_some() && !parts.queue {
             snapshot.apart = snapshot.version.line.is_empty();
             if !snapshot.apart {
-                // The rest of the queue, of which no more was read than that there is one.
+                // Reads the whole queue. So far it is only known not to be empty.
                 let mut packet = ::redis::pipe();
                 stored_queue::read_turns(&mut packet, names);
                 stored_queue::read_queue(&mut packet, names);
@@ -147,7 +147,7 @@ impl TairStore {
         Ok(snapshot)
     }
 
-    /// What is known of a lock whose value was last written by this client, for a hold that has it alone.
+    /// Returns the snapshot that this client last wrote, if `token` is the lock's only hold in it.
     fn as_written(&mut self, key: &Key, token: &Token, info: &ReleaseInfo) -> Option<Snapshot<TairVersion>> {
         let (_, mut snapshot) = self.written.take().filter(|(of, _)| of == key)?;
         let (since, ends) = (snapshot.document.held_alone_since()?, snapshot.document.ends()?);
@@ -184,7 +184,7 @@ impl TairStore {
             let replies = self.look(&packet).await?;
             for (key, replies) in batch.iter().zip(replies.chunks(Parts::ALL.count())) {
                 match snapshot(mode, replies, Parts::ALL, (None, None)) {
-                    // With an empty namespace, that may be any program's passing value.
+                    // With an empty namespace, a foreign lock may be any program's temporary value.
                     Ok(found) if found.is_foreign() && self.options.namespace.as_str().is_empty() => {}
                     Ok(mut snapshot) => {
                         snapshot.version.line.fill(&mut snapshot.document);
@@ -212,7 +212,7 @@ impl TairStore {
         Ok(self.scan_for(&pattern(&side_start(&namespace, start)), None, of).await?.into_iter().collect())
     }
 
-    /// What the names that match the pattern stand for.
+    /// Returns the keys of the names that match `pattern`.
     async fn scan_for(&mut self, pattern: &str, kind: Option<&str>, key_of: impl Fn(&str) -> Option<Key>) -> Result<BTreeSet<Key>> {
         let mut found = BTreeSet::new();
         let mut cursor = "0".to_owned();
@@ -240,7 +240,7 @@ impl Snapshot<TairVersion> {
     }
 }
 
-/// From the replies to [`Parts::add`]; without its queue. `made` is the claim that was made just before, `own` the hold that the lock is read for.
+/// Reads the replies to [`Parts::add`], without filling in the queue. `made` is the claim just made, `own` the hold that reads the lock.
 fn snapshot(
     mode: TairMode,
     replies: &[Value],
@@ -256,7 +256,7 @@ fn snapshot(
     match (made, seen.what) {
         (Some(made), _) => (base, stored) = (Base::Claim, Some(made)),
         (None, StoredValue::Held(held, value)) => (document, base, stored) = (*held, Base::Document, Some(value)),
-        // Of an earlier attempt whose answer was lost.
+        // The claim of an earlier attempt whose reply was lost.
         (None, StoredValue::Claimed(claim, value)) if Some(&claim.hold) == own.as_ref() => (base, stored) = (Base::Claim, Some(value)),
         (None, StoredValue::Claimed(claim, _)) => {
             let holder = Holder { foreign: false, metadata: claim.metadata, ..foreign(Mode::Exclusive, expires_in) };
@@ -268,7 +268,7 @@ fn snapshot(
     }
     let now_us = match seen.now_us {
         Some(now) => now,
-        // For people: the value lasts as long as the last hold.
+        // Only for display, without the right to TIME: the value ends with the last hold, which gives the time.
         None if parts.queue && own.is_none() => {
             document.ends().zip(left).map_or(0, |(ends, left)| ends.saturating_sub(left)).saturating_mul(1000)
         }
@@ -290,7 +290,7 @@ fn snapshot(
     Ok(Snapshot { document, now_us, fence: seen.counter.map(Fence), outside, base, apart: false, version })
 }
 
-/// What can't be read denies every run: it may be a start.
+/// Reads a run record. An unreadable one is an error that denies every run, since it may be a start.
 fn read_policy(json: &str) -> Result<RunRecord> {
     serde_json::from_str(json).map_err(|error| {
         Error::new(Kind::Data, "the record of starts can't be read").hint("another program wrote it; delete …:starts").source(error)
@@ -302,7 +302,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_policy_that_can_t_be_read_is_an_error() {
+    fn an_unreadable_policy_is_an_error() {
         assert!(read_policy("{}").unwrap() == RunRecord::default());
         assert_eq!(read_policy("7").unwrap_err().kind, Kind::Data);
     }

@@ -1,4 +1,4 @@
-//! Which lock libraries share a lock on Tair.
+//! Lock libraries that can share a lock with dlock on Tair.
 
 use super::{TairMode, TairOptions};
 use crate::{
@@ -6,10 +6,10 @@ use crate::{
     lock::{Key, Result, Sharing},
 };
 
-/// What each library is given for a lock. No library is known to have strings with a version.
+/// Returns each library's name and settings for the lock. No known library uses strings with a version.
 ///
 /// # Errors
-/// For a key that has no name there.
+/// If the key has no name in the store.
 pub fn sharing(options: &TairOptions, key: &Key) -> Result<Sharing> {
     let libraries = if options.mode == TairMode::Plain { &OF_STRINGS[..] } else { &[] };
     Ok(Sharing::new(RedisNames::new(&options.namespace, key)?.lock, libraries, &[]))

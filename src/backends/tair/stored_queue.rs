@@ -1,17 +1,17 @@
-//! The queue, where it matters: next to shared holds and permits, and in fair order.
+//! The queue for shared requests, permits and fair order.
 //!
-//! Unfair exclusive waiters stay in the list (`queue.rs`). Of all others `…:turns` says what they wait for: a hash with their arrival in µs and
-//! their [`QueueEntry`], by hold; and `c:<hold>` says since when the lock is offered to a waiter of either kind. Each client writes only its own
-//! waiter, the offers that it made, and which waiters are gone: that needs no comparing. The lock itself is granted by comparing alone.
+//! Unfair exclusive waiters are in the list of `queue.rs`. All others are in the hash `…:turns`: by hold, the arrival in µs and the
+//! [`QueueEntry`]. The field `c:<hold>` has the time since which the lock is offered to a waiter of either kind. Each client writes only
+//! its own waiter, its own offers, and the removal of dead waiters, without comparing. Only comparing grants the lock.
 //!
-//! No waiter is woken: each looks by itself, sooner than an offer is over, and is found dead by those that it holds up. Waiting never keeps
-//! users of other libraries out.
+//! No waiter is woken: each polls, faster than an offer ends. A waiter that blocks others finds out that an earlier one is dead. Waiting
+//! never keeps users of other libraries out.
 //!
 //! # Worst cases
-//! - *A waiter joins or leaves while another one decides*: it came or went later. The queue is that of the moment of the decision.
-//! - *Two clients write of one waiter*: its entry and its offer are two fields. A waiter that was taken out and is alive comes
-//!   again, with its position if it wrote last.
-//! - *An offer comes late, after the grant*: it names a hold that is in no queue any more.
+//! - *A waiter joins or leaves while another one decides*: the decision uses the queue as it was read.
+//! - *Two clients write one waiter's data*: its entry and its offer are two fields. A live waiter that was removed joins again, and keeps
+//!   its position if it wrote last.
+//! - *An offer comes late, after the grant*: it names a hold that is no longer in any queue.
 
 use std::time::Duration;
 
@@ -29,14 +29,14 @@ use crate::{
     },
 };
 
-/// For how many ms a sign of life need not be repeated: at most a third of what others wait for one.
+/// The ms after which a waiter repeats its sign of life: at most a third of the silence after which it counts as dead.
 const SIGN: u64 = 3_000;
-/// For how many ms an entry is kept that is not written again.
+/// The ms for which an entry is kept without a new write.
 const KEEP: u64 = 20_000;
-/// How long to pause at most where an offer may come and pass.
+/// The longest pause of a waiter that may get an offer, which is short-lived.
 pub(super) const LOOK: Duration = Duration::from_millis(400);
 
-/// The queue as it is stored.
+/// The queue as stored.
 #[derive(Debug, Default)]
 pub(super) struct StoredQueue {
     turns: Vec<(String, String)>,
@@ -44,18 +44,18 @@ pub(super) struct StoredQueue {
     said: Vec<(String, String)>,
 }
 
-/// Reads the waiters that the rules concern.
+/// Adds the command that reads `…:turns`.
 pub(super) fn read_turns(pipeline: &mut Pipeline, names: &RedisNames) {
     pipeline.cmd("HGETALL").arg(&names.turns);
 }
 
-/// Reads all other waiters.
+/// Adds the commands that read the unfair exclusive waiters.
 pub(super) fn read_queue(pipeline: &mut Pipeline, names: &RedisNames) {
     pipeline.cmd("ZRANGE").arg(&names.queue).arg(0).arg(-1).arg("WITHSCORES").cmd("HGETALL").arg(&names.waiters);
 }
 
 impl StoredQueue {
-    /// From the replies to [`read_turns`] and, if that was asked, [`read_queue`].
+    /// Reads the replies to [`read_turns`] and, if it was sent, [`read_queue`].
     pub(super) fn read(turns: &Value, queue: &[Value]) -> Result<Self> {
         let pairs = |reply: &Value| Ok::<_, Error>(readable(reply)?.and_then(reply::pairs).unwrap_or_default());
         let mut line = Self { turns: pairs(turns)?, ..Self::default() };
@@ -65,12 +65,12 @@ impl StoredQueue {
         Ok(line)
     }
 
-    /// Whether the rules concern no waiter.
+    /// Whether `…:turns` has no waiter and no offer.
     pub(super) fn is_empty(&self) -> bool {
         self.turns.is_empty()
     }
 
-    /// Puts all waiters into a document without a queue, in the order of their arrival.
+    /// Adds all waiters to a document without a queue, in order of arrival.
     pub(super) fn fill(&self, document: &mut Document) {
         let mut all: Vec<(u64, &str, Option<&str>)> = Vec::new();
         for (hold, text) in self.turns.iter().filter(|(hold, _)| !hold.starts_with("c:")) {
@@ -98,7 +98,7 @@ impl StoredQueue {
         }
     }
 
-    /// Ends all offers, since the lock is granted.
+    /// Removes all offers, after a grant.
     pub(super) fn clear(&self, pipeline: &mut Pipeline, names: &RedisNames) {
         let calls: Vec<&str> = self.turns.iter().map(|(name, _)| &**name).filter(|name| name.starts_with("c:")).collect();
         if !calls.is_empty() {
@@ -106,7 +106,7 @@ impl StoredQueue {
         }
     }
 
-    /// Writes what a request in vain made of the queue.
+    /// Writes the queue's changes after a request that was not granted.
     pub(super) fn write(
         &self,
         pipeline: &mut Pipeline,
@@ -149,7 +149,7 @@ impl StoredQueue {
     }
 }
 
-/// Removes waiters that died, or have let their offers pass.
+/// Removes waiters that died or missed their offers.
 pub(super) fn remove_gone(pipeline: &mut Pipeline, names: &RedisNames, own: Option<&str>, [before, after]: [&[QueueEntry]; 2]) {
     for gone in before.iter().filter(|known| Some(&*known.hold) != own && after.iter().all(|other| other.hold != known.hold)) {
         remove(pipeline, names, &gone.hold, gone.is_plain());
@@ -174,7 +174,7 @@ mod tests {
     }
 
     #[test]
-    fn all_who_wait_stand_in_one_line() {
+    fn all_waiters_are_in_one_queue() {
         let reader = r#"{"h":"bb","m":"s","b":1000,"l":1500}"#;
         let fair = r#"{"h":"dd","m":"x","f":true,"b":1000,"l":1000}"#;
         let line = StoredQueue {

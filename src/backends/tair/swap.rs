@@ -1,4 +1,4 @@
-//! Writing what a step made of a lock: its value by comparing, and in the same packet what lies next to it.
+//! Writing a changed lock: its value by compare-and-swap, and the data next to it in the same packet.
 
 use ::redis::{Pipeline, Value};
 
@@ -16,19 +16,19 @@ use crate::{
     lock::{Error, Fence, Key, Kind, Result, document::Document, whole_ms},
 };
 
-/// For how many ms something is kept that no client changes, and longer if a run may ask for it.
+/// The least ms for which data is kept after its last change; longer if a run policy needs the run record.
 const KEEP: u64 = 100 * 24 * 3600 * 1000;
-/// How many bytes the holders of a lock may take when another one is granted; of a value twice as long, not all would be read.
+/// The most bytes of a lock's value after a grant. A value of more than twice that could not be read whole.
 const MOST: usize = 1 << 19;
 
-/// A packet, and where in its replies the answers to its conditions are.
+/// A packet, and the indexes of the replies to its conditions.
 #[derive(Default)]
 struct SwapPipeline {
     commands: Pipeline,
     counted: Option<usize>,
     compared: Option<usize>,
     begun: Option<usize>,
-    /// What the lock's value becomes; `None` if it is deleted.
+    /// The lock's new value; `None` if it is deleted.
     value: Option<Stored>,
     policy: Option<Stored>,
 }
@@ -100,12 +100,12 @@ impl TairStore {
                 *begun = Some(commands.len());
                 *policy = Some(mode.put(commands, &name, &json, keep));
             } else if let Some(known) = &was.version.policy {
-                // A release may come when another run has begun.
+                // Compared, since another run may have started before this release.
                 *policy = Some(mode.swap(commands, &name, known, &json, millis(keep)));
             }
         }
         for (fence, past) in changed(before, after) {
-            // On top of others' holds a grant may come to nothing, and no other client may take it for a hold: it is noted once it is granted.
+            // A grant next to other holds may fail its comparison. Its entry would look like a hold, so it is written after the grant.
             if Some(fence) != change.granted || was.base == Base::Claim {
                 history::note_begun(commands, names, fence, &past)?;
             }
@@ -121,13 +121,13 @@ impl TairStore {
         Ok(packet)
     }
 
-    /// Writes what may come after the change, and is made good by the next grant if it does not.
+    /// Writes the data that may follow the change. If that fails, the next grant makes up for it.
     async fn finish(&mut self, names: &RedisNames, was: &Snapshot<TairVersion>, change: &Change<'_>) {
         let mut commands = ::redis::pipe();
         let (before, after) = (&was.document, change.document);
         if let Some(fence) = change.granted {
             if let Some(past) = after.vanished(fence).filter(|_| was.base == Base::Document) {
-                // A document of texts and numbers, which can always be written.
+                // An entry has only texts and numbers, so serializing can't fail.
                 let _ = history::note_begun(&mut commands, names, fence, &past);
             }
             was.version.line.clear(&mut commands, names);
@@ -145,7 +145,7 @@ impl TairStore {
         }
     }
 
-    /// Undoes what a change that came to nothing wrote into the outbox and as the run policy.
+    /// Restores the outbox and the run record after a failed comparison.
     async fn restore(&mut self, names: &RedisNames, was: &Snapshot<TairVersion>, change: &Change<'_>, policy: Option<&Stored>) {
         let (mode, mut commands) = (self.options.mode, ::redis::pipe());
         match (policy, &was.version.policy) {
@@ -169,7 +169,7 @@ impl TairStore {
         }
     }
 
-    /// Takes back a claim, or a grant that was `written`, and its entry in the outbox. If that fails, it ends with its TTL.
+    /// Removes a claim, or a grant that was `written`, and its entry in the outbox. If that fails, it ends with its TTL.
     async fn take_back(&mut self, names: &RedisNames, was: &Snapshot<TairVersion>, (written, granted): (Option<&Stored>, Option<Fence>)) {
         let mut commands = ::redis::pipe();
         let mode = self.options.mode;
@@ -192,7 +192,7 @@ impl TairStore {
         let _ = self.run(&commands, false).await;
     }
 
-    /// Deletes what this very attempt wrote.
+    /// Deletes this attempt's claim.
     pub(super) async fn undo(&mut self, names: &RedisNames, claim: &Stored) {
         let mut delete = ::redis::pipe();
         self.options.mode.delete(&mut delete, &names.lock, claim);
@@ -222,13 +222,13 @@ impl TairStore {
     }
 }
 
-/// Holds that are new or changed, with their entries in the history should they never be released.
+/// Returns the new or changed holds, each with its history entry in case it is never released.
 fn changed(before: &Document, after: &Document) -> Vec<(Fence, crate::lock::HistoryEntry)> {
     let entry = |fence: Fence| after.vanished(fence).filter(|past| before.vanished(fence).as_ref() != Some(past)).map(|past| (fence, past));
     after.fences().filter_map(entry).collect()
 }
 
-/// Whether the counter was raised. Other clients may have counted as well, before they found that the lock isn't theirs: then it is more.
+/// Checks that the counter was raised to `fence` or more. It is higher if other clients counted too before their comparison failed.
 fn counted(fence: Fence, reply: &Value) -> Result<()> {
     match reply {
         Value::ServerError(error) => Err(failure::refused(error)),
@@ -237,7 +237,7 @@ fn counted(fence: Fence, reply: &Value) -> Result<()> {
     }
 }
 
-/// Whether all that the answer depends on was written: the counter and the start of a grant, or the position of a waiter.
+/// Checks that all required data was written: the counter and the start of a grant, or a waiter's entry.
 fn confirmed(change: &Change<'_>, replies: &[Value], count: Option<&Value>, begun: Option<&Value>) -> Result<()> {
     if let (Some(fence), Some(reply)) = (change.granted, count) {
         counted(fence, reply)?;

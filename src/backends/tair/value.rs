@@ -1,8 +1,8 @@
-//! The commands that compare and write, and what they answer; and what is read in the same packet.
+//! The compare-and-swap commands, their replies, and the reads in the same packet.
 //!
-//! **Traps.** All of these commands take the expiry away unless they are told one, and their `KEEPTTL` doesn't keep it: each has its
-//! `PX`. Versions begin anew when a key is gone, at 1: two holders could have the same, and one renew the other's hold. So ours begin at a
-//! random number, and a version is as unique as a value.
+//! **Traps.** All these commands remove the TTL unless they set one, and their `KEEPTTL` doesn't keep it: each has its `PX`. Versions start
+//! at 1 again once a key is gone: two holders could have the same version, and one could renew the other's hold. So dlock starts each
+//! version at a random number, which makes it as unique as a value.
 
 use redis::{Pipeline, ServerErrorKind, Value};
 use serde::{Deserialize, Serialize};
@@ -16,26 +16,26 @@ use crate::{
 /// The newest layout that this version can read, up to any minor version.
 pub(in crate::backends) const MAJOR: u32 = 1;
 
-/// A value, and its version where there is one.
+/// A value, and its version in mode `Version`.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub(super) struct Stored {
     pub value: String,
     pub version: u64,
 }
 
-/// What came of a comparison.
+/// The result of a comparison.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Compared {
-    /// It was equal, and is written or deleted.
+    /// The value was equal, and was replaced or deleted.
     Done,
-    /// Something else is stored by now.
+    /// The key has another value.
     Changed,
-    /// Nothing is.
+    /// The key does not exist.
     Gone,
 }
 
 impl TairMode {
-    /// What `TYPE` calls it.
+    /// Returns the name of the type, as in the reply to `TYPE`.
     pub(super) fn kind(self) -> &'static str {
         match self {
             Self::Plain => "string",
@@ -43,7 +43,7 @@ impl TairMode {
         }
     }
 
-    /// The commands that no plain Redis has.
+    /// Returns the commands that plain Redis lacks.
     pub(super) fn commands(self) -> &'static [&'static str] {
         match self {
             Self::Plain => &["cas", "cad"],
@@ -51,7 +51,7 @@ impl TairMode {
         }
     }
 
-    /// Stores `value` if nothing is stored.
+    /// Stores `value` if the key does not exist.
     pub(super) fn create(self, pipeline: &mut Pipeline, key: &str, value: &str, ttl: u64) -> Stored {
         let version = random() >> 2;
         match self {
@@ -61,7 +61,7 @@ impl TairMode {
         Stored { value: value.to_owned(), version }
     }
 
-    /// Writes `value` in the place of `old`.
+    /// Replaces `old` by `value`.
     pub(super) fn swap(self, pipeline: &mut Pipeline, key: &str, old: &Stored, value: &str, ttl: i64) -> Stored {
         match self {
             Self::Plain => pipeline.cmd("CAS").arg(key).arg(&old.value).arg(value).arg("PX").arg(ttl),
@@ -78,7 +78,7 @@ impl TairMode {
         };
     }
 
-    /// Stores `value`, whatever was stored.
+    /// Stores `value` unconditionally.
     pub(super) fn put(self, pipeline: &mut Pipeline, key: &str, value: &str, ttl: u64) -> Stored {
         let version = random() >> 2;
         match self {
@@ -88,7 +88,7 @@ impl TairMode {
         Stored { value: value.to_owned(), version }
     }
 
-    /// Reads a value that only dlock writes.
+    /// Reads a value of a key that only dlock writes.
     pub(super) fn read_value(self, pipeline: &mut Pipeline, key: &str) {
         match self {
             Self::Plain => pipeline.cmd("GET").arg(key),
@@ -100,19 +100,19 @@ impl TairMode {
     pub(super) fn read(self, pipeline: &mut Pipeline, names: &RedisNames) {
         pipeline.cmd("TIME").cmd("TYPE").arg(&names.lock).cmd("PTTL").arg(&names.lock);
         match self {
-            // Bounded: with an empty namespace the name may be any program's huge value.
+            // Bounded: with an empty namespace the key may hold another program's huge value.
             Self::Plain => pipeline.cmd("GETRANGE").arg(&names.lock).arg(0).arg((1 << 20) - 1),
             Self::Version => pipeline.cmd("EXGET").arg(&names.lock),
         };
-        // After the value: whatever was counted before that was written is in it.
+        // Read after the value, so it includes all fences counted before the value was written.
         pipeline.cmd("GET").arg(&names.fence);
     }
 }
 
-/// How many commands [`TairMode::read`] adds.
+/// The number of commands that [`TairMode::read`] adds.
 pub(super) const READS: usize = 5;
 
-/// Whether `SET NX` or `EXSET NX` stored it. Something of another type is something that is stored.
+/// Whether `SET NX` or `EXSET NX` stored the value. A key of another type counts as existing.
 pub(super) fn created(reply: &Value) -> Result<bool> {
     match reply {
         Value::Okay => Ok(true),
@@ -123,7 +123,7 @@ pub(super) fn created(reply: &Value) -> Result<bool> {
     }
 }
 
-/// What `CAS`, `CAD`, `EXCAS` or `EXCAD` answered.
+/// Reads the reply to `CAS`, `CAD`, `EXCAS` or `EXCAD`.
 pub(super) fn compared(reply: &Value) -> Result<Compared> {
     match reply {
         Value::Int(1) => Ok(Compared::Done),
@@ -140,7 +140,7 @@ pub(super) fn compared(reply: &Value) -> Result<Compared> {
     }
 }
 
-/// A value as it is stored; `None` if there is none.
+/// Reads a stored value; `None` if there is none.
 pub(super) fn stored(reply: &Value) -> Result<Option<Stored>> {
     match reply {
         Value::Nil => Ok(None),
@@ -154,28 +154,28 @@ pub(super) fn stored(reply: &Value) -> Result<Option<Stored>> {
     }
 }
 
-/// An attempt to take a lock, which has the lock while it decides.
+/// An attempt to take a lock. It has the lock between its two steps.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub(super) struct TentativeClaim {
-    /// The hold, as [`crate::lock::Token::hold_text`] has it.
+    /// The hold, as returned by [`crate::lock::Token::hold_text`].
     #[serde(rename = "h")]
     pub hold: String,
     #[serde(rename = "w", default, skip_serializing_if = "Option::is_none")]
     pub metadata: Option<Metadata>,
 }
 
-/// A value that was never written before.
+/// Returns a value that was never written before.
 fn value(what: &str, json: &str) -> String {
     format!(r#"{{"dlock":"{MAJOR}.0","nonce":"{:016x}","{what}":{json}}}"#, random())
 }
 
-/// A value for an attempt.
+/// Returns the value for a claim.
 pub(super) fn claim(request: &Request) -> Result<String> {
     let claim = TentativeClaim { hold: request.token.hold_text(), metadata: request.metadata.clone() };
     Ok(value("claim", &to_json(&claim)?))
 }
 
-/// A value for the holders of a document; `None` if there are none.
+/// Returns the value for the holders of a document; `None` if there are none.
 pub(super) fn holders(document: &Document) -> Option<String> {
     document.write_holders().map(|json| value("document", &json))
 }
@@ -183,30 +183,30 @@ pub(super) fn holders(document: &Document) -> Option<String> {
 /// A lock at one moment.
 #[derive(Debug)]
 pub(super) struct TairSnapshot {
-    /// The server's time in µs; `None` if we may not ask for it.
+    /// The server's time in µs; `None` without the right to read it.
     pub now_us: Option<u64>,
-    /// What is left of it in ms; negative if it has no end.
+    /// The remaining TTL in ms; negative if there is none.
     pub left: i64,
     /// The fence counter; `None` if there is none yet.
     pub counter: Option<u64>,
     pub what: StoredValue,
 }
 
-/// What is stored under a lock's name.
+/// The kind of value at a lock's key.
 #[derive(Debug)]
 pub(super) enum StoredValue {
     Nothing,
-    /// Holders, of which some may be over.
+    /// Holders, some of which may have ended.
     Held(Box<Document>, Stored),
     Claimed(TentativeClaim, Stored),
-    /// A lock of another library, or of dlock in another mode: it ends by itself, or is a string.
+    /// A lock of another library, or of dlock in another mode: it has a TTL, or is a string.
     Foreign,
-    /// Nothing that a lock is stored as.
+    /// A value that can't be a lock.
     NoLock(String),
 }
 
 impl StoredValue {
-    /// What dlock wrote; `None` if dlock did not. A value of a dlock before 0.1.0 is a foreign one: it keeps the lock until it ends.
+    /// Reads a value that dlock wrote; `None` for others. A value of a dlock before 0.1.0 counts as foreign: it keeps the lock to its end.
     pub(super) fn ours(stored: &Stored) -> Result<Option<Self>> {
         let Ok(fields) = serde_json::from_str::<serde_json::Map<String, serde_json::Value>>(&stored.value) else { return Ok(None) };
         let Some(version) = fields.get("dlock").and_then(serde_json::Value::as_str) else { return Ok(None) };
@@ -223,12 +223,12 @@ impl StoredValue {
 }
 
 impl TairSnapshot {
-    /// From the replies to [`TairMode::read`].
+    /// Reads the replies to [`TairMode::read`].
     pub(super) fn read(mode: TairMode, replies: &[Value]) -> Result<Self> {
         let [time, kind, left, value, counter] = replies else { return Err(failure::unreadable()) };
         let now_us = readable(time)?.and_then(read_micros);
         if let Value::ServerError(error) = kind {
-            // Without this right nothing is known, which must not read as free.
+            // Without read rights the lock's state is unknown, and must not be reported as free.
             return Err(failure::refused(error));
         }
         let kind = reply::text(kind).ok_or_else(failure::unreadable)?;
@@ -244,7 +244,7 @@ impl TairSnapshot {
         let what = match ours {
             _ if kind == "none" || left == -2 => StoredValue::Nothing,
             Some(ours) => ours,
-            // As `SET NX` without an expiry leaves it.
+            // A string without a TTL may be a lock of `SET NX`.
             None if left >= 0 || kind == "string" => StoredValue::Foreign,
             None => StoredValue::NoLock(kind),
         };
@@ -262,7 +262,7 @@ fn read_micros(reply: &Value) -> Option<u64> {
     u64::try_from(reply::int(seconds)?.checked_mul(1_000_000)?.checked_add(reply::int(micros)?)?).ok()
 }
 
-/// A reply, or `None` for what this user may not read or what is of another type.
+/// Returns the reply; `None` if the user may not read the key, or if its type is wrong.
 pub(super) fn readable(reply: &Value) -> Result<Option<&Value>> {
     match reply {
         Value::ServerError(error) if error.kind() == Some(ServerErrorKind::NoPerm) || error.code() == "WRONGTYPE" => Ok(None),
@@ -282,7 +282,7 @@ mod tests {
     }
 
     #[test]
-    fn holders_come_back_and_no_value_is_written_twice() {
+    fn holders_survive_a_round_trip_and_no_value_repeats() {
         let value = format!(r#"{{"dlock":"1.7","nonce":"n","document":{HOLDERS},"new":1}}"#);
         let Some(StoredValue::Held(document, _)) = read(&value).unwrap() else { panic!("{value}") };
         assert_eq!((document.ends(), document.fences().map(|fence| fence.0).collect::<Vec<_>>()), (Some(9), vec![7]));
@@ -292,7 +292,7 @@ mod tests {
     }
 
     #[test]
-    fn what_others_store_is_not_ours_and_a_newer_layout_is_refused() {
+    fn foreign_values_are_ignored_and_newer_layouts_are_refused() {
         for value in ["", "mK3xV9", "7", "{}", r#"{"owner":"o"}"#, r#"{"dlock":"1.0"}"#, r#"{"dlock":7}"#, r#"["document"]"#] {
             assert!(read(value).unwrap().is_none(), "{value}");
         }

@@ -162,7 +162,7 @@ mod tests {
     }
 
     #[test]
-    fn every_family_has_its_place_by_its_number() {
+    fn contenders_of_every_library_are_ordered_by_their_number() {
         let contenders = of(&[
             "ffffffffffffffffffffffffffffffff__lock__0000000003",
             "_c_0b0e0d52-9f1f-4a43-9c80-0d3a6a3a0001-lock-0000000010",
@@ -181,7 +181,7 @@ mod tests {
     }
 
     #[test]
-    fn a_reader_and_its_second_node_are_one() {
+    fn a_reader_and_its_second_node_are_one_contender() {
         let contenders = of(&[
             "_c_0b0e0d52-9f1f-4a43-9c80-0d3a6a3a0001-read-lock-0000000002",
             "_c_0b0e0d52-9f1f-4a43-9c80-0d3a6a3a0001-__READ__0000000003",
@@ -199,7 +199,7 @@ mod tests {
     }
 
     #[test]
-    fn one_that_wants_the_lock_alone_has_a_second_node_too() {
+    fn an_exclusive_contender_has_a_second_node_too() {
         let mutex = "_c_0b0e0d52-9f1f-4a43-9c80-0d3a6a3a0001-lock-0000000002";
         let contenders = of(&[
             mutex,
@@ -217,14 +217,14 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_contender_is_told() {
+    fn other_nodes_are_errors() {
         for bad in ["locks", "config", "lock-", "lock-12", "lock-00000000001x", "x-0000000001", "a-lease-0000000001", "lock-99999999999"] {
             assert_eq!(contenders(&[bad.to_owned()]), Err(bad.to_owned()));
         }
     }
 
     #[test]
-    fn numbers_go_on_after_their_overflow() {
+    fn numbers_stay_ordered_after_an_overflow() {
         let contenders = of(&["b-lock--2147483648", "a-lock-2147483647", "c-lock--2147483647", "z-lock-2147483600"]);
         assert_eq!(contenders.iter().map(|c| &c.name[..1]).collect::<Vec<_>>(), ["z", "a", "b", "c"]);
         assert_eq!(ContenderNode::parse("x-lock--000000005").unwrap().sequence, -5);

@@ -221,7 +221,7 @@ mod tests {
     }
 
     #[test]
-    fn versions_and_ranges_are_judged() {
+    fn versions_and_session_ranges_are_rated() {
         assert_eq!(version("Zookeeper version: 3.8.0-${mvngit.commit.id}, built on\nMode: standalone").text, "ZooKeeper 3.8.0");
         assert_eq!(version("Zookeeper version: 3.4.14-4c25, built").severity, Severity::Unsafe);
         assert!(version("srvr is not executed because it is not in the whitelist.").text.starts_with("not checked"));

@@ -216,7 +216,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn every_key_comes_back_and_is_a_name(key in any_key()) {
+        fn every_key_survives_a_round_trip_and_is_a_valid_name(key in any_key()) {
             let name = encode(key.as_str());
             prop_assert!(!name.contains('/') && !name.chars().any(is_forbidden) && !RESERVED.contains(&name.as_str()), "{}", name);
             prop_assert_eq!(decode(&name), Some(key));
@@ -228,7 +228,7 @@ mod tests {
         }
 
         #[test]
-        fn what_is_decoded_is_canonical(name in "[a%/.0-9A-Fz]{1,12}") {
+        fn decoded_keys_are_canonical(name in "[a%/.0-9A-Fz]{1,12}") {
             if let Some(key) = decode(&name) {
                 prop_assert_eq!(encode(key.as_str()), name);
             }
@@ -236,7 +236,7 @@ mod tests {
     }
 
     #[test]
-    fn names_are_where_other_libraries_look() {
+    fn names_match_other_libraries() {
         let key = Key::new("a/b.c").unwrap();
         let names = ZkNames::new("/x", &Namespace::default(), &key);
         assert_eq!((names.lock.as_str(), names.meta.as_str()), ("/x/dlock/a%2Fb.c", "/x/dlock.meta/a%2Fb.c"));
@@ -252,7 +252,7 @@ mod tests {
     }
 
     #[test]
-    fn public_ids_tell_owners_and_holds_apart_and_show_neither() {
+    fn public_ids_distinguish_owners_and_holds_without_revealing_them() {
         let token = Token::random();
         let nested = token.nested();
         assert_eq!(guid(&token), guid(&nested));

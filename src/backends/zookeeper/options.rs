@@ -73,7 +73,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn places_that_are_none_are_refused() {
+    fn invalid_addresses_are_refused() {
         let at = |chroot: &str, namespace: &str| ZooKeeperOptions {
             chroot: chroot.into(),
             namespace: Namespace::new(namespace).unwrap(),

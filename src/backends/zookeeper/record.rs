@@ -85,13 +85,13 @@ mod tests {
     use crate::lock::Mode;
 
     #[test]
-    fn the_last_fence_is_named_or_that_of_its_change() {
+    fn the_last_fence_is_stored_or_taken_from_the_change() {
         let last = |data: &[u8]| last_fence(data, 9);
         assert_eq!([last(b""), last(&write_last(None)), last(&write_last(Some(Fence(7))))], [None, Some(Fence(9)), Some(Fence(7))]);
     }
 
     #[test]
-    fn a_mark_says_whose_hold_it_is_and_whose_session_it_hands_down() {
+    fn a_granted_record_has_the_hold_and_the_sealed_session() {
         let data = br#"{"o":"p3","h":true,"n":1,"session":7,"sealed":[0,0,0,0,0,0,0,0,0,0,0,0,0,0,0,0],"timeout_ms":4000}"#;
         let granted = GrantMark::read(data).unwrap();
         assert_eq!(granted.inherited_session.as_ref().map(|inherited_session| inherited_session.timeout_ms), Some(4000));

@@ -349,7 +349,7 @@ mod tests {
     }
 
     #[test]
-    fn only_the_whole_proof_is_one() {
+    fn only_a_complete_proof_is_accepted() {
         let proof = [&51_u32.to_be_bytes()[..], &7_u32.to_be_bytes(), &100_u32.to_be_bytes(), &[0; 4], &11_u32.to_be_bytes()].concat();
         let proof = [&proof[..], b"dlock-relay", &16_u32.to_be_bytes(), b"a random number!"].concat();
         assert_eq!(shared(None).proof_in(&proof), Some(7_u32.to_be_bytes()));
@@ -381,7 +381,7 @@ mod tests {
     }
 
     #[test]
-    fn a_session_is_found_and_put_where_it_belongs() {
+    fn a_session_is_found_and_inserted_in_the_handshake() {
         let session = StoreSession { id: 7, password: *b"sixteen bytes ok" };
         let relay = shared(Some(session));
         // Length 45, version, last change, timeout, no session, its password, not read only.

@@ -139,7 +139,7 @@ fn a_name_selects_its_table_in_the_file() {
 }
 
 #[test]
-fn mistakes_are_refused_with_their_origin_and_without_secrets() {
+fn errors_name_their_origin_and_no_secrets() {
     let prod = "[backends.prod]\nurl = 'redis://r'\n";
     for (url, env, file, kind, start, hint) in [
         (Some("redis://u:hunter2@h"), None, "", Kind::Usage, "--backend: redis://u:***@h: a password on the command line", "put it into"),
@@ -259,7 +259,7 @@ fn postgres_defaults_are_those_of_psql() {
 }
 
 #[test]
-fn the_parameter_host_is_not_the_setting_host() {
+fn the_url_parameter_host_is_not_the_setting_host() {
     let env = Env::default();
     let file = File::default();
     let mut layers = Layers::new(&env, &file, None);

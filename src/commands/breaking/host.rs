@@ -121,7 +121,7 @@ fn tell(key: &Key, broken: &Result<&'static str>, context: &Context) {
     }
 }
 
-/// Breaks one hold with a separate client. Returns the result: `release_result`, `evicted` or `changed`.
+/// Breaks one hold with a separate client. Returns the result: `given_back`, `evicted` or `changed`.
 async fn break_one((key, seen, fence): &(Key, Holder, Fence), mark: &Break, at_once: bool, context: &Context) -> Result<&'static str> {
     let mut backend = open_as_it_is(context);
     let request = BreakRequest { key, seen, fence: *fence, mark, at_once };

@@ -113,7 +113,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn who_may_change_what_dlock_goes_by_is_seen() {
+    fn unsafe_file_permissions_are_reported() {
         let folder = tempfile::tempdir_in(env!("CARGO_MANIFEST_DIR")).unwrap();
         let path = folder.path().join("f");
         fs::write(&path, "x").unwrap();

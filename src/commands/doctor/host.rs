@@ -96,7 +96,7 @@ mod tests {
     }
 
     #[test]
-    fn a_cgroup_that_is_short_of_cpu_time_is_seen() {
+    fn a_cgroup_short_of_cpu_time_is_reported() {
         let often = "nr_periods 1000\nnr_throttled 600\nthrottled_usec 5\n";
         for (files, expected) in [
             (&[("cpu.max", "max 100000\n")][..], None),

@@ -349,7 +349,7 @@ mod tests {
     };
 
     #[test]
-    fn renewals_need_room() {
+    fn slow_renewals_are_rated_against_the_ttl() {
         let memory = Memory::new(MemoryStore::default(), Namespace::default());
         let with = |ms, ttl| round_trip(Duration::from_millis(ms), Ttl::new(Duration::from_secs(ttl)).unwrap(), &memory).severity;
         assert_eq!((with(1, 60), with(1500, 60), with(11_000, 60)), (Severity::Ok, Severity::Warn, Severity::Unsafe));
@@ -357,7 +357,7 @@ mod tests {
     }
 
     #[test]
-    fn lengths_are_short() {
+    fn durations_are_short() {
         let of = |micros| shown(Duration::from_micros(micros));
         assert_eq!([of(80), of(1140), of(98_700), of(9_900_000), of(61_000_000)], ["0.1 ms", "1.1 ms", "99 ms", "9.9 s", "1m 1s"]);
         assert_eq!(describe_offset(-12_000, 500), "12 ms behind this host's");

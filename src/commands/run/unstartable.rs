@@ -72,14 +72,14 @@ mod tests {
     }
 
     #[test]
-    fn a_host_without_processes_is_not_told_to_lengthen_its_lease() {
+    fn a_host_without_free_processes_gets_no_hint_about_the_lease() {
         assert!(!of(CannotStart::System(11), "x").1.contains("--ttl"));
         assert!(explain(CannotStart::TooLate, "x", true, false).1.contains("CPU"));
         assert!(!of(CannotStart::TooLate, "x").1.contains("host"));
     }
 
     #[test]
-    fn what_is_missing_is_named() {
+    fn a_missing_command_or_interpreter_is_named() {
         let folder = tempfile::tempdir().unwrap();
         let script = folder.path().join("script");
         fs::write(&script, "#!/nonexistent/interp -x\n").unwrap();

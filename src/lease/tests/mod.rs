@@ -58,14 +58,14 @@ struct Faulty {
     /// The planned faults of attempts to leave the queue.
     leaving: Rc<RefCell<VecDeque<Option<CallFault>>>>,
     calls: Rc<RefCell<Vec<&'static str>>>,
-    /// The drain delay of its grants.
+    /// The drain delay of the grants.
     drain_delay: Duration,
-    /// How many times a free lock is busy in passing.
+    /// How many times a free lock reports busy for a moment.
     transient: u32,
     other_servers: bool,
-    /// A hold that can't be released ends when its tether is cut.
+    /// Whether cutting the tether ends a hold that can't be released.
     cuts: bool,
-    /// Something happened to the hold.
+    /// Signals that the hold may have changed.
     hint: Rc<tokio::sync::Notify>,
 }
 
@@ -177,7 +177,7 @@ impl Tether for Faulty {
     }
 }
 
-/// A store, a clock and what the tests do with them.
+/// A store and a clock, with helpers for the tests.
 struct LeaseWorld {
     store: MemoryStore,
     clock: PausedClock,

@@ -1,9 +1,9 @@
-//! One lock, and what can happen to each question about it.
+//! One lock, and the failures of each request about it.
 
 use super::*;
 
 #[tokio::test(start_paused = true)]
-async fn a_lost_answer_to_acquire_is_asked_again_and_counts_once() {
+async fn an_acquire_with_a_lost_answer_is_retried_and_counts_once() {
     for fault in [CallFault::AnswerLost, CallFault::AnswerHangs, CallFault::Refused, CallFault::Hangs] {
         let world = LeaseWorld::new();
         let mut client = world.client(&[Some(fault)]);
@@ -23,7 +23,7 @@ async fn the_lease_counts_from_before_the_send() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_grant_that_arrives_with_little_left_is_asked_for_again() {
+async fn a_grant_with_too_little_lease_left_is_requested_again() {
     let world = LeaseWorld::new();
     let mut client = world.client(&[Some(CallFault::AnswerLate(Duration::from_millis(1500)))]);
     let short = Request { ttl: Ttl::new(secs(2)).unwrap(), ..request() };
@@ -35,7 +35,7 @@ async fn a_grant_that_arrives_with_little_left_is_asked_for_again() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn what_may_have_been_granted_is_undone_when_giving_up() {
+async fn a_possible_grant_is_undone_when_giving_up() {
     let world = LeaseWorld::new();
     let always: Vec<_> = (0..3).map(|_| Some(CallFault::AnswerHangs)).collect();
     let error = world.acquire(&mut world.client(&always), WaitPolicy::Try).await.unwrap_err();
@@ -44,7 +44,7 @@ async fn what_may_have_been_granted_is_undone_when_giving_up() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn an_unreachable_store_is_given_up_within_the_limit() {
+async fn an_unreachable_store_is_an_error_within_the_limit() {
     let world = LeaseWorld::new();
     let refused: Vec<_> = (0..1000).map(|_| Some(CallFault::Refused)).collect();
     let before = world.clock.now();
@@ -53,9 +53,9 @@ async fn an_unreachable_store_is_given_up_within_the_limit() {
     assert!(world.clock.now().since(before) <= LIMITS.answer);
 }
 
-/// Nine pauses take 3.2 s at least, so that the attempt after them is cut short.
+/// Nine retry pauses take at least 3.2 s, so the attempt after them has too little time.
 #[tokio::test(start_paused = true)]
-async fn what_was_wrong_is_told_although_the_last_attempt_had_no_time_for_an_answer() {
+async fn the_error_survives_a_last_attempt_without_an_answer() {
     let world = LeaseWorld::new();
     let faults: Vec<_> = [Some(CallFault::Refused); 9].into_iter().chain([Some(CallFault::Hangs); 5]).collect();
     let error = world.acquire(&mut world.client(&faults), WaitPolicy::Try).await.unwrap_err();
@@ -67,7 +67,7 @@ async fn what_was_wrong_is_told_although_the_last_attempt_had_no_time_for_an_ans
     assert_eq!((error.kind, error.effect, error.message.as_str()), (Kind::Unavailable, Effect::Unknown, "connection reset"));
 }
 
-/// Of a store's own errors, and of answers that never come.
+/// For errors of the store, and for answers that never come.
 #[tokio::test(start_paused = true)]
 async fn an_error_names_the_operation_the_store_and_the_key() {
     let world = LeaseWorld::new();
@@ -95,7 +95,7 @@ async fn an_error_names_the_operation_the_store_and_the_key() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn refused_rights_are_not_asked_for_again() {
+async fn a_permission_error_is_not_retried() {
     let world = LeaseWorld::new();
     let mut client = world.client(&[Some(CallFault::Denied)]);
     assert_eq!(world.acquire(&mut client, WaitPolicy::Forever).await.unwrap_err().kind, Kind::Denied);
@@ -103,7 +103,7 @@ async fn refused_rights_are_not_asked_for_again() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn waiting_outlives_an_outage() {
+async fn a_wait_survives_an_outage() {
     let world = LeaseWorld::new();
     let _held = world.taken(&mut world.client(&[])).await;
     let outage: Vec<_> = (0..60).map(|_| Some(CallFault::Refused)).collect();
@@ -123,7 +123,7 @@ async fn a_wait_that_ends_in_an_outage_is_unavailable() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_release_wakes_the_waiter_and_an_expiry_does_without_a_wake_up() {
+async fn a_release_wakes_the_waiter_and_an_expiry_needs_no_wake_up() {
     let world = LeaseWorld::new();
     let mut holder = world.client(&[]);
     let lease = world.taken(&mut holder).await;
@@ -134,12 +134,12 @@ async fn a_release_wakes_the_waiter_and_an_expiry_does_without_a_wake_up() {
         world.clock.sleep_until(before.plus(secs(2))).await;
         release(&mut holder, &world.clock, &lease.key, &lease.token, &Scope::Tree.into(), LIMITS).await
     };
-    let (outcome, release_result) = tokio::join!(waiter, releaser);
+    let (outcome, released) = tokio::join!(waiter, releaser);
     assert!(matches!(outcome.unwrap(), Outcome::Granted(_)));
-    assert!(matches!(release_result, Released::Free));
+    assert!(matches!(released, Released::Free));
     assert_about(world.clock.now().since(before), secs(2));
 
-    // This hold is never released: the waiter asks when its lease has run out, neither before nor long after.
+    // This hold is never released: the waiter retries when the lease ends, neither before nor long after.
     let outcome = world.acquire(&mut world.client(&[]), WaitPolicy::Forever).await.unwrap();
     assert!(matches!(outcome, Outcome::Granted(_)));
     let took = world.clock.now().since(before.plus(secs(2)));
@@ -147,7 +147,7 @@ async fn a_release_wakes_the_waiter_and_an_expiry_does_without_a_wake_up() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_wait_that_runs_out_is_busy_and_leaves_the_queue() {
+async fn a_timed_out_wait_is_busy_and_leaves_the_queue() {
     let world = LeaseWorld::new();
     let _held = world.taken(&mut world.client(&[])).await;
     let before = world.clock.now();
@@ -159,7 +159,7 @@ async fn a_wait_that_runs_out_is_busy_and_leaves_the_queue() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_stop_while_waiting_leaves_nothing_and_passes_the_turn_on() {
+async fn a_stopped_waiter_leaves_nothing_and_passes_its_offer_on() {
     let world = LeaseWorld::new();
     let mut holder = world.client(&[]);
     let lease = world.taken(&mut holder).await;
@@ -178,7 +178,7 @@ async fn a_stop_while_waiting_leaves_nothing_and_passes_the_turn_on() {
         world.clock.sleep_until(before.plus(secs(2))).await;
         release(&mut holder, &world.clock, &lease.key, &lease.token, &Scope::Tree.into(), LIMITS).await
     };
-    // The waiter is offered the lock at the instant in which the first one in the queue leaves.
+    // The waiter is offered the lock at the moment in which the first waiter leaves.
     let (_, gone, taker) = tokio::join!(releasing, leaving, staying);
     assert!(matches!(gone.unwrap(), Outcome::Stopped(())));
     assert!(matches!(taker.unwrap(), Outcome::Granted(_)));
@@ -196,9 +196,9 @@ async fn a_stop_during_an_unanswered_attempt_undoes_it() {
     assert!(world.is_free().await);
 }
 
-/// The first answer does not come, and the second is lost: the queue is left all the same, and soon.
+/// The first request to leave gets no answer, and the second fails. The waiter still leaves the queue soon.
 #[tokio::test(start_paused = true)]
-async fn a_waiter_that_leaves_asks_again_within_two_seconds() {
+async fn a_leaving_waiter_retries_within_two_seconds() {
     let world = LeaseWorld::new();
     let _held = world.taken(&mut world.client(&[])).await;
     let mut leaver = world.client(&[]);
@@ -210,7 +210,7 @@ async fn a_waiter_that_leaves_asks_again_within_two_seconds() {
     assert!(world.state().await.waiters.is_empty());
     assert_eq!(leaver.calls.borrow().iter().filter(|call| **call == "leave").count(), 3);
     assert!(world.clock.now().since(before) < secs(4));
-    // And without any answer it ends too.
+    // Without any answer the leave ends too.
     leaver.leaving.borrow_mut().extend([Some(CallFault::Hangs); 9]);
     let stop = world.clock.sleep_until(world.clock.now().plus(secs(3)));
     let before = world.clock.now();
@@ -219,7 +219,7 @@ async fn a_waiter_that_leaves_asks_again_within_two_seconds() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn what_may_have_been_granted_is_undone_by_a_later_attempt() {
+async fn a_retry_undoes_a_possible_grant() {
     let world = LeaseWorld::new();
     let mut client = world.client(&[Some(CallFault::AnswerHangs), Some(CallFault::Hangs), Some(CallFault::Refused)]);
     let stop = world.clock.sleep_until(world.clock.now().plus(secs(1)));
@@ -229,9 +229,9 @@ async fn what_may_have_been_granted_is_undone_by_a_later_attempt() {
     assert_eq!(*client.calls.borrow(), ["acquire", "release", "release", "release", "leave"]);
 }
 
-/// A server that another one can stand in for is waited for a second.
+/// If another server can take over, a silent server gets one second.
 #[tokio::test(start_paused = true)]
-async fn a_release_is_soon_asked_of_another_server() {
+async fn a_release_soon_retries_on_another_server() {
     for (other_servers, after) in [(true, secs(1)), (false, secs(2))] {
         let world = LeaseWorld::new();
         let mut client = Faulty { other_servers, ..world.client(&[None, Some(CallFault::Hangs)]) };
@@ -246,7 +246,7 @@ async fn a_release_is_soon_asked_of_another_server() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_release_without_an_answer_has_the_hold_ended_otherwise() {
+async fn a_release_without_an_answer_cuts_the_hold() {
     for (scope, cuts, last) in [(Scope::Tree, true, "cut"), (Scope::Tree, false, "cut"), (Scope::Hold, true, "release")] {
         let world = LeaseWorld::new();
         let mut client = Faulty { cuts, ..world.client(&[None, Some(CallFault::Denied)]) };
@@ -259,7 +259,7 @@ async fn a_release_without_an_answer_has_the_hold_ended_otherwise() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_nested_request_enters_and_without_its_outer_hold_takes_the_lock_anew() {
+async fn a_nested_request_enters_or_acquires_anew_without_an_outer_hold() {
     let world = LeaseWorld::new();
     let mut client = world.client(&[]);
     let outer = world.taken(&mut client).await;
@@ -311,7 +311,7 @@ async fn a_renewal_whose_answer_is_slow_counts_from_its_send() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn an_unanswered_renewal_is_never_taken_for_a_renewed_one() {
+async fn an_unanswered_renewal_never_counts_as_renewed() {
     for fault in [
         CallFault::Refused,
         CallFault::AnswerLost,
@@ -333,7 +333,7 @@ async fn an_unanswered_renewal_is_never_taken_for_a_renewed_one() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_short_outage_is_ridden_out() {
+async fn a_hold_survives_a_short_outage() {
     let world = LeaseWorld::new();
     let mut client = world.client(&[]);
     let mut lease = world.taken(&mut client).await;
@@ -359,7 +359,7 @@ async fn a_hold_that_is_gone_is_lost_at_once() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_release_whose_answer_was_lost_is_unknown_and_one_that_finds_nothing_is_not_held() {
+async fn a_retried_release_is_unknown_and_a_first_one_is_not_held() {
     let world = LeaseWorld::new();
     for (faults, unknown) in [
         (vec![Some(CallFault::AnswerLost)], true),
@@ -381,7 +381,7 @@ async fn a_release_whose_answer_was_lost_is_unknown_and_one_that_finds_nothing_i
 }
 
 #[tokio::test(start_paused = true)]
-async fn what_a_backend_cannot_do_is_refused_without_a_call() {
+async fn unsupported_requests_are_refused_without_a_call() {
     let world = LeaseWorld::new();
     let mut client = world.client(&[]);
     let run_policy = RunPolicy { place: "web1".into(), skew_guard: None, at_least: Some(secs(1)), once: None, anyway: false };
@@ -396,7 +396,7 @@ async fn what_a_backend_cannot_do_is_refused_without_a_call() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_hint_has_the_lease_renewed_at_once() {
+async fn a_hint_renews_the_lease_at_once() {
     let world = LeaseWorld::new();
     let mut client = world.client(&[]);
     let mut lease = world.taken(&mut client).await;
@@ -405,7 +405,7 @@ async fn a_hint_has_the_lease_renewed_at_once() {
     let keeping =
         keep(&mut client, &world.clock, &mut lease, budget(), LIMITS, Intent::Extend(None), |lease, _| renewed.push(lease.t0.since(began)));
     let happening = async {
-        // Wrong, though the lock is ours; then right.
+        // The first hint is false, because the hold still exists. The second one is true.
         world.clock.sleep_until(began.plus(secs(2))).await;
         hint.notify_one();
         world.clock.sleep_until(began.plus(secs(5))).await;
@@ -419,7 +419,7 @@ async fn a_hint_has_the_lease_renewed_at_once() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn hints_without_end_are_not_followed_without_end() {
+async fn endless_hints_do_not_cause_endless_renewals() {
     let world = LeaseWorld::new();
     let mut client = world.client(&[]);
     let mut lease = world.taken(&mut client).await;
@@ -431,7 +431,7 @@ async fn hints_without_end_are_not_followed_without_end() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_grant_settles_before_anything_is_started_and_can_be_given_up_meanwhile() {
+async fn a_grant_waits_for_its_drain_delay_and_can_be_stopped_meanwhile() {
     let world = LeaseWorld::new();
     let mut client = Faulty { drain_delay: Duration::from_millis(500), ..world.client(&[]) };
     let before = world.clock.now();
@@ -446,7 +446,7 @@ async fn a_grant_settles_before_anything_is_started_and_can_be_given_up_meanwhil
 }
 
 #[tokio::test(start_paused = true)]
-async fn what_is_busy_in_passing_is_asked_for_again_but_not_for_long() {
+async fn a_briefly_busy_lock_is_retried_for_a_short_time() {
     let world = LeaseWorld::new();
     let mut client = Faulty { transient: 4, ..world.client(&[]) };
     let lease = world.taken(&mut client).await;

@@ -2,19 +2,19 @@
 
 use super::*;
 
-fn with_terms(place: &str, guard: Option<u64>, at_least: Option<u64>, once: Option<u64>) -> Request {
+fn with_policy(place: &str, guard: Option<u64>, at_least: Option<u64>, once: Option<u64>) -> Request {
     let once = once.map(|window| Once { window: secs(window), retry_failed: 0, retry_crashed: false });
     let run_policy = RunPolicy { place: place.into(), skew_guard: guard.map(secs), at_least: at_least.map(secs), once, anyway: false };
     Request { run_policy: Some(run_policy), ..request() }
 }
 
 impl LeaseWorld {
-    /// Asks for it once, or waits.
+    /// Requests the lock with this wait policy.
     async fn ask(&self, request: Request, patience: WaitPolicy) -> Outcome<()> {
         acquire(&mut self.client(&[]), &self.clock, request, patience, LIMITS, pending(), |_: &Busy| ()).await.unwrap()
     }
 
-    /// A whole run.
+    /// Acquires the lock, runs and releases.
     async fn run(&self, request: Request, patience: WaitPolicy) {
         let Outcome::Granted(lease) = self.ask(request, patience).await else { panic!("not granted") };
         let info = ReleaseInfo { run_state: Some(RunState::Ok), ..Scope::Tree.into() };
@@ -23,9 +23,9 @@ impl LeaseWorld {
 }
 
 #[tokio::test(start_paused = true)]
-async fn who_tries_is_refused_at_once() {
+async fn a_try_is_denied_at_once() {
     let world = LeaseWorld::new();
-    world.run(with_terms("a", Some(5), Some(3), Some(30)), WaitPolicy::Try).await;
+    world.run(with_policy("a", Some(5), Some(3), Some(30)), WaitPolicy::Try).await;
     let began = Instant::now();
     let rule = |outcome| match outcome {
         Outcome::Denied(denial) => Some(denial.rule),
@@ -35,28 +35,28 @@ async fn who_tries_is_refused_at_once() {
     assert_eq!(rule(world.ask(request(), WaitPolicy::Try).await), Some(Rule::AtLeast(secs(3))));
     assert_about(began.elapsed(), Duration::ZERO);
     tokio::time::sleep(secs(3)).await;
-    assert_eq!(rule(world.ask(with_terms("b", Some(5), None, None), WaitPolicy::Try).await), Some(Rule::SkewGuard(secs(5))));
-    assert_eq!(rule(world.ask(with_terms("b", None, None, Some(30)), WaitPolicy::Try).await), Some(Rule::Once(RunState::Ok)));
+    assert_eq!(rule(world.ask(with_policy("b", Some(5), None, None), WaitPolicy::Try).await), Some(Rule::SkewGuard(secs(5))));
+    assert_eq!(rule(world.ask(with_policy("b", None, None, Some(30)), WaitPolicy::Try).await), Some(Rule::Once(RunState::Ok)));
     tokio::time::sleep(secs(2)).await;
-    assert_eq!(rule(world.ask(with_terms("b", Some(5), None, None), WaitPolicy::Try).await), None);
+    assert_eq!(rule(world.ask(with_policy("b", Some(5), None, None), WaitPolicy::Try).await), None);
 }
 
 #[tokio::test(start_paused = true)]
-async fn who_waits_waits_for_at_least_and_for_no_guard() {
+async fn a_waiter_waits_for_at_least_but_not_for_a_skew_guard() {
     let world = LeaseWorld::new();
-    world.run(with_terms("a", Some(60), Some(10), None), WaitPolicy::Try).await;
+    world.run(with_policy("a", Some(60), Some(10), None), WaitPolicy::Try).await;
     let began = Instant::now();
-    world.run(with_terms("b", Some(60), None, None), WaitPolicy::Forever).await;
+    world.run(with_policy("b", Some(60), None, None), WaitPolicy::Forever).await;
     assert!((secs(10)..secs(10) + Duration::from_millis(60)).contains(&began.elapsed()), "{:?}", began.elapsed());
-    // A run that waited leaves no record either.
+    // The run that waited left no record either.
     tokio::time::sleep(secs(50)).await;
-    world.run(with_terms("c", Some(5), None, None), WaitPolicy::Try).await;
+    world.run(with_policy("c", Some(5), None, None), WaitPolicy::Try).await;
 }
 
 #[tokio::test(start_paused = true)]
-async fn who_waits_in_vain_for_at_least_is_refused_when_the_wait_is_over() {
+async fn a_timed_out_wait_for_at_least_is_denied() {
     let world = LeaseWorld::new();
-    world.run(with_terms("a", None, Some(60), None), WaitPolicy::Try).await;
+    world.run(with_policy("a", None, Some(60), None), WaitPolicy::Try).await;
     let began = Instant::now();
     let outcome = world.ask(request(), WaitPolicy::For(secs(7))).await;
     assert!(matches!(&outcome, Outcome::Denied(denial) if denial.rule == Rule::AtLeast(secs(60))), "{outcome:?}");
@@ -65,28 +65,28 @@ async fn who_waits_in_vain_for_at_least_is_refused_when_the_wait_is_over() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn no_run_waits_for_another_window() {
+async fn a_run_does_not_wait_for_the_next_window() {
     let world = LeaseWorld::new();
-    world.run(with_terms("a", None, None, Some(3600)), WaitPolicy::Try).await;
+    world.run(with_policy("a", None, None, Some(3600)), WaitPolicy::Try).await;
     let began = Instant::now();
-    let outcome = world.ask(with_terms("b", None, None, Some(3600)), WaitPolicy::Forever).await;
+    let outcome = world.ask(with_policy("b", None, None, Some(3600)), WaitPolicy::Forever).await;
     assert!(matches!(&outcome, Outcome::Denied(denial) if denial.rule == Rule::Once(RunState::Ok)), "{outcome:?}");
     assert_about(began.elapsed(), Duration::ZERO);
 }
 
 #[tokio::test(start_paused = true)]
-async fn an_attempt_that_is_given_up_leaves_no_start() {
+async fn a_cancelled_attempt_leaves_no_run_record() {
     let world = LeaseWorld::new();
     let mut client = world.client(&[Some(CallFault::AnswerHangs)]);
     let stop = tokio::time::sleep(Duration::from_millis(100));
-    let asked = with_terms("a", Some(60), Some(60), Some(3600));
+    let asked = with_policy("a", Some(60), Some(60), Some(3600));
     let outcome = acquire(&mut client, &world.clock, asked, WaitPolicy::Try, LIMITS, stop, |_: &Busy| ()).await.unwrap();
     assert!(matches!(outcome, Outcome::Stopped(())), "{outcome:?}");
-    world.run(with_terms("b", Some(60), Some(60), Some(3600)), WaitPolicy::Try).await;
+    world.run(with_policy("b", Some(60), Some(60), Some(3600)), WaitPolicy::Try).await;
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_hold_is_warned_of_at_each_doubling_by_one() {
+async fn one_client_warns_at_each_doubling_of_a_hold() {
     let world = LeaseWorld::new();
     let lease = world.taken(&mut world.client(&[])).await;
     let hour = secs(3600);

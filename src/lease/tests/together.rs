@@ -37,7 +37,7 @@ async fn free(world: &LeaseWorld, (mut client, lease): (Faulty, Lease)) {
     release(&mut client, &world.clock, &lease.key, &lease.token, &info, LIMITS).await;
 }
 
-/// Marks a hold to be broken, or evicts it at once; returns which.
+/// Requests a break of a hold, or evicts it at once. Returns the hold's fence.
 async fn broken(world: &LeaseWorld, name: &str, at_once: bool) -> Fence {
     let (mut client, key) = (world.client(&[]).inner, Key::new(name).unwrap());
     let fence = client.inspect(&key).await.unwrap().holders[0].fence.unwrap();
@@ -52,17 +52,17 @@ async fn broken(world: &LeaseWorld, name: &str, at_once: bool) -> Fence {
 }
 
 #[tokio::test(start_paused = true)]
-async fn all_are_taken_in_the_order_of_their_keys() {
+async fn all_locks_are_acquired_in_key_order() {
     let world = LeaseWorld::new();
     let mut claims = claims(&world, &["c", "a", "b"]);
     let Ok(GroupOutcome::Granted(leases)) = take(&world, &mut claims, WaitPolicy::Try).await else { panic!() };
     let keys: Vec<_> = leases.iter().map(|lease| lease.key.as_str()).collect();
     assert_eq!(keys, ["a", "b", "c"]);
-    assert!(leases.windows(2).all(|pair| pair[0].token.owner != pair[1].token.owner), "each has a token of its own");
+    assert!(leases.windows(2).all(|pair| pair[0].token.owner != pair[1].token.owner), "each lock has its own token");
 }
 
 #[tokio::test(start_paused = true)]
-async fn none_is_kept_if_one_is_busy_and_its_start_is_undone() {
+async fn a_busy_lock_releases_the_others_and_cancels_their_run_records() {
     let world = LeaseWorld::new();
     let _busy = hold(&world, "b").await;
     let mut claims = claims(&world, &["a", "b", "c"]);
@@ -71,17 +71,17 @@ async fn none_is_kept_if_one_is_busy_and_its_start_is_undone() {
         Some(RunPolicy { place: "web1".into(), skew_guard: None, at_least: None, once: Some(once), anyway: false });
     let Ok(GroupOutcome::Busy(1, _)) = take(&world, &mut claims, WaitPolicy::Try).await else { panic!() };
     assert!(!held(&world, "a").await && !held(&world, "c").await);
-    let told = world.client(&[]).inner.history(&Key::new("a").unwrap()).await.unwrap();
-    assert_eq!(told.record.start.map(|start| start.state), Some(RunState::Cancelled));
+    let report = world.client(&[]).inner.history(&Key::new("a").unwrap()).await.unwrap();
+    assert_eq!(report.record.start.map(|start| start.state), Some(RunState::Cancelled));
 }
 
 #[tokio::test(start_paused = true)]
-async fn what_is_taken_is_renewed_while_the_next_is_waited_for() {
+async fn held_locks_are_renewed_while_the_next_is_waited_for() {
     let world = LeaseWorld::new();
     let busy = hold(&world, "b").await;
     let mut claims = claims(&world, &["a", "b"]);
     let first = async {
-        // Its own lease lasts for a minute, and it goes on for three.
+        // The busy lock has a lease of one minute, and is held for three.
         let mut busy = busy;
         for _ in 0..18 {
             tokio::time::sleep(secs(10)).await;
@@ -98,7 +98,7 @@ async fn what_is_taken_is_renewed_while_the_next_is_waited_for() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn one_that_is_lost_meanwhile_is_taken_anew_with_the_others() {
+async fn a_lock_lost_during_the_wait_is_reacquired_with_the_others() {
     let world = LeaseWorld::new();
     let busy = hold(&world, "b").await;
     let mut claims = claims(&world, &["a", "b"]);
@@ -108,7 +108,7 @@ async fn one_that_is_lost_meanwhile_is_taken_anew_with_the_others() {
         let thief = hold(&world, "a").await;
         tokio::time::sleep(secs(20)).await;
         free(&world, busy).await;
-        assert!(!held(&world, "b").await, "nothing is kept while the first is waited for again");
+        assert!(!held(&world, "b").await, "no lock is held while the first one is waited for again");
         tokio::time::sleep(secs(5)).await;
         free(&world, thief).await;
         fence
@@ -119,7 +119,7 @@ async fn one_that_is_lost_meanwhile_is_taken_anew_with_the_others() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn one_that_is_broken_meanwhile_ends_it() {
+async fn a_break_during_the_wait_ends_the_acquire() {
     let world = LeaseWorld::new();
     let _busy = hold(&world, "b").await;
     let mut claims = claims(&world, &["a", "b"]);
@@ -137,7 +137,7 @@ async fn one_that_is_broken_meanwhile_ends_it() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn the_end_of_the_wait_is_that_of_all_of_it() {
+async fn the_wait_limit_covers_all_locks() {
     let world = LeaseWorld::new();
     let first = hold(&world, "a").await;
     let _second = hold(&world, "b").await;
@@ -154,7 +154,7 @@ async fn the_end_of_the_wait_is_that_of_all_of_it() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_stop_gives_back_what_was_taken() {
+async fn a_stop_releases_all_acquired_locks() {
     let world = LeaseWorld::new();
     let _busy = hold(&world, "b").await;
     let mut claims = claims(&world, &["a", "b"]);
@@ -166,7 +166,7 @@ async fn a_stop_gives_back_what_was_taken() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn what_may_have_been_granted_of_the_last_is_undone_with_the_others() {
+async fn a_possible_grant_of_the_last_lock_is_undone_with_the_others() {
     let world = LeaseWorld::new();
     let mut claims = vec![claim(&world, "a", &[]), claim(&world, "b", &[Some(CallFault::AnswerHangs); 9])];
     assert!(take(&world, &mut claims, WaitPolicy::Try).await.is_err());
@@ -174,7 +174,7 @@ async fn what_may_have_been_granted_of_the_last_is_undone_with_the_others() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn the_first_that_is_lost_is_told() {
+async fn the_first_lost_lock_is_reported() {
     let world = LeaseWorld::new();
     let (a, b) = (hold(&world, "a").await, hold(&world, "b").await);
     let mut holds = [a, b].map(|(client, lease)| (Box::new(client) as Box<dyn Backend>, lease));

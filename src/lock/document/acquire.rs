@@ -20,9 +20,9 @@ pub enum AskOutcome {
     Go,
     /// Other holders have the lock, or other waiters go first; a request that waits is in the queue. Only holders of the document are known.
     Busy(Busy),
-    /// There is room, but the run policy denies the request.
+    /// There is room, but a run record denies the request.
     Denied(Box<Denial>),
-    /// The owner whose hold was to be entered is no holder.
+    /// The request may only enter its owner's hold, and the owner is no holder.
     NotHeld,
 }
 
@@ -63,7 +63,7 @@ impl Document {
         })
     }
 
-    /// Asks for the lock, while an exclusive hold outside lasts until `outside`; `refused` returns why the run policy denies a fresh hold
+    /// Asks for the lock, while an exclusive hold outside lasts until `outside`; `refused` returns why a run record denies a fresh hold
     /// of a lock that has room. After [`AskOutcome::Go`] the same step must grant the lock: with [`Document::grant`], or outside.
     pub fn ask(&mut self, request: &Request, now: u64, outside: Option<u64>, refused: impl FnOnce() -> Option<Denial>) -> AskOutcome {
         match self.holder(&request.token) {

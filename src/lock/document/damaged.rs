@@ -1,4 +1,4 @@
-//! Documents that no dlock wrote: no question about such a document panics, and what dlock writes of it can be read.
+//! Documents that no dlock wrote: no use of such a document panics, and dlock can read the document that it writes after that.
 
 use super::{
     tests::{fair, request, waiting},

@@ -6,7 +6,7 @@ use serde::{Deserialize, Deserializer, Serialize, Serializer, de::Error as _};
 
 use super::super::{Break, End, Fence, HistoryEntry, Holder, Metadata, Mode, Request, Token};
 
-/// Times are ms of the store's clock; the short names are part of the layout.
+/// A holder as stored. Times are ms of the store's clock; the short names are part of the layout.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct HolderEntry {
     /// The token's owner.
@@ -15,7 +15,7 @@ pub struct HolderEntry {
     /// The first hold of the owner, which took the lock.
     #[serde(rename = "r")]
     pub root: String,
-    /// Its holds, by [`Token::hold_text`].
+    /// The owner's holds, by [`Token::hold_text`].
     #[serde(rename = "h")]
     pub holds: BTreeMap<String, HoldEntry>,
     /// The mode of the hold.
@@ -24,19 +24,19 @@ pub struct HolderEntry {
     /// The permit's number.
     #[serde(rename = "n", default, skip_serializing_if = "Option::is_none")]
     pub permit: Option<u32>,
-    /// Its fence.
+    /// The holder's fence.
     #[serde(rename = "f")]
     pub fence: u64,
-    /// When it took the lock.
+    /// When the holder took the lock.
     #[serde(rename = "b")]
     pub since: u64,
     /// When a hold was last taken or extended.
     #[serde(rename = "l")]
     pub renewed: u64,
-    /// What the holder said of itself.
+    /// The holder's metadata.
     #[serde(rename = "w", default, skip_serializing_if = "Option::is_none")]
     pub metadata: Option<Metadata>,
-    /// The hold is detached: it needs no living process.
+    /// Whether the hold is detached, so that it needs no living process.
     #[serde(rename = "d", default, skip_serializing_if = "std::ops::Not::not")]
     pub detached: bool,
     /// The mark of a break.
@@ -103,7 +103,7 @@ impl HolderEntry {
         }
     }
 
-    /// Returns its history entry.
+    /// Returns the holder's history entry.
     pub(super) fn history_entry(&self, ended: u64, end: End, why: Option<String>) -> HistoryEntry {
         HistoryEntry {
             fence: Some(Fence(self.fence)),
@@ -115,7 +115,7 @@ impl HolderEntry {
         }
     }
 
-    /// Returns its history entry for the case that it is never released.
+    /// Returns the holder's history entry for the case that the lock is never released.
     pub(super) fn vanished(&self, ended: u64) -> HistoryEntry {
         let (end, why) = self.mark.as_ref().map_or((End::Expired, None), Into::into);
         self.history_entry(ended, end, why)

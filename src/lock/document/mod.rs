@@ -1,9 +1,9 @@
-//! One lock as one document: its holders with their nested holds, its queue, the run policy, the warnings given, and an outbox of ended
+//! One lock as one document: its holders with their nested holds, its queue, the run record, the warnings given, and an outbox of ended
 //! holds. All rules of a lock are decided here.
 //!
-//! The module does no I/O and reads no clock. A store reads the document, expires old holds by the store's time in ms, asks one question,
-//! and writes the document back in a step that fails if another client changed it meanwhile. An exclusive hold may be in the document, or
-//! outside, where the store keeps such holds itself. In that case each question is given the end of that hold.
+//! The module does no I/O and reads no clock. A store reads the document, expires old holds by its own time in ms, and calls one method.
+//! It writes the document back in a step that fails if another client changed it meanwhile. An exclusive hold may be in the document, or
+//! outside, if the store keeps such holds itself. In that case each call gets the end of that hold.
 //!
 //! Worst cases: a hold is never released (it ends by its own time, independently of other holds); the clock is set back (no sign of life
 //! and no offer lies in the future); a waiter dies (see [`queue`]); an answer is lost (the same token asks again and gets the same answer).
@@ -45,7 +45,7 @@ pub const OFFER: Duration = Duration::from_millis(queue::OFFER);
 /// How many waiters are woken at the same time: one of them may be frozen.
 const WOKEN: usize = 2;
 
-/// All that dlock knows of one lock. The short names are part of the stored layout.
+/// All of dlock's data on one lock. The short names are part of the stored layout.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Document {
     #[serde(rename = "v")]
@@ -57,7 +57,7 @@ pub struct Document {
     notified: u64,
     #[serde(rename = "q", default, skip_serializing_if = "Queue::is_empty")]
     queue: Queue,
-    /// The run policy: what earlier runs require of later ones.
+    /// The run record: earlier starts, by which later runs are judged.
     #[serde(rename = "p", default, skip_serializing_if = "is_default")]
     run_record: RunRecord,
     /// The fence of the last hold that was warned about, and the highest level of a warning.
@@ -121,7 +121,7 @@ impl Document {
 
     /// Returns the document as JSON; `None` if it is empty.
     pub fn write(&self) -> Option<String> {
-        // Texts and numbers can always be written.
+        // The document has only texts and numbers, so serializing can't fail.
         if self.is_empty() { None } else { serde_json::to_string(self).ok() }
     }
 

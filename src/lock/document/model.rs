@@ -1,12 +1,12 @@
 //! Breaking a hold that is being renewed: the real document, with every order of the steps of its holder, the breaker and a successor.
 //!
-//! **What it shows.** No successor starts while a holder is still stopping. A broken hold is never renewed after the successor was granted,
-//! and never counts as a holder from then on. No late request touches the successor. When no more steps are possible the successor has had
-//! the lock.
+//! **Results.** No successor starts while a holder is still stopping. A broken hold is never renewed after the successor was granted, and
+//! never counts as a holder from then on. No late request changes the successor's hold. When no more steps are possible, the successor
+//! has had the lock.
 //!
 //! **The model.** Time is whole ticks, which the store and all others see at the same moment. A request reaches the store at any time or
-//! never, and its answer may be lost. The holder counts its lease from before it asked; its command is dead when that lease ends. One of
-//! its requests may arrive long after it gave up. The breaker acts as `lease::breaking`: a mark, a lease's time, then perhaps eviction.
+//! never, and its answer may be lost. The holder counts its lease from before it asked; its command is dead when that lease ends. One
+//! abandoned request of the holder may arrive late. The breaker acts as `lease::breaking`: a mark, a lease's time, then perhaps eviction.
 //! "Eventually" is checked in each state without a next one: time ends, and before that the holder stops asking.
 
 use stateright::{Checker, HasDiscoveries, Model, Property};
@@ -63,7 +63,7 @@ struct BreakModelState {
     until: u64,
     /// The holder's request that is on its way, and when it was sent.
     asked: Option<(ModelRequest, u64)>,
-    /// A request that the holder gave up.
+    /// A request that the holder abandoned.
     late: Option<ModelRequest>,
     breaker: Breaker,
     /// When the successor's hold ends.
@@ -89,7 +89,7 @@ enum BreakStep {
     Succeed,
 }
 
-/// How a hold is broken, and which precaution is left out.
+/// The rules by which a hold is broken.
 #[derive(Clone, Copy)]
 struct BreakModel {
     /// A holder that does not answer keeps all of its lease.

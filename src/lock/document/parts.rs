@@ -1,4 +1,4 @@
-//! A document in parts, for stores that keep the holders in one place, and the queue or the run policy in others.
+//! A document in parts, for stores that keep the holders in one place, and the queue or the run record in others.
 
 use serde::Serialize;
 
@@ -25,7 +25,7 @@ impl Document {
             v: u16,
             s: &'a [HolderEntry],
         }
-        // Texts and numbers can always be written.
+        // The holders have only texts and numbers, so serializing can't fail.
         if self.has_holders() { serde_json::to_string(&Holders { v: self.layout, s: &self.holders }).ok() } else { None }
     }
 
@@ -109,12 +109,12 @@ impl Document {
         self.warned = (fence.0, level);
     }
 
-    /// Returns the run policy.
+    /// Returns the run record.
     pub fn run_record(&self) -> &RunRecord {
         &self.run_record
     }
 
-    /// Adds a run policy that the store kept separately.
+    /// Adds a run record that the store kept separately.
     pub fn set_run_record(&mut self, run_record: RunRecord) {
         self.run_record = run_record;
     }

@@ -1,11 +1,11 @@
 //! The queue of a lock, and which waiter goes first: the reference for every store.
 //!
-//! A waiter never holds up those in front of it. It holds up those behind it in two cases: it asked for fair order, or it is a writer,
-//! which a stream of readers would otherwise keep out forever. Readers never hold each other up.
+//! A waiter never holds up earlier waiters. It holds up later ones in two cases: it asked for fair order, or it is a writer, which a
+//! stream of readers would otherwise keep out forever. Readers never hold each other up.
 //!
 //! The worst cases are waiters that die. A waiter that has not asked for [`GONE`] is dropped. The lock is offered to a waiter if there is
-//! room for it and a waiter behind it had to let it go first. It then has [`OFFER`] to ask. A slow waiter that does not ask in this time
-//! loses its position too. Only its own request brings it another offer.
+//! room for the waiter and a later one had to let it go first. The waiter then has [`OFFER`] to ask. A slow waiter that does not ask in
+//! this time loses its position too. Only its own request brings it another offer.
 
 use std::time::Duration;
 
@@ -20,7 +20,7 @@ use super::{
 const GONE: u64 = 15_000;
 /// A sign of life younger than this many ms is not renewed.
 const FRESH: u64 = 2_000;
-/// For this many ms the lock is offered only to the first waiter, before it is offered to those behind it.
+/// For this many ms the lock is offered only to the first waiter, and then also to later ones.
 const HEAR: u64 = 200;
 /// A lock that has room is reserved for this many ms for the waiter that it was offered to.
 pub(super) const OFFER: u64 = 1_000;
@@ -39,10 +39,10 @@ pub struct QueueEntry {
     /// The mode that the waiter wants.
     #[serde(rename = "m", with = "holder")]
     pub mode: Mode,
-    /// Whether it asked for fair order.
+    /// Whether the waiter asked for fair order.
     #[serde(rename = "f", default, skip_serializing_if = "std::ops::Not::not")]
     pub fair: bool,
-    /// What the waiter said of itself.
+    /// The waiter's metadata.
     #[serde(rename = "w", default, skip_serializing_if = "Option::is_none")]
     pub metadata: Option<Metadata>,
     /// When the waiter came.
@@ -51,7 +51,7 @@ pub struct QueueEntry {
     /// When the waiter last asked.
     #[serde(rename = "l")]
     pub seen: u64,
-    /// Since when the lock is offered to it: a waiter behind it has let it go first.
+    /// Since when the lock is offered to the waiter: a later waiter has let it go first.
     #[serde(rename = "c", default, skip_serializing_if = "Option::is_none")]
     pub offered: Option<u64>,
 }
@@ -164,7 +164,7 @@ impl Queue {
             })
         })?;
         let queued = &mut self.0[at];
-        // A waiter that was moved here from the plain list has not said there what it asked for.
+        // A waiter that was moved here from the plain list has no flag for fair order there.
         queued.fair |= request.fair;
         // A fresh sign of life need not be written again.
         if queued.offered.take().is_some() || now.saturating_sub(queued.seen) >= FRESH {
@@ -188,7 +188,7 @@ impl Queue {
         self.0.len() < before
     }
 
-    /// Returns the waiters in front of it.
+    /// Returns the waiters in front of this hold; all if it is not in the queue.
     pub fn before(&self, hold: &str) -> impl DoubleEndedIterator<Item = &QueueEntry> {
         self.0[..self.position(hold).unwrap_or(self.0.len())].iter()
     }
@@ -206,8 +206,8 @@ impl Queue {
         self.0.iter_mut().for_each(|queued| queued.offered = None);
     }
 
-    /// Returns the waiters that can be granted the lock now, or once the offers of those in front of them are over. Returns at most `most`
-    /// waiters, and only one unfair exclusive waiter: any of these can replace it.
+    /// Returns the waiters that can be granted the lock now, or once the offers to earlier waiters are over. Returns at most `most`
+    /// waiters, and only one unfair exclusive waiter: any other of this kind can replace it.
     pub fn may_go(&self, room: impl Fn(Mode) -> usize, most: usize) -> Vec<WakeUp> {
         let blocked = |at: usize, mode| self.0[..at].iter().any(|other| other.goes_before(mode) && room(other.mode) == 0);
         let mut woken: Vec<WakeUp> = Vec::new();

@@ -3,7 +3,7 @@ use crate::lock::{Busy, Entry, Grant, Intent, Key, Renewal, Request};
 
 const SECOND: u64 = 1000;
 
-/// A document with a clock and a counter, which is written down and read again before each step.
+/// A document with a clock and a counter. Each step first writes the document and reads it back.
 struct World {
     document: Document,
     now: u64,
@@ -77,7 +77,7 @@ fn holds(requests: &[&Request]) -> Vec<String> {
 }
 
 #[test]
-fn an_empty_document_is_written_as_nothing() {
+fn an_empty_document_is_not_stored() {
     let mut world = World::new();
     assert_eq!(world.document.write(), None);
     let one = request(Mode::Shared);
@@ -105,7 +105,7 @@ fn newer_minor_layouts_are_read_and_newer_majors_refused() {
 }
 
 #[test]
-fn a_hold_asked_again_is_one_and_nested_ones_end_by_themselves() {
+fn a_repeated_request_is_one_hold_and_nested_holds_expire_on_their_own() {
     let mut world = World::new();
     let outer = request(Mode::Permits(2));
     let inner =
@@ -125,7 +125,7 @@ fn a_hold_asked_again_is_one_and_nested_ones_end_by_themselves() {
 }
 
 #[test]
-fn each_hold_ends_by_its_own_time_and_is_remembered() {
+fn each_hold_expires_on_its_own_and_is_recorded() {
     let mut world = World::new();
     let (short, long) = (request(Mode::Shared), Request { ttl: Ttl::new(Duration::from_secs(90)).unwrap(), ..request(Mode::Shared) });
     world.take(&short);
@@ -142,7 +142,7 @@ fn each_hold_ends_by_its_own_time_and_is_remembered() {
 }
 
 #[test]
-fn a_waiter_for_a_hold_outside_goes_when_that_is_over() {
+fn waiters_get_the_lock_after_a_foreign_hold_ends() {
     let mut world = World::new();
     world.outside = Some(world.now + 7 * SECOND);
     let (writer, reader) = (waiting(Mode::Exclusive), waiting(Mode::Shared));
@@ -155,13 +155,13 @@ fn a_waiter_for_a_hold_outside_goes_when_that_is_over() {
     assert_eq!(world.woken(), holds(&[&writer, &reader]));
     let busy = world.busy(&reader);
     assert_eq!((busy.transient, busy.expires_in), (true, Some(Duration::from_secs(1))));
-    assert_eq!(world.woken(), holds(&[&writer]), "its turn has begun");
+    assert_eq!(world.woken(), holds(&[&writer]), "the writer has an offer");
     world.take(&writer);
     assert!(world.woken().is_empty());
 }
 
 #[test]
-fn waiters_of_the_plain_list_keep_their_positions() {
+fn waiters_from_the_plain_list_keep_their_positions() {
     let mut world = World::new();
     let reader = waiting(Mode::Shared);
     world.take(&request(Mode::Exclusive));
@@ -175,7 +175,7 @@ fn waiters_of_the_plain_list_keep_their_positions() {
 }
 
 #[test]
-fn a_granted_reader_lets_the_next_be_woken_and_a_writer_lets_nobody() {
+fn a_granted_reader_wakes_the_next_and_a_writer_wakes_none() {
     let mut world = World::new();
     let writer = request(Mode::Exclusive);
     world.take(&writer);
@@ -187,15 +187,15 @@ fn a_granted_reader_lets_the_next_be_woken_and_a_writer_lets_nobody() {
     world.busy(&last);
     assert!(world.woken().is_empty());
     world.free(&writer);
-    let told = world.document.notified();
+    let report = world.document.notified();
     assert_eq!(world.woken(), holds(&[&readers[0], &readers[1]]));
-    assert!(world.woken().is_empty() && world.document.notified() == told + 1);
+    assert!(world.woken().is_empty() && world.document.notified() == report + 1);
     world.take(&readers[0]);
     assert_eq!(world.woken(), holds(&[&readers[1], &readers[2]]));
     for reader in &readers[1..] {
         world.take(reader);
     }
-    assert!(world.woken().is_empty(), "the writer has to wait for all of them");
+    assert!(world.woken().is_empty(), "the writer waits for all readers");
     for reader in &readers {
         world.free(reader);
     }
@@ -203,7 +203,7 @@ fn a_granted_reader_lets_the_next_be_woken_and_a_writer_lets_nobody() {
 }
 
 #[test]
-fn one_is_woken_of_those_who_are_alike() {
+fn one_of_several_equal_waiters_is_woken() {
     let mut world = World::new();
     let holder = request(Mode::Exclusive);
     world.take(&holder);
@@ -216,7 +216,7 @@ fn one_is_woken_of_those_who_are_alike() {
 }
 
 #[test]
-fn a_waiter_that_is_held_up_is_not_woken() {
+fn a_blocked_waiter_is_not_woken() {
     let mut world = World::new();
     world.take(&request(Mode::Shared));
     let (writer, reader) = (waiting(Mode::Exclusive), waiting(Mode::Shared));
@@ -231,7 +231,7 @@ fn a_waiter_that_is_held_up_is_not_woken() {
 }
 
 #[test]
-fn an_offer_that_is_not_taken_ends_and_a_clock_set_back_makes_it_no_longer() {
+fn an_offer_expires_even_if_the_clock_is_set_back() {
     let mut world = World::new();
     let holder = request(Mode::Exclusive);
     world.take(&holder);
@@ -246,11 +246,11 @@ fn an_offer_that_is_not_taken_ends_and_a_clock_set_back_makes_it_no_longer() {
     world.now += SECOND;
     world.take(&next);
     assert!(world.document.waiters(world.now).is_empty());
-    assert_eq!(world.woken(), holds(&[&dead]), "it may be only slow");
+    assert_eq!(world.woken(), holds(&[&dead]), "the waiter may only be slow");
 }
 
 #[test]
-fn a_waiter_without_a_sign_is_gone() {
+fn a_silent_waiter_is_removed() {
     let mut world = World::new();
     let holder = request(Mode::Shared);
     world.take(&holder);
@@ -267,7 +267,7 @@ fn a_waiter_without_a_sign_is_gone() {
 }
 
 #[test]
-fn a_break_is_of_one_hold_and_stays_seen() {
+fn a_break_applies_to_one_hold_and_stays_seen() {
     let mut world = World::new();
     let (one, two) = (request(Mode::Shared), request(Mode::Shared));
     let (fence, _) = (world.take(&one).fence, world.take(&two));

@@ -113,7 +113,7 @@ mod tests {
     }
 
     #[test]
-    fn a_process_keeps_its_share_beyond_its_time_and_no_other() {
+    fn a_living_process_keeps_only_its_own_share_beyond_its_lease() {
         let mut document = Document::default();
         let (lives, dies) = (request(Mode::Shared), request(Mode::Shared));
         take(&mut document, &lives, 0);
@@ -152,7 +152,7 @@ mod tests {
     }
 
     #[test]
-    fn the_dead_leave_the_line_and_the_third_waits_for_the_first() {
+    fn dead_waiters_leave_the_queue_and_the_third_waits_for_the_first() {
         let mut document = Document::default();
         take(&mut document, &request(Mode::Permits(1)), 0);
         let waiting = [(); 4].map(|()| request(Mode::Permits(1)));

@@ -32,7 +32,7 @@ fn rule(record: &RunRecord, run_policy: &RunPolicy, now_ms: u64) -> Option<Rule>
 }
 
 #[test]
-fn the_skew_guard_refuses_tries_from_elsewhere_until_it_is_over() {
+fn the_skew_guard_denies_tries_from_other_places_until_it_ends() {
     let record = begun(guarded("a"), 10_000);
     assert_eq!(rule(&record, &guarded("b"), 14_999), Some(Rule::SkewGuard(secs(5))));
     assert_eq!(rule(&record, &guarded("b"), 15_000), None);
@@ -40,11 +40,11 @@ fn the_skew_guard_refuses_tries_from_elsewhere_until_it_is_over() {
     assert_eq!(rule(&record, &run_policy("b"), 10_001), None, "a run without a guard is not refused");
     assert_eq!(record.judge(None, &Token::random(), 10_001), None);
     assert_eq!(rule(&record, &guarded("b"), 9_000), Some(Rule::SkewGuard(secs(5))), "the clock was set back a little");
-    assert_eq!(rule(&record, &guarded("b"), 4_000), None, "and by far");
+    assert_eq!(rule(&record, &guarded("b"), 4_000), None, "the clock was set back by far");
 }
 
 #[test]
-fn at_least_refuses_everybody() {
+fn at_least_denies_every_run() {
     let record = begun(RunPolicy { at_least: Some(secs(30)), ..run_policy("a") }, 10_000);
     assert_eq!(
         record.judge(None, &Token::random(), 39_000).map(|denial| (denial.rule, denial.again_in)),
@@ -60,31 +60,31 @@ fn a_window_has_one_run() {
     assert_eq!(rule(&record, &once(30, 0, false), 39_999), Some(Rule::Once(RunState::Started)));
     assert_eq!(rule(&record, &once(30, 0, false), 40_000), None);
     assert_eq!(rule(&record, &once(30, 0, false), 1), Some(Rule::Once(RunState::Started)), "a start in the future");
-    assert_eq!(rule(&record, &once(30, 0, true), 11_000), None, "it may have crashed");
-    assert_eq!(rule(&record, &guarded("b"), 11_000), None, "who does not ask for it");
+    assert_eq!(rule(&record, &once(30, 0, true), 11_000), None, "a crashed run may be retried");
+    assert_eq!(rule(&record, &guarded("b"), 11_000), None, "a run without --once-per is not denied");
 }
 
 #[test]
-fn failures_are_retried_so_often() {
+fn failures_are_retried_up_to_the_limit() {
     let twice = once(30, 1, false);
     let mut record = begun(twice.clone(), 10_000);
     assert!(record.end(Fence(7), RunState::Failed));
     assert_eq!(rule(&record, &once(30, 0, false), 11_000), Some(Rule::Once(RunState::Failed)));
     assert_eq!(rule(&record, &twice, 11_000), None);
     record.begin(&request(twice.clone()), Fence(8), 11_000);
-    assert!(!record.end(Fence(7), RunState::Ok), "another run's");
+    assert!(!record.end(Fence(7), RunState::Ok), "the fence is of another run");
     assert!(record.end(Fence(8), RunState::Failed));
     assert_eq!(rule(&record, &twice, 12_000), Some(Rule::Once(RunState::Failed)));
     assert_eq!(rule(&record, &twice, 41_000), None);
     record.begin(&request(twice.clone()), Fence(9), 41_000);
-    assert_eq!(record.start.as_ref().map(|start| start.tries), Some(1), "a window of its own");
+    assert_eq!(record.start.as_ref().map(|start| start.tries), Some(1), "a new window starts at one");
     assert!(record.end(Fence(9), RunState::Ok));
-    assert!(!record.end(Fence(9), RunState::Failed), "what is known stays");
+    assert!(!record.end(Fence(9), RunState::Failed), "a known outcome stays");
     assert_eq!(rule(&record, &once(30, 9, true), 42_000), Some(Rule::Once(RunState::Ok)));
 }
 
 #[test]
-fn what_is_undone_leaves_nothing() {
+fn a_cancelled_run_leaves_no_trace() {
     let run_policy = RunPolicy { skew_guard: Some(secs(5)), at_least: Some(secs(9)), ..once(30, 1, false) };
     let mut record = begun(run_policy.clone(), 10_000);
     assert!(record.end(Fence(7), RunState::Cancelled));
@@ -93,11 +93,11 @@ fn what_is_undone_leaves_nothing() {
     record.end(Fence(8), RunState::Failed);
     record.begin(&request(run_policy.clone()), Fence(9), 10_002);
     record.end(Fence(9), RunState::Cancelled);
-    assert_eq!(record.start.as_ref().map(|start| (start.state, start.tries)), Some((RunState::Failed, 1)), "the one before failed");
+    assert_eq!(record.start.as_ref().map(|start| (start.state, start.tries)), Some((RunState::Failed, 1)), "the earlier run failed");
 }
 
 #[test]
-fn no_request_is_refused_by_its_own_record() {
+fn a_request_is_not_denied_by_its_own_record() {
     let run_policy = RunPolicy { skew_guard: Some(secs(5)), at_least: Some(secs(9)), ..once(30, 1, false) };
     let mut record = begun(run_policy.clone(), 9_000);
     record.end(Fence(7), RunState::Failed);
@@ -107,13 +107,13 @@ fn no_request_is_refused_by_its_own_record() {
     assert_eq!(record.judge(Some(&run_policy), &own.token, 11_000), None);
     assert_eq!(rule(&record, &run_policy, 11_000), Some(Rule::AtLeast(secs(9))));
     record.begin(&own, Fence(9), 11_000);
-    assert_eq!(record.start.as_ref().map(|start| (start.fence, start.tries)), Some((Fence(9), 2)), "asked again, it is one try");
+    assert_eq!(record.start.as_ref().map(|start| (start.fence, start.tries)), Some((Fence(9), 2)), "a repeated request is one attempt");
     assert!(record.end(Fence(9), RunState::Failed));
     assert_eq!(rule(&record, &RunPolicy { at_least: None, ..run_policy }, 21_000), Some(Rule::Once(RunState::Failed)));
 }
 
 #[test]
-fn a_record_is_read_as_it_was_written() {
+fn a_record_survives_a_round_trip() {
     let record = begun(RunPolicy { at_least: Some(secs(9)), ..once(30, 1, false) }, 10_000);
     let text = serde_json::to_string(&record).unwrap();
     assert_eq!(serde_json::from_str::<RunRecord>(&text).unwrap(), record);

@@ -2,12 +2,12 @@
 
 use rustix::process::{Pid, Signal, getpid, kill_process, kill_process_group};
 
-use super::{DRAIN_DELAY, GuardianLoop, Phase};
+use super::{DLOCK_FIRST, DRAIN_DELAY, GuardianLoop, Phase};
 use crate::{
     lease::BootClock,
     lock::BootTime,
     supervise::{
-        Leftover, OnLost, StopReason,
+        Deadlines, Leftover, OnLost, StopReason,
         cgroup::Cgroup,
         hunt::{Hunt, ProcessNews},
         message::Report,
@@ -20,6 +20,10 @@ impl GuardianLoop {
     pub(super) fn judge(&mut self, now: BootTime) {
         if matches!(self.phase, Phase::Idle) || self.is_done() {
             return;
+        }
+        if self.bound && !self.lapsed && self.severed.is_some_and(|at| now >= at.plus(DLOCK_FIRST)) {
+            // The next holder starts soon, and a stopped dlock gives no order.
+            self.deadlines = Deadlines { term_at: now, kill_at: now };
         }
         // A command that is gone can't be stopped, but its descendants can.
         if self.bound && !self.lapsed && now >= self.deadlines.term_at {

@@ -1,4 +1,4 @@
-//! Taking a lock away from its holder: marked, its holder stops by itself; evicted, it is gone at once.
+//! Breaking a hold. The holder of a marked hold stops by itself; an evicted hold ends at once.
 
 use std::time::Duration;
 
@@ -16,32 +16,32 @@ use crate::{
 
 pub fn all() -> Vec<Case> {
     let mut all = cases![everywhere =>
-        a_marked_hold_is_renewed_only_to_be_stopped,
-        a_mark_is_shown_and_the_hold_goes_on,
+        a_marked_hold_is_renewed_only_to_drain,
+        a_mark_is_shown_and_the_hold_continues,
         a_mark_that_was_seen_stays_seen,
-        who_answers_a_mark_gives_back_what_was_broken,
+        a_marked_hold_is_recorded_as_broken,
         a_marked_hold_ends_with_its_lease,
-        only_the_hold_that_was_seen_is_marked,
-        a_mark_can_be_put_again,
-        who_means_another_hold_leaves_the_mark,
+        only_the_hold_with_the_given_fence_is_marked,
+        a_hold_can_be_marked_again,
+        breaking_another_fence_leaves_the_mark,
         a_mark_ends_with_its_hold,
-        only_the_hold_that_was_seen_is_evicted,
+        only_the_hold_with_the_given_fence_is_evicted,
     ];
     all.extend(cases![|kind| !kind.bound_to_processes() =>
-        who_is_evicted_holds_nothing,
-        an_eviction_frees_the_lock_for_who_waits,
+        an_evicted_holder_holds_nothing,
+        an_eviction_frees_the_lock_for_a_waiter,
     ]);
-    all.extend(cases![|kind| kind.hands_on() =>
-        a_nested_hold_is_broken_with_the_one_it_entered,
-        a_nested_hold_that_outlives_the_outer_one_is_broken,
+    all.extend(cases![|kind| kind.crosses_processes() =>
+        a_nested_hold_is_broken_with_its_outer_hold,
+        a_nested_hold_that_outlives_its_outer_hold_is_broken,
     ]);
-    all.extend(cases![|kind| kind.hands_on() && !kind.bound_to_processes() =>
-        nested_holds_are_evicted_with_the_one_they_entered,
+    all.extend(cases![|kind| kind.crosses_processes() && !kind.bound_to_processes() =>
+        nested_holds_are_evicted_with_their_outer_hold,
     ]);
-    // One node of Redlock claims a warning, and it may not be one of those that have the hold.
-    all.extend(cases![|kind| kind != Kind::Redlock => a_hold_that_is_gone_is_warned_of_by_no_client]);
-    all.extend(cases![|kind| kind.keeps_places() => who_waits_is_not_broken]);
-    all.extend(cases![|kind| kind.shared() => one_reader_is_broken_and_no_other]);
+    // One node of Redlock claims a warning, and that node may not have the hold.
+    all.extend(cases![|kind| kind != Kind::Redlock => no_client_claims_a_warning_about_a_released_hold]);
+    all.extend(cases![|kind| kind.keeps_positions() => a_waiter_is_not_broken]);
+    all.extend(cases![|kind| kind.shared() => breaking_one_reader_leaves_the_others]);
     all
 }
 
@@ -53,18 +53,18 @@ async fn evict(client: &mut Client, key: &Key, fence: Fence) -> bool {
     client.0.amend(key, Amendment::Evict(fence, &broken("NFS"))).await.unwrap_or_else(|error| panic!("evict: {error:?}"))
 }
 
-/// A renewal that keeps the lock until what ran under it is dead.
-async fn stop(client: &mut Client, of: &Request) -> Renewal {
+/// Renews with the intent to drain: the lock stays held until the command is dead.
+async fn drain(client: &mut Client, of: &Request) -> Renewal {
     client.0.renew(&of.key, &of.token, Intent::Drain).await.unwrap_or_else(|error| panic!("renew: {error:?}"))
 }
 
-async fn shown(client: &mut Client, key: &Key) -> Option<Break> {
+async fn shown_break(client: &mut Client, key: &Key) -> Option<Break> {
     let state = client.inspect(key).await;
     assert_eq!(state.holders.len(), 1, "{state:?}");
     state.holders[0].broken.clone()
 }
 
-async fn a_marked_hold_is_renewed_only_to_be_stopped(lab: &Lab) {
+async fn a_marked_hold_is_renewed_only_to_drain(lab: &Lab) {
     let (mut a, mut b) = (lab.client().await, lab.client().await);
     let job = key("job");
     let asked = request(&job, LONG);
@@ -74,24 +74,24 @@ async fn a_marked_hold_is_renewed_only_to_be_stopped(lab: &Lab) {
     for _ in 0..2 {
         assert_eq!(a.renew(&asked, None).await, Renewal::Broken(broken("NFS \"hangs\"\n\u{2600}")));
     }
-    assert!(matches!(stop(&mut a, &asked).await, Renewal::Renewed { fence: same, .. } if same == fence));
-    assert!(matches!(stop(&mut a, &asked).await, Renewal::Renewed { .. }));
+    assert!(matches!(drain(&mut a, &asked).await, Renewal::Renewed { fence: same, .. } if same == fence));
+    assert!(matches!(drain(&mut a, &asked).await, Renewal::Renewed { .. }));
     b.refused(&request(&job, LONG)).await;
     a.free(&asked).await;
 }
 
-async fn a_mark_is_shown_and_the_hold_goes_on(lab: &Lab) {
+async fn a_mark_is_shown_and_the_hold_continues(lab: &Lab) {
     let (mut a, mut b) = (lab.client().await, lab.client().await);
     let job = key("job");
     let asked = request(&job, LONG);
     let fence = a.take(&asked).await.fence;
-    assert_eq!(shown(&mut b, &job).await, None);
+    assert_eq!(shown_break(&mut b, &job).await, None);
     mark(&mut b, &job, fence, "NFS").await;
-    assert_eq!(shown(&mut b, &job).await, Some(broken("NFS")));
+    assert_eq!(shown_break(&mut b, &job).await, Some(broken("NFS")));
     b.refused(&request(&job, LONG)).await;
     assert!(matches!(b.0.renew(&job, &asked.token, Intent::Probe).await, Ok(Renewal::Kept { .. })));
-    stop(&mut a, &asked).await;
-    assert_eq!(shown(&mut b, &job).await, Some(Break { seen: true, ..broken("NFS") }));
+    drain(&mut a, &asked).await;
+    assert_eq!(shown_break(&mut b, &job).await, Some(Break { seen: true, ..broken("NFS") }));
     b.refused(&request(&job, LONG)).await;
     a.free(&asked).await;
     assert!(b.inspect(&job).await.holders.is_empty());
@@ -103,13 +103,13 @@ async fn a_mark_that_was_seen_stays_seen(lab: &Lab) {
     let asked = request(&job, LONG);
     let fence = a.take(&asked).await.fence;
     mark(&mut b, &job, fence, "NFS").await;
-    assert!(matches!(stop(&mut a, &asked).await, Renewal::Renewed { .. } | Renewal::Kept { .. }));
+    assert!(matches!(drain(&mut a, &asked).await, Renewal::Renewed { .. } | Renewal::Kept { .. }));
     let seen = Break { seen: true, ..broken("NFS") };
     assert_eq!(a.renew(&asked, None).await, Renewal::Broken(seen.clone()));
-    assert_eq!(shown(&mut b, &job).await, Some(seen));
+    assert_eq!(shown_break(&mut b, &job).await, Some(seen));
 }
 
-async fn a_hold_that_is_gone_is_warned_of_by_no_client(lab: &Lab) {
+async fn no_client_claims_a_warning_about_a_released_hold(lab: &Lab) {
     let (mut a, mut b) = (lab.client().await, lab.client().await);
     let job = key("job");
     let asked = request(&job, LONG);
@@ -120,15 +120,15 @@ async fn a_hold_that_is_gone_is_warned_of_by_no_client(lab: &Lab) {
     assert!(!warn(&mut b, 3).await);
 }
 
-async fn who_answers_a_mark_gives_back_what_was_broken(lab: &Lab) {
+async fn a_marked_hold_is_recorded_as_broken(lab: &Lab) {
     let (mut a, mut b) = (lab.client().await, lab.client().await);
     let job = key("job");
     let asked = request(&job, LONG);
     let fence = a.take(&asked).await.fence;
     mark(&mut b, &job, fence, "NFS").await;
-    let Renewal::Broken(told) = a.renew(&asked, None).await else { panic!("renewed") };
-    stop(&mut a, &asked).await;
-    let (end, why) = (&told).into();
+    let Renewal::Broken(decision) = a.renew(&asked, None).await else { panic!("renewed") };
+    drain(&mut a, &asked).await;
+    let (end, why) = (&decision).into();
     let info = ReleaseInfo { end: Some(end), why, ..Scope::Tree.into() };
     assert_eq!(a.0.release(&job, &asked.token, &info).await.expect("release"), Release::Released);
     let next = b.hold(&job).await;
@@ -154,19 +154,19 @@ async fn a_marked_hold_ends_with_its_lease(lab: &Lab) {
         lab.pass(Duration::from_millis(50)).await;
     }
     b.renewed(&next, None).await;
-    assert_eq!(shown(&mut b, &job).await, None);
+    assert_eq!(shown_break(&mut b, &job).await, None);
     let past = history(&mut b, &job).await.past;
     assert!(past.len() == 1 && past[0].end == End::Broken && past[0].fence == Some(grant.fence), "{past:?}");
 }
 
-async fn only_the_hold_that_was_seen_is_marked(lab: &Lab) {
+async fn only_the_hold_with_the_given_fence_is_marked(lab: &Lab) {
     let (mut a, mut b) = (lab.client().await, lab.client().await);
     let job = key("job");
-    assert!(!mark(&mut b, &job, Fence(7), "NFS").await, "it is free");
+    assert!(!mark(&mut b, &job, Fence(7), "NFS").await, "the lock is free");
     let first = request(&job, LONG);
     let before = a.take(&first).await.fence;
     a.free(&first).await;
-    assert!(!mark(&mut b, &job, before, "NFS").await, "it was given back");
+    assert!(!mark(&mut b, &job, before, "NFS").await, "the hold was released");
     let second = request(&job, LONG);
     let fence = a.take(&second).await.fence;
     for other in [before, Fence(fence.0 + 1), Fence(0)] {
@@ -174,11 +174,11 @@ async fn only_the_hold_that_was_seen_is_marked(lab: &Lab) {
     }
     assert!(!mark(&mut b, &key("other"), fence, "NFS").await);
     a.renewed(&second, None).await;
-    assert_eq!(shown(&mut b, &job).await, None);
+    assert_eq!(shown_break(&mut b, &job).await, None);
     a.free(&second).await;
 }
 
-async fn a_mark_can_be_put_again(lab: &Lab) {
+async fn a_hold_can_be_marked_again(lab: &Lab) {
     let (mut a, mut b) = (lab.client().await, lab.client().await);
     let job = key("job");
     let asked = request(&job, LONG);
@@ -186,14 +186,14 @@ async fn a_mark_can_be_put_again(lab: &Lab) {
     mark(&mut b, &job, fence, "one").await;
     mark(&mut b, &job, fence, "two").await;
     assert_eq!(a.renew(&asked, None).await, Renewal::Broken(broken("two")));
-    stop(&mut a, &asked).await;
-    // Who is stopping already goes on doing so.
+    drain(&mut a, &asked).await;
+    // A holder that is draining already goes on draining.
     mark(&mut b, &job, fence, "three").await;
-    assert_eq!(shown(&mut b, &job).await, Some(Break { seen: true, ..broken("three") }));
+    assert_eq!(shown_break(&mut b, &job).await, Some(Break { seen: true, ..broken("three") }));
     a.free(&asked).await;
 }
 
-async fn who_means_another_hold_leaves_the_mark(lab: &Lab) {
+async fn breaking_another_fence_leaves_the_mark(lab: &Lab) {
     let (mut a, mut b) = (lab.client().await, lab.client().await);
     let job = key("job");
     let first = request(&job, LONG);
@@ -206,9 +206,9 @@ async fn who_means_another_hold_leaves_the_mark(lab: &Lab) {
         assert!(!mark(&mut b, &job, other, "late").await);
         assert!(!evict(&mut b, &job, other).await);
     }
-    assert_eq!(shown(&mut b, &job).await, Some(broken("NFS")));
+    assert_eq!(shown_break(&mut b, &job).await, Some(broken("NFS")));
     assert_eq!(a.renew(&asked, None).await, Renewal::Broken(broken("NFS")));
-    stop(&mut a, &asked).await;
+    drain(&mut a, &asked).await;
     a.free(&asked).await;
 }
 
@@ -221,11 +221,11 @@ async fn a_mark_ends_with_its_hold(lab: &Lab) {
     a.free(&asked).await;
     let next = b.hold(&job).await;
     b.renewed(&next, None).await;
-    assert_eq!(shown(&mut a, &job).await, None);
+    assert_eq!(shown_break(&mut a, &job).await, None);
     b.free(&next).await;
 }
 
-async fn who_is_evicted_holds_nothing(lab: &Lab) {
+async fn an_evicted_holder_holds_nothing(lab: &Lab) {
     let (mut a, mut b) = (lab.client().await, lab.client().await);
     let job = key("job");
     let asked = request(&job, LONG);
@@ -233,7 +233,7 @@ async fn who_is_evicted_holds_nothing(lab: &Lab) {
     assert!(evict(&mut b, &job, fence).await);
     let next = b.hold(&job).await;
     assert_eq!(a.renew(&asked, None).await, Renewal::NotHeld);
-    assert_eq!(stop(&mut a, &asked).await, Renewal::NotHeld);
+    assert_eq!(drain(&mut a, &asked).await, Renewal::NotHeld);
     assert_eq!(a.release(&asked, Scope::Tree).await, Release::NotHeld);
     b.renewed(&next, None).await;
     let past = history(&mut b, &job).await.past;
@@ -241,7 +241,7 @@ async fn who_is_evicted_holds_nothing(lab: &Lab) {
     b.free(&next).await;
 }
 
-async fn an_eviction_frees_the_lock_for_who_waits(lab: &Lab) {
+async fn an_eviction_frees_the_lock_for_a_waiter(lab: &Lab) {
     let (mut a, mut b, mut c) = (lab.client().await, lab.client().await, lab.client().await);
     let job = key("job");
     let asked = request(&job, LONG);
@@ -257,15 +257,15 @@ async fn an_eviction_frees_the_lock_for_who_waits(lab: &Lab) {
         b.wait_for(&wanted, LONG)
     );
     assert!(grant.fence > fence);
-    // A holder that vanished may settle for half a second.
+    // The grant after a vanished holder may have a drain delay of half a second.
     assert!(lab.kind.clock_is_ours() || !lab.kind.notifies() || began.elapsed() < soon() + Duration::from_secs(1), "{:?}", began.elapsed());
     b.free(&wanted).await;
 }
 
-async fn only_the_hold_that_was_seen_is_evicted(lab: &Lab) {
+async fn only_the_hold_with_the_given_fence_is_evicted(lab: &Lab) {
     let (mut a, mut b) = (lab.client().await, lab.client().await);
     let job = key("job");
-    assert!(!evict(&mut b, &job, Fence(7)).await, "it is free");
+    assert!(!evict(&mut b, &job, Fence(7)).await, "the lock is free");
     let first = request(&job, LONG);
     let before = a.take(&first).await.fence;
     a.free(&first).await;
@@ -280,7 +280,7 @@ async fn only_the_hold_that_was_seen_is_evicted(lab: &Lab) {
     assert_eq!(history(&mut b, &job).await.past.iter().filter(|past| past.end == End::Broken).count(), 0);
 }
 
-async fn a_nested_hold_is_broken_with_the_one_it_entered(lab: &Lab) {
+async fn a_nested_hold_is_broken_with_its_outer_hold(lab: &Lab) {
     let (mut a, mut b, mut c) = (lab.client().await, lab.client().await, lab.client().await);
     let job = key("job");
     let outer = request(&job, LONG);
@@ -290,15 +290,15 @@ async fn a_nested_hold_is_broken_with_the_one_it_entered(lab: &Lab) {
     mark(&mut c, &job, fence, "NFS").await;
     assert_eq!(b.renew(&inner, None).await, Renewal::Broken(broken("NFS")));
     assert_eq!(a.renew(&outer, None).await, Renewal::Broken(broken("NFS")));
-    assert!(matches!(stop(&mut b, &inner).await, Renewal::Renewed { .. }));
+    assert!(matches!(drain(&mut b, &inner).await, Renewal::Renewed { .. }));
     assert_eq!(b.release(&inner, Scope::Hold).await, Release::StillHeld(1));
     a.free(&outer).await;
 }
 
-async fn a_nested_hold_that_outlives_the_outer_one_is_broken(lab: &Lab) {
+async fn a_nested_hold_that_outlives_its_outer_hold_is_broken(lab: &Lab) {
     let (mut a, mut b, mut c) = (lab.client().await, lab.client().await, lab.client().await);
     let job = key("job");
-    // Marked before the outer hold is given back, or after.
+    // The hold is marked before its outer hold is released, or after.
     for before in [true, false] {
         let outer = request(&job, LONG);
         let fence = a.take(&outer).await.fence;
@@ -316,20 +316,20 @@ async fn a_nested_hold_that_outlives_the_outer_one_is_broken(lab: &Lab) {
         assert_eq!(b.renew(&inner, None).await, Renewal::Broken(broken("NFS")));
         assert_eq!(b.renew(&other, None).await, Renewal::Broken(broken("NFS")));
         for of in [&inner, &other, &inner] {
-            assert!(matches!(stop(&mut b, of).await, Renewal::Renewed { fence: same, .. } if same == fence));
+            assert!(matches!(drain(&mut b, of).await, Renewal::Renewed { fence: same, .. } if same == fence));
         }
-        assert_eq!(shown(&mut c, &job).await, Some(Break { seen: true, ..broken("NFS") }));
+        assert_eq!(shown_break(&mut c, &job).await, Some(Break { seen: true, ..broken("NFS") }));
         assert_eq!(b.release(&other, Scope::Hold).await, Release::StillHeld(1));
-        assert!(matches!(stop(&mut b, &inner).await, Renewal::Renewed { .. }));
+        assert!(matches!(drain(&mut b, &inner).await, Renewal::Renewed { .. }));
         b.free(&inner).await;
         assert_eq!(history(&mut c, &job).await.past[0].fence, Some(fence));
     }
 }
 
-async fn nested_holds_are_evicted_with_the_one_they_entered(lab: &Lab) {
+async fn nested_holds_are_evicted_with_their_outer_hold(lab: &Lab) {
     let (mut a, mut b, mut c) = (lab.client().await, lab.client().await, lab.client().await);
     let job = key("job");
-    // Also if the outer hold was given back before.
+    // Also after the release of the outer hold.
     for outlived in [false, true] {
         let outer = request(&job, LONG);
         let fence = a.take(&outer).await.fence;
@@ -350,10 +350,10 @@ async fn nested_holds_are_evicted_with_the_one_they_entered(lab: &Lab) {
     }
 }
 
-async fn who_waits_is_not_broken(lab: &Lab) {
+async fn a_waiter_is_not_broken(lab: &Lab) {
     let (mut a, mut b, mut c) = (lab.client().await, lab.client().await, lab.client().await);
     let job = key("job");
-    // Its place has a number too, which becomes its fence, and which everybody can see. Other cases on the same server count it up as well.
+    // The waiter's position has a visible number, which becomes its fence. Other cases on the same server raise that number too.
     for _ in 0..10 {
         let held = request(&job, LONG);
         let fence = a.take(&held).await.fence;
@@ -371,10 +371,10 @@ async fn who_waits_is_not_broken(lab: &Lab) {
             return;
         }
     }
-    panic!("the case missed it");
+    panic!("no fence was in the tested range");
 }
 
-async fn one_reader_is_broken_and_no_other(lab: &Lab) {
+async fn breaking_one_reader_leaves_the_others(lab: &Lab) {
     let (mut a, mut b, mut c) = (lab.client().await, lab.client().await, lab.client().await);
     let job = key("job");
     let (one, two, three) = (request(&job, LONG), request(&job, LONG), request(&job, LONG));

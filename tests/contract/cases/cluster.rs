@@ -1,6 +1,6 @@
-//! Redis Cluster: the node that has a lock is found, followed and, while its slot is moved, waited for.
+//! Redis Cluster: dlock finds and follows the node that has a lock, and waits while the lock's slot is moved.
 //!
-//! Each case that moves or ends something has a cluster of its own.
+//! Each case that moves a slot or ends a node has its own cluster.
 
 use std::{
     future::pending,
@@ -18,8 +18,8 @@ use dlock::{
 
 use super::{
     Case, cases,
+    redis_access::{LEAST, full_cycle},
     sentinel::renew_until_answered,
-    transport::{LEAST, live},
 };
 use crate::{
     lab::{Client, LONG, Lab, SHORT, SLACK, key, nested, request, soon, waiting},
@@ -32,19 +32,19 @@ use crate::{
 
 pub fn all() -> Vec<Case> {
     cases![|kind| kind == Kind::Cluster =>
-        nodes_that_are_gone_are_passed_over,
+        unreachable_nodes_are_skipped,
         locks_of_all_nodes_are_listed,
         a_hold_outlives_the_move_of_its_slot,
-        a_slot_that_is_only_marked_loses_nobodys_hold,
+        a_slot_marked_for_a_move_keeps_its_holds,
         a_waiter_outlives_the_move_of_its_slot,
-        a_lock_that_is_half_moved_is_refused_for_the_moment,
-        shares_that_are_half_moved_are_refused_for_the_moment,
+        a_half_moved_lock_is_refused_until_the_move_is_done,
+        half_moved_shares_are_refused_until_the_move_is_done,
         a_hold_and_a_waiter_outlive_their_node,
         an_acquire_unanswered_by_a_frozen_node_is_granted_once,
-        a_node_that_is_replaced_alive_is_left,
-        without_its_node_a_lock_is_unavailable,
-        redissons_listeners_are_told,
-        nodes_are_spoken_with_over_tls,
+        a_demoted_node_that_still_runs_is_left,
+        a_lock_is_unavailable_without_its_node,
+        redisson_listeners_are_notified,
+        all_nodes_are_reached_over_tls,
         a_user_with_the_least_rights_can_do_all,
         a_hold_outlives_all_nodes_of_the_url,
         any_node_leads_to_the_same_store,
@@ -52,7 +52,7 @@ pub fn all() -> Vec<Case> {
 }
 
 const LIMITS: Limits<'static> = Limits::of(Duration::from_secs(2));
-/// More than a failover takes.
+/// Longer than a failover takes.
 const FAILOVER: Duration = Duration::from_secs(20);
 
 fn client_at(cluster: &Cluster, nodes: &[usize]) -> Client {
@@ -63,26 +63,26 @@ fn client(cluster: &Cluster) -> Client {
     client_at(cluster, &[0, 1, 2])
 }
 
-/// A client whose grants the replica has.
+/// Returns a client whose grants wait for the replica.
 fn replicated(cluster: &Cluster) -> Client {
     let replicas = Some(Replicas { count: 1, within: Duration::from_secs(2) });
     Client(Box::new(Redis::new(RedisOptions { replicas, ..options_at([cluster.nodes[0].port]) })))
 }
 
-/// A key whose slot a node has.
+/// Returns a key whose slot belongs to a node.
 fn key_at(cluster: &Cluster, node: usize) -> dlock::lock::Key {
     let name = (0..1000).map(|nth| format!("job-{nth}")).find(|name| cluster.owner(&format!("dlock:{name}")) == node);
     key(&name.expect("a key"))
 }
 
-async fn core_acquire(client: &mut Client, request: Request, patience: WaitPolicy) -> dlock::lock::Result<Outcome<()>> {
-    lease::acquire(&mut *client.0, &BootClock, request, patience, LIMITS, pending::<()>(), |_| {}).await
+async fn core_acquire(client: &mut Client, request: Request, wait_policy: WaitPolicy) -> dlock::lock::Result<Outcome<()>> {
+    lease::acquire(&mut *client.0, &BootClock, request, wait_policy, LIMITS, pending::<()>(), |_| {}).await
 }
 
-async fn nodes_that_are_gone_are_passed_over(_: &Lab) {
+async fn unreachable_nodes_are_skipped(_: &Lab) {
     let mut cluster = Cluster::with(true, false);
     let job = key_at(&cluster, 2);
-    // A replica knows as well as any.
+    // A replica knows the slots too.
     for seeds in [vec![3], vec![1, 0], vec![2], vec![5, 0]] {
         let mut a = client_at(&cluster, &seeds);
         let held = a.hold(&job).await;
@@ -96,7 +96,7 @@ async fn nodes_that_are_gone_are_passed_over(_: &Lab) {
     let held = a.hold(&job).await;
     assert!(began.elapsed() < soon(), "{:?}", began.elapsed());
     cluster.nodes[4].kill();
-    let error = client_at(&cluster, &[3, 4]).0.try_acquire(&request(&job, LONG)).await.expect_err("nobody there");
+    let error = client_at(&cluster, &[3, 4]).0.try_acquire(&request(&job, LONG)).await.expect_err("no node is reachable");
     assert_eq!((error.kind, error.effect), (ErrorKind::Unavailable, Effect::NotApplied), "{error:?}");
     assert!(error.message.contains("none of 2 nodes can tell"), "{error:?}");
     a.free(&held).await;
@@ -127,23 +127,23 @@ async fn a_hold_outlives_the_move_of_its_slot(_: &Lab) {
     let mut c = client(&cluster);
     c.renewed(&held, None).await;
     cluster.begin_move(slot, 0, 1);
-    assert_eq!(a.renewed(&held, None).await, fence, "nothing has gone yet");
+    assert_eq!(a.renewed(&held, None).await, fence, "no key has moved yet");
     cluster.move_keys(slot, 0, 1, |_| true);
-    // All has gone, and the new node serves only who was sent there.
-    assert_eq!(a.renewed(&held, None).await, fence, "asked for at the new node");
+    // All keys have moved. The new node serves only clients that were redirected (ASK).
+    assert_eq!(a.renewed(&held, None).await, fence, "redirected to the new node");
     assert_eq!(client(&cluster).renewed(&held, None).await, fence);
     assert_eq!(b.inspect(&job).await.holders.len(), 1);
     assert_eq!(b.keys("").await, [job.as_str()]);
     cluster.end_move(slot, 0, 1);
-    assert_eq!(a.renewed(&held, None).await, fence, "sent to the new node for good");
+    assert_eq!(a.renewed(&held, None).await, fence, "redirected to the new node permanently");
     b.refused(&request(&job, LONG)).await;
-    // Who has heard nothing of all this is sent there with its release.
+    // A client that knows nothing of the move is redirected with its release.
     c.free(&held).await;
     assert_eq!(a.renew(&held, None).await, Renewal::NotHeld);
-    assert!(b.take(&request(&job, LONG)).await.fence > fence, "the counter has moved as well");
+    assert!(b.take(&request(&job, LONG)).await.fence > fence, "the fence counter has moved too");
 }
 
-async fn a_slot_that_is_only_marked_loses_nobodys_hold(_: &Lab) {
+async fn a_slot_marked_for_a_move_keeps_its_holds(_: &Lab) {
     let cluster = Cluster::start();
     let job = key_at(&cluster, 0);
     let slot = cluster.slot(&format!("dlock:{job}"));
@@ -154,7 +154,7 @@ async fn a_slot_that_is_only_marked_loses_nobodys_hold(_: &Lab) {
         let fence = a.take(&held).await.fence;
         a.take(&inner).await;
         cluster.begin_move(slot, 0, 1);
-        // A process that took it, and one that knows nothing of it but the token.
+        // The process that took the lock, and one that knows only the token.
         assert_eq!(a.renewed(&held, None).await, fence, "{mode:?}");
         assert_eq!(client(&cluster).renewed(&held, None).await, fence, "{mode:?}");
         let holding = client(&cluster).0.renew(&job, &held.token, Intent::Probe).await.expect("verify");
@@ -167,8 +167,8 @@ async fn a_slot_that_is_only_marked_loses_nobodys_hold(_: &Lab) {
     }
 }
 
-/// What belongs to readers and permits arrives key by key.
-async fn shares_that_are_half_moved_are_refused_for_the_moment(_: &Lab) {
+/// The keys of readers and permits arrive one by one.
+async fn half_moved_shares_are_refused_until_the_move_is_done(_: &Lab) {
     let cluster = Cluster::start();
     let ways =
         [Mode::Shared, Mode::Permits(2)].map(|mode| [":shares", ":ends", ":rwlock_timeout:1", "the lock"].map(|ahead| (mode, ahead)));
@@ -183,7 +183,7 @@ async fn shares_that_are_half_moved_are_refused_for_the_moment(_: &Lab) {
         let fence = a.take(&held).await.fence;
         cluster.begin_move(slot, 0, 1);
         cluster.move_keys(slot, 0, 1, |name| name.ends_with(ahead) || ahead == "the lock" && name == lock);
-        let error = a.0.renew(&job, &held.token, None.into()).await.expect_err("half there");
+        let error = a.0.renew(&job, &held.token, None.into()).await.expect_err("half moved");
         assert!(error.kind == ErrorKind::Unavailable && error.message.contains("moving"), "{mode:?} {ahead}: {error:?}");
         cluster.move_keys(slot, 0, 1, |_| true);
         assert_eq!(a.renewed(&held, None).await, fence, "{mode:?} {ahead}");
@@ -217,7 +217,7 @@ async fn a_waiter_outlives_the_move_of_its_slot(_: &Lab) {
     assert!(released.elapsed() < soon(), "{:?}", released.elapsed());
 }
 
-async fn a_lock_that_is_half_moved_is_refused_for_the_moment(_: &Lab) {
+async fn a_half_moved_lock_is_refused_until_the_move_is_done(_: &Lab) {
     let cluster = Cluster::start();
     let job = key_at(&cluster, 0);
     let slot = cluster.slot(&format!("dlock:{job}"));
@@ -226,17 +226,17 @@ async fn a_lock_that_is_half_moved_is_refused_for_the_moment(_: &Lab) {
     cluster.begin_move(slot, 0, 1);
     cluster.move_keys(slot, 0, 1, |name| name.ends_with(":record"));
     for error in [
-        a.0.renew(&job, &held.token, None.into()).await.expect_err("half there"),
-        a.0.release(&job, &held.token, &Scope::Hold.into()).await.expect_err("half there"),
-        a.0.try_acquire(&request(&job, LONG)).await.expect_err("half there"),
-        // Of what nobody has ever held, nothing is anywhere.
-        a.0.try_acquire(&nested(&held)).await.expect_err("half there"),
+        a.0.renew(&job, &held.token, None.into()).await.expect_err("half moved"),
+        a.0.release(&job, &held.token, &Scope::Hold.into()).await.expect_err("half moved"),
+        a.0.try_acquire(&request(&job, LONG)).await.expect_err("half moved"),
+        // A lock that was never held has no keys on either node.
+        a.0.try_acquire(&nested(&held)).await.expect_err("half moved"),
     ] {
         assert_eq!((error.kind, error.effect), (ErrorKind::Unavailable, Effect::NotApplied), "{error:?}");
         assert!(error.message.contains("moving") && error.hint.is_some(), "{error:?}");
     }
     assert_eq!(a.inspect(&job).await.holders.len(), 1);
-    // The core asks on until the move is over.
+    // The core repeats the request until the move is over.
     let end = async {
         tokio::time::sleep(SLACK * 3).await;
         cluster.move_keys(slot, 0, 1, |_| true);
@@ -291,7 +291,7 @@ async fn an_acquire_unanswered_by_a_frozen_node_is_granted_once(_: &Lab) {
     client(&cluster).hold(&job).await;
 }
 
-async fn a_node_that_is_replaced_alive_is_left(_: &Lab) {
+async fn a_demoted_node_that_still_runs_is_left(_: &Lab) {
     let cluster = Cluster::with(true, false);
     let job = key_at(&cluster, 0);
     let (mut a, mut b) = (replicated(&cluster), client(&cluster));
@@ -313,7 +313,7 @@ async fn a_node_that_is_replaced_alive_is_left(_: &Lab) {
     assert!(released.elapsed() < soon(), "{:?}", released.elapsed());
 }
 
-async fn without_its_node_a_lock_is_unavailable(_: &Lab) {
+async fn a_lock_is_unavailable_without_its_node(_: &Lab) {
     let mut cluster = Cluster::start();
     let (here, there) = (key_at(&cluster, 0), key_at(&cluster, 1));
     let mut a = client(&cluster);
@@ -322,15 +322,15 @@ async fn without_its_node_a_lock_is_unavailable(_: &Lab) {
     cluster.nodes[0].kill();
     for seeds in [&[1, 2][..], &[0, 1]] {
         let mut other = client_at(&cluster, seeds);
-        let error = other.0.try_acquire(&request(&here, LONG)).await.expect_err("it is gone");
+        let error = other.0.try_acquire(&request(&here, LONG)).await.expect_err("its node is down");
         assert_eq!((error.kind, error.effect), (ErrorKind::Unavailable, Effect::NotApplied), "{error:?}");
-        other.0.list("").await.expect_err("a listing that lacks a node's locks is none");
+        other.0.list("").await.expect_err("a listing must not omit a node's locks");
     }
-    let error = a.0.renew(&here, &held.token, None.into()).await.expect_err("it is gone");
+    let error = a.0.renew(&here, &held.token, None.into()).await.expect_err("its node is down");
     assert_eq!((error.kind, error.effect), (ErrorKind::Unavailable, Effect::NotApplied), "{error:?}");
 }
 
-async fn redissons_listeners_are_told(_: &Lab) {
+async fn redisson_listeners_are_notified(_: &Lab) {
     let cluster = Cluster::start();
     let job = key_at(&cluster, 1);
     let mut a = client(&cluster);
@@ -342,7 +342,7 @@ async fn redissons_listeners_are_told(_: &Lab) {
         listening.send_packed_command(&subscribe.get_packed_command()).expect("sent");
         let _: redis::Value = listening.recv_response().expect("subscribed");
     }
-    // Before its version 3.22, on any node.
+    // Redisson before version 3.22 subscribes on any node.
     let mut anywhere = cluster.nodes[2].connect();
     let mut subscribe = redis::cmd("SUBSCRIBE");
     subscribe.arg(format!("redisson_lock__channel:{{dlock:{job}}}"));
@@ -357,17 +357,17 @@ async fn redissons_listeners_are_told(_: &Lab) {
     assert_eq!((said[0].as_str(), said[2].as_str()), ("message", "0"), "{said:?}");
 }
 
-async fn nodes_are_spoken_with_over_tls(_: &Lab) {
+async fn all_nodes_are_reached_over_tls(_: &Lab) {
     let folder = support::folder();
     let certificates = support::tls::Certificates::make(folder.path(), &["127.0.0.1"]);
     let ca = &certificates.ca;
     let cluster = Cluster::encrypted(&certificates);
     for node in &cluster.nodes {
         let tls = Some(Tls { ca_file: Some(ca.clone()), ..Tls::default() });
-        live(RedisOptions { tls, ..options_at([node.tls_port]) }).await;
+        full_cycle(RedisOptions { tls, ..options_at([node.tls_port]) }).await;
     }
     let distrustful = RedisOptions { tls: Some(Tls::default()), ..options_at([cluster.nodes[0].tls_port]) };
-    let error = Redis::new(distrustful).try_acquire(&request(&key("job"), LONG)).await.expect_err("an authority of our own");
+    let error = Redis::new(distrustful).try_acquire(&request(&key("job"), LONG)).await.expect_err("the tests' own authority is unknown");
     assert_eq!((error.kind, error.effect), (ErrorKind::Denied, Effect::NotApplied), "{error:?}");
 }
 
@@ -381,15 +381,15 @@ async fn a_user_with_the_least_rights_can_do_all(_: &Lab) {
     allow(&LEAST.split_ascii_whitespace().collect::<Vec<_>>());
     let options =
         || RedisOptions { user: Some("app".into()), password: Some(Secret::new("secret")), ..options_at([cluster.nodes[0].port]) };
-    // Without a map there is no listing, but all else.
+    // Without CLUSTER SLOTS dlock can't list locks, but everything else works.
     let mut a = Client(Box::new(Redis::new(options())));
     let held = a.hold(&key("job")).await;
     a.renewed(&held, None).await;
     a.free(&held).await;
-    let error = a.0.list("").await.expect_err("where?");
+    let error = a.0.list("").await.expect_err("a user without CLUSTER SLOTS");
     assert_eq!(error.kind, ErrorKind::Denied, "{error:?}");
     allow(&["+cluster|slots"]);
-    live(options()).await;
+    full_cycle(options()).await;
 }
 
 async fn a_hold_outlives_all_nodes_of_the_url(_: &Lab) {
@@ -397,10 +397,10 @@ async fn a_hold_outlives_all_nodes_of_the_url(_: &Lab) {
     let job = key_at(&cluster, 1);
     let mut a = client_at(&cluster, &[0]);
     let held = a.hold(&job).await;
-    // While it holds a lock, it learns of the others.
+    // While the client holds a lock, it learns the other nodes.
     a.renewed(&held, None).await;
     for master in [0, 1] {
-        // The replicas have all of it.
+        // The replicas have all data.
         cluster.settle();
         let one = key_at(&cluster, master);
         cluster.nodes[master].kill();
@@ -409,7 +409,7 @@ async fn a_hold_outlives_all_nodes_of_the_url(_: &Lab) {
     let (renewal, _) = renew_until_answered(&mut a, &held).await;
     assert!(matches!(renewal, Renewal::Renewed { .. }), "{renewal:?}");
     a.free(&held).await;
-    client_at(&cluster, &[0]).0.inspect(&job).await.expect_err("who knows the URL only is lost");
+    client_at(&cluster, &[0]).0.inspect(&job).await.expect_err("a client that knows only the URL finds no node");
 }
 
 async fn any_node_leads_to_the_same_store(lab: &Lab) {

@@ -1,4 +1,4 @@
-//! What `doctor` is told: nothing invented, nothing left out, and settings that break the promise are seen.
+//! The findings of `doctor`: none invented, none omitted, and settings that break a promise are reported.
 
 use std::{
     sync::Arc,
@@ -24,39 +24,39 @@ use crate::{
 pub fn all() -> Vec<Case> {
     let mut all = cases!(everywhere =>
         every_check_has_a_finding_and_every_finding_a_check,
-        nothing_is_unsafe_where_nothing_is_wrong,
-        the_probe_is_nobody_elses,
-        clocks_are_told_where_there_are_any,
-        a_store_that_is_not_there_is_an_error,
+        a_healthy_store_has_no_unsafe_finding,
+        the_probe_key_is_no_user_key,
+        server_clocks_are_reported,
+        an_unreachable_store_is_an_error,
     );
     all.extend(cases!(|kind| kind == Kind::Redis =>
-        eviction_and_persistence_are_seen,
-        a_replica_is_seen_from_both_sides,
-        rights_that_are_missing_are_said,
+        eviction_and_persistence_are_reported,
+        a_master_and_its_replica_report_the_replication,
+        missing_rights_are_reported,
         examining_writes_nothing,
     ));
     all.extend(cases!(|kind| kind == Kind::Redlock =>
         two_nodes_that_are_one_server_are_unsafe,
-        a_node_that_is_down_is_said,
+        a_node_that_is_down_is_reported,
     ));
-    all.extend(cases!(|kind| kind == Kind::Sqlite => a_directory_for_everybody_is_seen));
-    all.extend(cases!(Kind::is_postgres => a_pooler_is_told, settings_that_forget_are_told, missing_tables_are_told, what_only_speaks_as_postgresql_does_is_refused));
-    all.extend(cases!(|kind| kind == Kind::PostgresLease => a_standby_is_unsafe, what_a_failover_of_postgresql_forgets_is_told));
-    all.extend(cases!(Kind::is_mariadb => settings_of_the_server_are_told, missing_tables_of_mysql_are_told));
-    all.extend(cases!(|kind| kind == Kind::MariadbLease => what_a_failover_of_mariadb_forgets_is_told));
+    all.extend(cases!(|kind| kind == Kind::Sqlite => a_world_writable_directory_is_reported));
+    all.extend(cases!(Kind::is_postgres => a_pooler_is_reported, isolation_and_read_only_settings_are_reported, missing_tables_are_reported, a_server_that_only_speaks_the_postgresql_protocol_is_refused));
+    all.extend(cases!(|kind| kind == Kind::PostgresLease => a_standby_is_unsafe, commits_that_a_postgresql_failover_loses_are_reported));
+    all.extend(cases!(Kind::is_mariadb => server_settings_are_reported, missing_mysql_tables_are_reported));
+    all.extend(cases!(|kind| kind == Kind::MariadbLease => commits_that_a_mariadb_failover_loses_are_reported));
     all.extend(cases!(|kind| kind == Kind::Etcd => an_alarm_is_unsafe));
-    all.extend(cases!(|kind| kind == Kind::ZooKeeper => a_small_range_is_told));
+    all.extend(cases!(|kind| kind == Kind::ZooKeeper => a_small_session_range_is_reported));
     all
 }
 
-/// All that is found; a failure is the case's.
+/// Returns all findings; an error fails the case.
 async fn examine(client: &mut Client) -> Vec<Finding> {
     client.0.examine().await.unwrap_or_else(|error| panic!("examine: {error:?}"))
 }
 
-/// The worst of one check.
+/// Returns the worst finding of a check.
 #[track_caller]
-fn of<'a>(found: &'a [Finding], check: &str) -> &'a Finding {
+fn worst<'a>(found: &'a [Finding], check: &str) -> &'a Finding {
     found
         .iter()
         .filter(|finding| finding.check == check)
@@ -66,9 +66,9 @@ fn of<'a>(found: &'a [Finding], check: &str) -> &'a Finding {
 
 #[track_caller]
 fn assert_found(found: &[Finding], check: &str, severity: Severity, text: &str) {
-    let finding = of(found, check);
+    let finding = worst(found, check);
     assert!(finding.severity == severity && finding.text.contains(text), "{check}: {finding:?}");
-    assert!(severity == Severity::Ok || finding.fix.is_some(), "nothing is said of how to mend it: {finding:?}");
+    assert!(severity == Severity::Ok || finding.fix.is_some(), "the finding lacks a fix: {finding:?}");
 }
 
 async fn every_check_has_a_finding_and_every_finding_a_check(lab: &Lab) {
@@ -78,11 +78,11 @@ async fn every_check_has_a_finding_and_every_finding_a_check(lab: &Lab) {
     for finding in &found {
         assert!(checks.contains(&finding.check), "{finding:?}");
         let quiet = finding.severity == Severity::Ok || finding.text.starts_with("not checked: ");
-        assert!(quiet || finding.risk.is_some(), "what could happen? {finding:?}");
+        assert!(quiet || finding.risk.is_some(), "the finding lacks a risk: {finding:?}");
         assert!(!finding.text.is_empty() && !finding.text.ends_with('.') && !finding.text.contains('\n'), "{finding:?}");
     }
     for check in &checks {
-        assert!(found.iter().any(|finding| finding.check == *check), "nothing was found of {check}: {found:?}");
+        assert!(found.iter().any(|finding| finding.check == *check), "{check} has no finding: {found:?}");
     }
     if lab.kind != Kind::Memory {
         let known: Vec<&str> = dlock::backends::CHECKS.iter().flat_map(|(_, tables)| tables.concat()).map(|check| check.id).collect();
@@ -94,20 +94,20 @@ async fn every_check_has_a_finding_and_every_finding_a_check(lab: &Lab) {
     assert_eq!(once.len(), checks.len(), "{checks:?}");
 }
 
-async fn nothing_is_unsafe_where_nothing_is_wrong(lab: &Lab) {
+async fn a_healthy_store_has_no_unsafe_finding(lab: &Lab) {
     let mut client = lab.client().await;
     let found = examine(&mut client).await;
     assert!(found.iter().all(|finding| finding.severity != Severity::Unsafe), "{found:?}");
-    // And again, as who watches over a store asks.
+    // Again, as a monitoring job does.
     assert_eq!(examine(&mut client).await.len(), found.len());
 }
 
-async fn the_probe_is_nobody_elses(lab: &Lab) {
+async fn the_probe_key_is_no_user_key(lab: &Lab) {
     let (mut a, mut b) = (lab.client().await, lab.client().await);
     let probe = Key::probe();
-    assert!(Key::new(probe.as_str()).is_err(), "it can be typed");
+    assert!(Key::new(probe.as_str()).is_err(), "a user can type the probe's key");
     let held = a.hold(&probe).await;
-    assert!(a.keys("").await.is_empty(), "it is listed");
+    assert!(a.keys("").await.is_empty(), "the probe is listed");
     let other = b.hold(&key("doctor")).await;
     assert_eq!(b.keys("").await, ["doctor"]);
     let busy = b.refused(&request(&probe, LONG)).await;
@@ -117,13 +117,13 @@ async fn the_probe_is_nobody_elses(lab: &Lab) {
     b.free(&other).await;
 }
 
-async fn clocks_are_told_where_there_are_any(lab: &Lab) {
+async fn server_clocks_are_reported(lab: &Lab) {
     let mut client = lab.client().await;
     let held = client.hold(&Key::probe()).await;
     let clocks = client.0.clocks().await.expect("clocks");
     let has_none = matches!(lab.kind, Kind::Memory | Kind::Sqlite | Kind::Etcd | Kind::Etcd3);
     assert_eq!(clocks.is_empty(), has_none, "{clocks:?}");
-    // The master and its two replicas; five nodes; the masters of three.
+    // Sentinel: the master and two replicas. Redlock: five nodes. Cluster: three masters.
     let several = match lab.kind {
         Kind::Sentinel | Kind::Cluster => 3,
         Kind::Redlock => 5,
@@ -137,18 +137,18 @@ async fn clocks_are_told_where_there_are_any(lab: &Lab) {
     client.free(&held).await;
 }
 
-async fn a_store_that_is_not_there_is_an_error(lab: &Lab) {
+async fn an_unreachable_store_is_an_error(lab: &Lab) {
     if matches!(lab.kind, Kind::Memory | Kind::Sqlite) {
-        // There is always a place where it could be.
+        // These stores are always reachable.
         return;
     }
     let mut client = Client(lab.target.unreachable().await);
-    let error = client.0.examine().await.expect_err("nobody is there");
+    let error = client.0.examine().await.expect_err("the store is unreachable");
     assert!(error.is_transient(), "{error:?}");
     assert!(!client.0.checks().is_empty());
 }
 
-async fn eviction_and_persistence_are_seen(lab: &Lab) {
+async fn eviction_and_persistence_are_reported(lab: &Lab) {
     let mut client = lab.client().await;
     let set = |name: &str, value: &str| lab.redis().server().command(&["CONFIG", "SET", name, value]);
     assert_found(&examine(&mut client).await, "eviction", Severity::Ok, "noeviction");
@@ -168,7 +168,7 @@ async fn eviction_and_persistence_are_seen(lab: &Lab) {
     assert_found(&examine(&mut client).await, "clients", Severity::Warn, "1 of 1 connections");
 }
 
-async fn a_replica_is_seen_from_both_sides(lab: &Lab) {
+async fn a_master_and_its_replica_report_the_replication(lab: &Lab) {
     let replica = support::redis::Redis::plain();
     replica.command(&["REPLICAOF", "127.0.0.1", &lab.redis().server().port.to_string()]);
     support::must("the replica follows", Duration::from_secs(10), || {
@@ -180,14 +180,14 @@ async fn a_replica_is_seen_from_both_sides(lab: &Lab) {
     for (count, severity) in [(1, Severity::Ok), (2, Severity::Unsafe)] {
         options.replicas = Some(redis::Replicas { count, within: redis::Replicas::WITHIN });
         let mut waiting = Client(Box::new(redis::Redis::new(options.clone())));
-        assert_eq!(of(&examine(&mut waiting).await, "replication").severity, severity);
+        assert_eq!(worst(&examine(&mut waiting).await, "replication").severity, severity);
     }
     let at = redis::Server::Tcp { host: "127.0.0.1".into(), port: replica.port };
     let mut slave = Client(Box::new(redis::Redis::new(redis::RedisOptions::new(at))));
     assert_found(&examine(&mut slave).await, "replication", Severity::Unsafe, "a replica of 127.0.0.1");
 }
 
-async fn rights_that_are_missing_are_said(lab: &Lab) {
+async fn missing_rights_are_reported(lab: &Lab) {
     let with = |user: &str, rules: &str| {
         let words: Vec<&str> = ["ACL", "SETUSER", user, "reset", "on", ">pw"].into_iter().chain(rules.split(' ')).collect();
         lab.redis().server().command(&words);
@@ -226,7 +226,7 @@ async fn two_nodes_that_are_one_server_are_unsafe(lab: &Lab) {
     assert_found(&found, "replication", Severity::Unsafe, &lab.redlock().ports()[4].to_string());
 }
 
-async fn a_node_that_is_down_is_said(lab: &Lab) {
+async fn a_node_that_is_down_is_reported(lab: &Lab) {
     lab.redlock().node_mut(2).kill();
     let found = examine(&mut lab.client().await).await;
     assert_found(&found, "nodes", Severity::Warn, "4 of 5 nodes answer, 3 are needed");
@@ -235,7 +235,7 @@ async fn a_node_that_is_down_is_said(lab: &Lab) {
     assert_found(&examine(&mut Client(Box::new(Redlock::new(few)))).await, "nodes", Severity::Warn, "2 of 2");
 }
 
-async fn a_directory_for_everybody_is_seen(_: &Lab) {
+async fn a_world_writable_directory_is_reported(_: &Lab) {
     use std::os::unix::fs::PermissionsExt as _;
     let folder = support::folder();
     let namespace = dlock::lock::Namespace::default();
@@ -243,25 +243,25 @@ async fn a_directory_for_everybody_is_seen(_: &Lab) {
     let mut client = Client(Box::new(dlock::backends::sqlite::Sqlite::new(options)));
     let found = examine(&mut client).await;
     assert_found(&found, "layout", Severity::Ok, "no database yet");
-    assert!(std::fs::read_dir(folder.path()).expect("a folder").next().is_none(), "looking made files");
+    assert!(std::fs::read_dir(folder.path()).expect("a folder").next().is_none(), "examining created files");
     std::fs::set_permissions(folder.path(), std::fs::Permissions::from_mode(0o777)).expect("a mode");
     assert_found(&examine(&mut client).await, "files", Severity::Warn, "777");
     std::fs::write(folder.path().join("x.db"), "something else").expect("a file");
     assert_found(&examine(&mut client).await, "layout", Severity::Unsafe, "no database of dlock");
 }
 
-async fn a_pooler_is_told(lab: &Lab) {
+async fn a_pooler_is_reported(lab: &Lab) {
     let Some((_pooler, port)) = super::postgres::start_pooler(lab) else {
-        return support::skip("a_pooler_is_told", "pgbouncer is not installed");
+        return support::skip("a_pooler_is_reported", "pgbouncer is not installed");
     };
     let mut options = lab.postgres().options("dlock");
     options.sql.server = sql::Server::Tcp { host: "127.0.0.1".into(), port };
     let mut client = Client(dlock::backends::postgres::backend(options));
-    let severity = if lab.kind.is_a_session() { Severity::Unsafe } else { Severity::Warn };
+    let severity = if lab.kind.held_by_session() { Severity::Unsafe } else { Severity::Warn };
     assert_found(&examine(&mut client).await, "pooler", severity, "by the transaction");
 }
 
-async fn settings_that_forget_are_told(lab: &Lab) {
+async fn isolation_and_read_only_settings_are_reported(lab: &Lab) {
     let set = |setting: &str| lab.postgres().sql(&format!("ALTER DATABASE {} SET {setting}", lab.postgres().database));
     set("default_transaction_isolation = 'serializable'");
     set("default_transaction_read_only = on");
@@ -270,13 +270,13 @@ async fn settings_that_forget_are_told(lab: &Lab) {
     assert_found(&found, "role", Severity::Unsafe, "read_only is on");
 }
 
-async fn missing_tables_are_told(lab: &Lab) {
+async fn missing_tables_are_reported(lab: &Lab) {
     assert_found(&examine(&mut lab.client().await).await, "schema", Severity::Ok, "dlock");
     lab.postgres().sql("DROP TABLE dlock_fences");
     assert_found(&examine(&mut lab.client().await).await, "schema", Severity::Unsafe, "is missing");
 }
 
-/// A copy of a primary that goes on recovering for ever.
+/// A standby that never ends its recovery.
 async fn a_standby_is_unsafe(_: &Lab) {
     let mut server = support::postgres::Postgres::plain();
     let database = server.database();
@@ -288,10 +288,10 @@ async fn a_standby_is_unsafe(_: &Lab) {
     assert_found(&found, "role", Severity::Unsafe, "standby");
 }
 
-/// A standby that is connected and flushes what it hears; and a role whose commits don't wait for it.
-async fn what_a_failover_of_postgresql_forgets_is_told(lab: &Lab) {
+/// A connected standby that flushes what it receives, and a role whose commits don't wait for the standby.
+async fn commits_that_a_postgresql_failover_loses_are_reported(lab: &Lab) {
     let Some(program) = support::postgres::program("pg_receivewal") else {
-        return support::skip("what_a_failover_of_postgresql_forgets_is_told", "not installed: pg_receivewal");
+        return support::skip("commits_that_a_postgresql_failover_loses_are_reported", "not installed: pg_receivewal");
     };
     let settings = vec![
         "synchronous_standby_names=*".into(),
@@ -321,7 +321,7 @@ async fn what_a_failover_of_postgresql_forgets_is_told(lab: &Lab) {
     let local = examine(&mut client).await;
     server.sql("postgres", &format!("ALTER DATABASE {database} SET synchronous_commit = on"));
     let on = examine(&mut client).await;
-    standby.kill().expect("it is there");
+    standby.kill().expect("the standby runs");
     standby.wait().expect("its end");
     assert_found(&local, "replication", Severity::Warn, "no grant waits for one: synchronous_commit is local");
     assert_found(&on, "replication", Severity::Ok, "promote none but those");
@@ -329,20 +329,20 @@ async fn what_a_failover_of_postgresql_forgets_is_told(lab: &Lab) {
     assert_found(&examine(&mut client).await, "replication", Severity::Warn, "no standby is connected");
 }
 
-/// CockroachDB takes PostgreSQL's statements, and gives an advisory lock to everybody.
-async fn what_only_speaks_as_postgresql_does_is_refused(lab: &Lab) {
+/// CockroachDB accepts PostgreSQL's statements, and grants an advisory lock to every client.
+async fn a_server_that_only_speaks_the_postgresql_protocol_is_refused(lab: &Lab) {
     let server = lab.postgres();
     server.sql("CREATE FUNCTION public.version() RETURNS text LANGUAGE sql AS $$ SELECT 'CockroachDB CCL v24.1.0'::text $$");
     server.sql("DO $$ BEGIN EXECUTE format('ALTER DATABASE %I SET search_path = public, pg_catalog', current_database()); END $$");
     let mut client = lab.client().await;
     assert_found(&examine(&mut client).await, "version", Severity::Unsafe, "not PostgreSQL but CockroachDB");
-    if lab.kind.is_a_session() {
+    if lab.kind.held_by_session() {
         let error = client.0.try_acquire(&request(&key("job"), LONG)).await.expect_err("a server of another kind");
         assert_eq!(error.kind, ErrorKind::Config, "{error:?}");
     }
 }
 
-async fn settings_of_the_server_are_told(lab: &Lab) {
+async fn server_settings_are_reported(lab: &Lab) {
     lab.target.isolate().await;
     let set = |setting: &str| lab.mariadb().sql(&format!("SET GLOBAL {setting}"));
     let mut client = lab.client().await;
@@ -363,8 +363,8 @@ async fn settings_of_the_server_are_told(lab: &Lab) {
     set("read_only = 0");
 }
 
-/// A server that has a replica, which confirms each commit until it stands still.
-async fn what_a_failover_of_mariadb_forgets_is_told(lab: &Lab) {
+/// A server with a replica that confirms each commit until the replica is frozen.
+async fn commits_that_a_mariadb_failover_loses_are_reported(lab: &Lab) {
     let semi = |role: &str| format!("--rpl-semi-sync-{role}-enabled=ON");
     let logging = |number: u32| vec!["--log-bin=b".into(), "--sync-binlog=0".into(), format!("--server-id={number}")];
     let start = |settings| MariaDb::with(MariaOptions { settings, durable: true, ..Default::default() });
@@ -398,14 +398,14 @@ async fn what_a_failover_of_mariadb_forgets_is_told(lab: &Lab) {
     replica.thaw();
 }
 
-async fn missing_tables_of_mysql_are_told(lab: &Lab) {
+async fn missing_mysql_tables_are_reported(lab: &Lab) {
     assert_found(&examine(&mut lab.client().await).await, "schema", Severity::Ok, "dlock");
     lab.mariadb().sql("DROP TABLE dlock_waiters");
     assert_found(&examine(&mut lab.client().await).await, "schema", Severity::Unsafe, "is missing");
 }
 
 async fn an_alarm_is_unsafe(_: &Lab) {
-    // Less than a database has when it is new, and so full at the first write.
+    // A quota below the size of a new database, so the first write exceeds it.
     let server = support::etcd::Etcd::with(support::etcd::Options { arguments: vec!["--quota-backend-bytes=20000"], ..Default::default() });
     let mut client = Client(etcd::client(&server.ports(), "dlock"));
     assert_found(&examine(&mut client).await, "alarms", Severity::Ok, "no alarm");
@@ -414,7 +414,7 @@ async fn an_alarm_is_unsafe(_: &Lab) {
     assert_found(&examine(&mut client).await, "alarms", Severity::Unsafe, "NOSPACE");
 }
 
-async fn a_small_range_is_told(_: &Lab) {
+async fn a_small_session_range_is_reported(_: &Lab) {
     let start = |sessions| {
         let options = support::zookeeper::Options { sessions: Some(sessions), ..Default::default() };
         zookeeper::Target::on(Arc::new(support::zookeeper::ZooKeeper::with(options)))

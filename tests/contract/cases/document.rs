@@ -1,4 +1,4 @@
-//! Random steps, with the document as the reference: the rules by themselves, without a store.
+//! Random steps, compared with the document as the reference: the rules alone, without a store.
 
 use std::{env, fmt::Write as _, time::Duration};
 
@@ -14,41 +14,41 @@ use super::{
     model::{Dice, Fences},
 };
 use crate::{
-    lab::{Client, LONG, Lab, SHORT, key, nested, request, ttl, who},
+    lab::{Client, LONG, Lab, SHORT, key, nested, request, runner, ttl},
     targets::Kind,
 };
 
 pub fn all() -> Vec<Case> {
     cases![
-        // Those that keep the document, and those that are to.
+        // The stores that keep the document, and those that will.
         |kind| matches!(kind, Kind::Memory | Kind::Tair | Kind::TairVersion | Kind::PostgresLease | Kind::MariadbLease | Kind::Redis)
-            => random_steps_are_answered_as_the_document_answers]
+            => random_steps_match_the_document]
 }
 
 const ROUNDS: u64 = 12;
-/// Where time really passes.
+/// The rounds on stores that run in real time.
 const FEW_ROUNDS: u64 = 3;
 const STEPS: usize = 120;
 const CLIENTS: usize = 4;
-/// For how long a run policy keeps others out: longer than a case.
+/// How long a run policy denies other runs: longer than a case.
 const WINDOW: Duration = Duration::from_secs(600);
 
 #[derive(Clone, Debug)]
 enum Step {
     Acquire(Request),
-    /// Takes the lock for a short time, and lets that pass.
+    /// Takes the lock with a short TTL, and lets that TTL pass.
     Crash(Request),
     Renew(Request, Intent),
     Verify(Request),
     Release(Request, ReleaseInfo),
     Leave(Request),
-    /// Of the hold that was granted so many before the last one.
+    /// The argument counts back from the latest grant.
     Mark(usize),
     Evict(usize),
     Warn(usize, u32),
 }
 
-/// The document and what a store has to keep for it.
+/// The document and the data that a store keeps with it.
 struct Model {
     document: Document,
     past: Vec<HistoryEntry>,
@@ -60,20 +60,20 @@ fn mark() -> Break {
     Break { by: "ana@ops1".into(), why: Some("stuck".into()), seen: false }
 }
 
-/// How answers are told. Lengths of time are exact where the clock is ours.
-struct Words {
+/// Writes answers as text. Durations are exact where the test controls the clock.
+struct Wording {
     fences: Fences,
     granted: Vec<Fence>,
     exact: bool,
 }
 
-impl Words {
+impl Wording {
     fn new(exact: bool) -> Self {
         Self { fences: Fences::default(), granted: Vec::new(), exact }
     }
 
     fn fence(&mut self, fence: Option<Fence>) -> String {
-        fence.map_or("no fence".into(), |fence| format!("fence {}", self.fences.place("job", fence)))
+        fence.map_or("no fence".into(), |fence| format!("fence {}", self.fences.index("job", fence)))
     }
 
     fn length(&self, length: Option<Duration>) -> Option<Duration> {
@@ -81,16 +81,16 @@ impl Words {
     }
 
     fn holders(&mut self, holders: &[Holder]) -> String {
-        let mut told = Vec::new();
+        let mut transcript = Vec::new();
         for holder in holders {
             let lengths = [self.length(holder.expires_in), self.length(holder.held_for), self.length(holder.renewed_ago)];
             let Holder { mode, permit, holds, detached, broken, metadata, .. } = holder;
             let host = metadata.as_ref().and_then(|metadata| metadata.host.clone());
             let rest = format!("{mode:?} {permit:?} {holds} {detached} {broken:?} {host:?} {lengths:?}");
-            told.push(format!("{}: {rest}", self.fence(holder.fence)));
+            transcript.push(format!("{}: {rest}", self.fence(holder.fence)));
         }
-        told.sort_unstable();
-        told.join(", ")
+        transcript.sort_unstable();
+        transcript.join(", ")
     }
 
     fn attempt(&mut self, attempt: &Attempt) -> String {
@@ -121,15 +121,15 @@ impl Words {
     }
 
     fn past(&mut self, past: &[HistoryEntry]) -> String {
-        let mut told = Vec::new();
+        let mut transcript = Vec::new();
         for one in past {
             let HistoryEntry { fence, end, why, metadata, started_ms, ended_ms } = one;
             let host = metadata.as_ref().and_then(|metadata| metadata.host.clone());
             let length = if self.exact { started_ms.zip(*ended_ms).map(|(started, ended)| ended - started) } else { None };
-            told.push(format!("{}: {end} {why:?} {host:?} {length:?}", self.fence(*fence)));
+            transcript.push(format!("{}: {end} {why:?} {host:?} {length:?}", self.fence(*fence)));
         }
-        told.sort_unstable();
-        told.join(", ")
+        transcript.sort_unstable();
+        transcript.join(", ")
     }
 
     fn fence_before_last(&self, before: usize) -> Fence {
@@ -139,7 +139,7 @@ impl Words {
 
 impl Model {
     fn new() -> Self {
-        #[allow(clippy::disallowed_methods)] // the runtime's clock stands in for the store's
+        #[allow(clippy::disallowed_methods)] // the runtime's clock replaces the store's
         let start = Instant::now();
         Self { document: Document::default(), past: Vec::new(), fence: 0, start }
     }
@@ -148,7 +148,7 @@ impl Model {
         u64::try_from(self.start.elapsed().as_millis()).expect("small") + 1_000_000
     }
 
-    fn step(&mut self, step: &Step, words: &mut Words) -> String {
+    fn step(&mut self, step: &Step, words: &mut Wording) -> String {
         let now = self.now();
         let document = &mut self.document;
         document.expire(now);
@@ -173,7 +173,7 @@ impl Model {
         answer
     }
 
-    fn look(&mut self, words: &mut Words) -> String {
+    fn look(&mut self, words: &mut Wording) -> String {
         let now = self.now();
         self.document.expire(now);
         self.past.extend(self.document.take_ended());
@@ -187,7 +187,7 @@ fn stages(record: &dlock::lock::RunRecord) -> (bool, Option<(RunState, u32)>) {
     (record.cooldown.is_some(), record.start.as_ref().map(|start| (start.state, start.tries)))
 }
 
-async fn ask(client: &mut Client, job: &Key, step: &Step, words: &mut Words) -> String {
+async fn ask(client: &mut Client, job: &Key, step: &Step, words: &mut Wording) -> String {
     match step {
         Step::Acquire(request) | Step::Crash(request) => match client.0.try_acquire(request).await {
             Ok(attempt) => words.attempt(&attempt),
@@ -220,14 +220,14 @@ async fn ask(client: &mut Client, job: &Key, step: &Step, words: &mut Words) -> 
     }
 }
 
-async fn look(client: &mut Client, job: &Key, words: &mut Words) -> String {
+async fn look(client: &mut Client, job: &Key, words: &mut Wording) -> String {
     let state = client.inspect(job).await;
     let history = client.0.history(job).await.expect("history");
     let (holders, past) = (words.holders(&state.holders), words.past(&history.past));
     format!("[{holders}], {} wait, past [{past}], {:?}", state.waiters.len(), stages(&history.record))
 }
 
-async fn random_steps_are_answered_as_the_document_answers(lab: &Lab) {
+async fn random_steps_match_the_document(lab: &Lab) {
     let given = env::var("DLOCK_TEST_SEED").ok().and_then(|seed| seed.parse().ok());
     let first = given.unwrap_or_else(dlock::lock::random);
     let rounds = if lab.kind.clock_is_ours() { ROUNDS } else { FEW_ROUNDS };
@@ -239,13 +239,13 @@ async fn random_steps_are_answered_as_the_document_answers(lab: &Lab) {
 async fn play(lab: &Lab, seed: u64) {
     let mut dice = Dice(seed);
     let exact = lab.kind.clock_is_ours();
-    let (mut model, mut expected_words, mut words) = (Model::new(), Words::new(exact), Words::new(exact));
+    let (mut model, mut expected_words, mut words) = (Model::new(), Wording::new(exact), Wording::new(exact));
     let mut clients = Vec::new();
     for _ in 0..CLIENTS {
         clients.push(lab.client().await);
     }
     let mut made: Vec<(usize, Request)> = Vec::new();
-    let mut told = String::new();
+    let mut transcript = String::new();
     let job = key(&format!("job-{seed:x}"));
     for at in 0..STEPS {
         let (client, step) = next(&mut dice, &job, &mut made, (words.granted.len(), exact));
@@ -259,8 +259,8 @@ async fn play(lab: &Lab, seed: u64) {
         }
         let _ = write!(expected, "; then {}", model.look(&mut expected_words));
         let _ = write!(answer, "; then {}", look(&mut clients[0], &job, &mut words).await);
-        let _ = writeln!(told, "{at}: client {client} {}: {expected}", named(&step));
-        assert_eq!(answer, expected, "DLOCK_TEST_SEED={seed} step {at}; so far, as the document answered:\n{told}");
+        let _ = writeln!(transcript, "{at}: client {client} {}: {expected}", named(&step));
+        assert_eq!(answer, expected, "DLOCK_TEST_SEED={seed} step {at}; so far, as the document answered:\n{transcript}");
     }
 }
 
@@ -281,8 +281,8 @@ fn named(step: &Step) -> String {
     }
 }
 
-/// `waits`: whether it may be a waiter. On a clock that is not ours, when an offer ends is a matter of luck.
-fn fresh(dice: &mut Dice, job: &Key, waits: bool) -> Request {
+/// Makes a random request. `waits`: whether it may be a waiter. On a clock that the test doesn't control, the end of an offer is random.
+fn new_request(dice: &mut Dice, job: &Key, waits: bool) -> Request {
     let mode = match dice.roll(8) {
         0..=2 => Mode::Exclusive,
         roll @ 3..=5 => Mode::Permits([2, 3, 3][roll - 3]),
@@ -290,7 +290,7 @@ fn fresh(dice: &mut Dice, job: &Key, waits: bool) -> Request {
     };
     let waiting = waits && dice.roll(3) == 0;
     let fair = waiting && dice.roll(2) == 0;
-    // Rules of runs are for exclusive holds.
+    // Run policies apply to exclusive holds only.
     let run_policy = (mode == Mode::Exclusive && dice.roll(3) == 0).then(|| RunPolicy {
         place: ["web1", "web2"][dice.roll(2)].into(),
         skew_guard: (dice.roll(3) == 0 && !waiting).then_some(WINDOW),
@@ -299,16 +299,16 @@ fn fresh(dice: &mut Dice, job: &Key, waits: bool) -> Request {
         anyway: false,
     });
     let run_policy = run_policy.filter(RunPolicy::record_anything);
-    let metadata = (dice.roll(2) == 0).then(|| Metadata { host: Some("web1".into()), ..who("web1") });
+    let metadata = (dice.roll(2) == 0).then(|| Metadata { host: Some("web1".into()), ..runner("web1") });
     Request { mode, waiting, fair, run_policy, metadata, detached: dice.roll(4) == 0, ..request(job, LONG) }
 }
 
 fn next(dice: &mut Dice, job: &Key, made: &mut Vec<(usize, Request)>, (granted, queues): (usize, bool)) -> (usize, Step) {
     if made.is_empty() || dice.roll(4) == 0 {
         let client = dice.roll(CLIENTS);
-        // One process waits for one lock once at a time.
+        // A process waits for a lock at most once at a time.
         let waits = queues && !made.iter().any(|(of, request)| *of == client && request.waiting);
-        let wanted = fresh(dice, job, waits);
+        let wanted = new_request(dice, job, waits);
         if !wanted.waiting && dice.roll(10) == 0 {
             return (client, Step::Crash(Request { ttl: ttl(SHORT), ..wanted }));
         }
@@ -338,7 +338,7 @@ fn next(dice: &mut Dice, job: &Key, made: &mut Vec<(usize, Request)>, (granted, 
             (client, Step::Leave(of))
         }
         _ => {
-            // A released hold is not asked for again.
+            // A released hold is not requested again.
             made.remove(at);
             if of.waiting && dice.roll(2) == 0 {
                 return (client, Step::Leave(of));

@@ -1,4 +1,4 @@
-//! What lies in an etcd under a lock's name: of dlock, of other libraries, and of those who are gone.
+//! The keys under a lock's name in etcd: those of dlock, of other libraries, and of dead clients.
 
 use std::time::Duration;
 
@@ -11,7 +11,7 @@ use super::{
     history::{broken, history},
 };
 use crate::{
-    lab::{Client, LONG, Lab, SHORT, SLACK, key, nested, request, soon, stretched, waiting, who},
+    lab::{Client, LONG, Lab, SHORT, SLACK, key, nested, request, runner, soon, stretched, waiting},
     targets::Kind,
 };
 
@@ -20,35 +20,35 @@ pub fn all() -> Vec<Case> {
         a_hold_is_one_key_in_its_folder,
         a_foreign_holder_is_busy_and_waited_for,
         foreign_readers_share_with_readers_only,
-        a_key_that_nothing_ends_is_an_error,
-        what_lies_deeper_blocks_nobody,
+        a_key_without_a_lease_is_an_error,
+        keys_in_subfolders_block_no_lock,
         a_newer_layout_is_refused_by_etcds_readers,
         a_key_deleted_by_an_administrator_is_not_held,
         a_lease_revoked_by_an_administrator_is_not_held,
-        a_holder_hears_that_its_key_is_gone,
-        a_waiter_whose_key_was_deleted_queues_up_anew,
-        a_waiter_whose_lease_ended_queues_up_anew,
-        who_follows_one_that_vanished_lets_it_die,
-        time_to_die_is_not_cut_short_by_one_who_comes_in_between,
-        those_who_vanish_one_after_the_other_leave_few_records,
-        who_follows_a_foreign_holder_waits_for_nobody_to_die,
-        compaction_does_not_deafen_a_waiter,
-        nothing_stays_but_the_last_fence_and_the_history,
-        what_is_unused_is_collected,
-        a_token_does_not_follow_from_what_is_stored,
+        a_holder_notices_that_its_key_is_gone,
+        a_waiter_whose_key_was_deleted_queues_again,
+        a_waiter_whose_lease_ended_queues_again,
+        a_vanished_holders_successor_has_a_drain_delay,
+        a_released_grant_does_not_shorten_the_drain_delay,
+        holders_that_vanish_in_succession_leave_few_records,
+        a_foreign_holders_successor_has_no_drain_delay,
+        a_waiter_is_woken_after_a_compaction,
+        only_the_last_fence_and_the_history_remain,
+        unused_records_are_collected,
+        a_token_can_not_be_derived_from_stored_data,
         a_shared_hold_is_not_entered_exclusively,
-        one_that_looks_after_the_queue_is_followed_by_another,
-        those_who_wait_leave_the_server_alone,
-        one_that_was_called_before_it_listened_answers,
+        a_dead_queue_monitor_is_replaced,
+        only_the_front_waiters_are_probed,
+        a_waiter_probed_before_it_listens_answers,
     ]
 }
 
-/// The folder of a lock in the server.
+/// Returns the lock's folder in the server.
 fn folder(lab: &Lab, job: &str) -> String {
     format!("{}/{job}/", lab.etcd().namespace("dlock"))
 }
 
-/// Puts a key under a lease of a minute, as another library does, and returns the lease.
+/// Puts a key on a lease of one minute, as another library does, and returns the lease.
 fn put(lab: &Lab, name: &str) -> String {
     let granted = lab.etcd().etcd().ctl(&["lease", "grant", "60"]);
     let lease = granted.split_whitespace().nth(1).expect("a lease").to_owned();
@@ -66,7 +66,7 @@ fn shared(of: Request) -> Request {
 
 async fn a_hold_is_one_key_in_its_folder(lab: &Lab) {
     let mut a = lab.client().await;
-    let held = Request { metadata: Some(who("web1")), ..request(&key("job"), LONG) };
+    let held = Request { metadata: Some(runner("web1")), ..request(&key("job"), LONG) };
     let grant = a.take(&held).await;
     a.take(&nested(&held)).await;
     a.renewed(&held, None).await;
@@ -80,7 +80,7 @@ async fn a_hold_is_one_key_in_its_folder(lab: &Lab) {
         let line = fields.lines().find(|line| line.starts_with(&format!("\"{name}\""))).expect("a field");
         line.split(" : ").nth(1).expect("a value").to_owned()
     };
-    // To put it anew would let the waiters of other libraries overtake.
+    // A second put would let waiters of other libraries overtake.
     assert_eq!((field("CreateRevision"), field("ModRevision")), (grant.fence.to_string(), grant.fence.to_string()));
     assert_eq!(i64::from_str_radix(lease, 16).expect("hex").to_string(), field("Lease"));
 }
@@ -93,7 +93,7 @@ async fn a_foreign_holder_is_busy_and_waited_for(lab: &Lab) {
     assert!(busy.holders.len() == 1 && busy.holders[0].foreign && busy.notifies, "{busy:?}");
     assert!(busy.expires_in.is_some_and(|left| left <= Duration::from_secs(60)), "{busy:?}");
     assert_eq!(a.keys("").await, ["job"]);
-    // Nor is it broken: it would not listen.
+    // A foreign holder can't be broken: it does not read the mark.
     let fence = busy.holders[0].fence.expect("a fence");
     let broken = [
         a.0.amend(&key("job"), Amendment::Mark(fence, &broken("NFS"))).await,
@@ -112,35 +112,35 @@ async fn a_foreign_holder_is_busy_and_waited_for(lab: &Lab) {
 
 async fn foreign_readers_share_with_readers_only(lab: &Lab) {
     let mut a = lab.client().await;
-    // As etcd's read-write lock names them: by the time in nanoseconds.
+    // etcd's read-write lock names readers after the time in nanoseconds.
     put(lab, &format!("{}read/1732190000000000000", folder(lab, "job")));
     a.refused(&request(&key("job"), LONG)).await;
     let reader = shared(request(&key("job"), LONG));
     a.take(&reader).await;
     put(lab, &format!("{}write/1732190000000000001", folder(lab, "job")));
     a.renewed(&reader, None).await;
-    // In order: who comes after a writer waits for it.
+    // The queue is in order: a reader behind a writer waits for that writer.
     a.refused(&shared(request(&key("job"), LONG))).await;
     a.free(&reader).await;
     let state = a.inspect(&key("job")).await;
     assert_eq!((state.holders.len(), state.waiters.len()), (1, 1), "{state:?}");
 }
 
-async fn a_key_that_nothing_ends_is_an_error(lab: &Lab) {
+async fn a_key_without_a_lease_is_an_error(lab: &Lab) {
     let name = format!("{}1234abcd", folder(lab, "job"));
     lab.etcd().etcd().ctl(&["put", &name, "not a lock"]);
     let mut a = lab.client().await;
     for wanted in [request(&key("job"), LONG), waiting(&key("job"), LONG)] {
-        let error = a.0.try_acquire(&wanted).await.expect_err("cron would skip silently for ever");
+        let error = a.0.try_acquire(&wanted).await.expect_err("cron would skip every run silently");
         assert_eq!(error.kind, ErrorKind::Data, "{error:?}");
         a.leave_queue(&wanted).await;
     }
     assert_eq!(keys(lab), [name]);
-    assert!(a.keys("").await.is_empty(), "it is nobody's hold");
+    assert!(a.keys("").await.is_empty(), "the key is no hold");
 }
 
-async fn what_lies_deeper_blocks_nobody(lab: &Lab) {
-    // What `etcdctl lock job/1` makes, and what somebody keeps there.
+async fn keys_in_subfolders_block_no_lock(lab: &Lab) {
+    // A key of `etcdctl lock job/1`, and a key of another program.
     put(lab, &format!("{}1/LEASE", folder(lab, "job")));
     lab.etcd().etcd().ctl(&["put", &format!("{}meta", folder(lab, "job")), "x"]);
     let mut a = lab.client().await;
@@ -149,7 +149,7 @@ async fn what_lies_deeper_blocks_nobody(lab: &Lab) {
         lab.client().await.refused(&request(&key("job"), LONG)).await;
         a.free(&wanted).await;
     }
-    // Nor do ours block each other, whichever comes first.
+    // Two locks of dlock don't block each other either, whichever is taken first.
     let outer = a.hold(&key("a")).await;
     let inner = a.hold(&key("a/b")).await;
     a.free(&outer).await;
@@ -168,8 +168,8 @@ async fn a_newer_layout_is_refused_by_etcds_readers(lab: &Lab) {
     assert!(errors.iter().all(|error| error.as_ref().is_some_and(|error| error.kind == ErrorKind::Layout)), "{errors:?}");
 }
 
-/// The key of the only holder.
-fn own(lab: &Lab) -> String {
+/// Returns the key of the only holder.
+fn holder_key(lab: &Lab) -> String {
     lab.etcd().etcd().keys(&folder(lab, "job")).remove(0)
 }
 
@@ -178,8 +178,8 @@ async fn a_key_deleted_by_an_administrator_is_not_held(lab: &Lab) {
     let held = a.hold(&key("job")).await;
     let inner = nested(&held);
     b.take(&inner).await;
-    // The lease lives on: a keep-alive alone would say that all is well.
-    lab.etcd().etcd().ctl(&["del", &own(lab)]);
+    // The lease lives on, so a keep-alive alone would succeed.
+    lab.etcd().etcd().ctl(&["del", &holder_key(lab)]);
     assert_eq!(a.renew(&held, None).await, Renewal::NotHeld);
     assert_eq!(b.renew(&inner, None).await, Renewal::NotHeld);
     assert!(matches!(b.attempt(&nested(&held)).await, Attempt::NotHeld));
@@ -192,28 +192,28 @@ async fn a_key_deleted_by_an_administrator_is_not_held(lab: &Lab) {
 async fn a_lease_revoked_by_an_administrator_is_not_held(lab: &Lab) {
     let mut a = lab.client().await;
     let held = a.hold(&key("job")).await;
-    let lease = own(lab).rsplit('/').next().expect("a lease").to_owned();
+    let lease = holder_key(lab).rsplit('/').next().expect("a lease").to_owned();
     lab.etcd().etcd().ctl(&["lease", "revoke", &lease]);
     assert_eq!(a.renew(&held, None).await, Renewal::NotHeld);
     assert_eq!(a.release(&held, Scope::Tree).await, Release::NotHeld);
 }
 
-async fn a_holder_hears_that_its_key_is_gone(lab: &Lab) {
+async fn a_holder_notices_that_its_key_is_gone(lab: &Lab) {
     let mut a = lab.client().await;
-    for how in ["deleted", "revoked", "unheard before"] {
+    for how in ["deleted", "revoked", "without a watch before"] {
         let held = a.hold(&key("job")).await;
-        if how != "unheard before" {
-            assert!(timeout(SLACK, a.0.tether().expect("a session").watch(&held.key, &held.token)).await.is_err(), "nothing happened");
+        if how != "without a watch before" {
+            assert!(timeout(SLACK, a.0.tether().expect("a session").watch(&held.key, &held.token)).await.is_err(), "too early");
             a.renewed(&held, None).await;
         }
-        let own = own(lab);
+        let own = holder_key(lab);
         let lease = own.rsplit('/').next().expect("a lease").to_owned();
         let words: &[&str] = if how == "revoked" { &["lease", "revoke", &lease] } else { &["del", &own] };
         lab.etcd().etcd().ctl(words);
         let began = Instant::now();
         timeout(soon(), a.0.tether().expect("a session").watch(&held.key, &held.token))
             .await
-            .unwrap_or_else(|_| panic!("{how}: not heard of"));
+            .unwrap_or_else(|_| panic!("{how}: not noticed"));
         assert!(began.elapsed() < stretched(SLACK), "{how}: {:?}", began.elapsed());
         assert_eq!(a.renew(&held, None).await, Renewal::NotHeld);
         assert_eq!(a.release(&held, Scope::Tree).await, Release::NotHeld);
@@ -223,7 +223,7 @@ async fn a_holder_hears_that_its_key_is_gone(lab: &Lab) {
 async fn requeue(lab: &Lab, lose: impl AsyncFn(&str)) {
     let (mut a, mut b, mut c) = (lab.client().await, lab.client().await, lab.client().await);
     let held = a.hold(&key("job")).await;
-    let first = own(lab);
+    let first = holder_key(lab);
     let wanted = waiting(&key("job"), LONG);
     assert_eq!(b.refused(&wanted).await.position, Some(1));
     let queued = lab.etcd().etcd().keys(&folder(lab, "job")).into_iter().find(|name| *name != first).expect("a waiter");
@@ -238,7 +238,7 @@ async fn requeue(lab: &Lab, lose: impl AsyncFn(&str)) {
         lose(&queued).await;
     };
     tokio::join!(wait, taken_away);
-    assert_eq!(b.refused(&wanted).await.position, Some(2), "it lost its place");
+    assert_eq!(b.refused(&wanted).await.position, Some(2), "the waiter lost its position");
     a.free(&held).await;
     c.wait_for(&behind, LONG).await;
     b.refused(&wanted).await;
@@ -248,21 +248,21 @@ async fn requeue(lab: &Lab, lose: impl AsyncFn(&str)) {
     b.free(&wanted).await;
 }
 
-async fn a_waiter_whose_key_was_deleted_queues_up_anew(lab: &Lab) {
+async fn a_waiter_whose_key_was_deleted_queues_again(lab: &Lab) {
     requeue(lab, async |name: &str| drop(lab.etcd().etcd().ctl(&["del", name]))).await;
 }
 
-async fn a_waiter_whose_lease_ended_queues_up_anew(lab: &Lab) {
+async fn a_waiter_whose_lease_ended_queues_again(lab: &Lab) {
     requeue(lab, async |name: &str| drop(lab.etcd().etcd().ctl(&["lease", "revoke", name.rsplit('/').next().expect("a lease")]))).await;
 }
 
 const DRAIN_DELAY: Duration = Duration::from_millis(500);
 
-/// A hold that ends without its holder's doing, in one of the ways there are.
+/// Takes a hold and ends it without a release, in the way that `how` names.
 async fn vanish(lab: &Lab, how: &str) -> Client {
     let mut a = lab.client().await;
     a.take(&request(&key("job"), if how == "expired" { SHORT } else { LONG })).await;
-    let own = own(lab);
+    let own = holder_key(lab);
     match how {
         "expired" => lab.outlast(SHORT).await,
         "revoked" => drop(lab.etcd().etcd().ctl(&["lease", "revoke", own.rsplit('/').next().expect("a lease")])),
@@ -271,7 +271,7 @@ async fn vanish(lab: &Lab, how: &str) -> Client {
     a
 }
 
-async fn who_follows_one_that_vanished_lets_it_die(lab: &Lab) {
+async fn a_vanished_holders_successor_has_a_drain_delay(lab: &Lab) {
     for how in ["expired", "revoked", "deleted"] {
         let _gone = vanish(lab, how).await;
         let mut b = lab.client().await;
@@ -279,12 +279,12 @@ async fn who_follows_one_that_vanished_lets_it_die(lab: &Lab) {
         assert_eq!(b.take(&next).await.drain_delay, DRAIN_DELAY, "{how}");
         lab.pass(DRAIN_DELAY).await;
         b.free(&next).await;
-        // It has died by now, and who comes next need not wait for it.
+        // The vanished holder is dead by now, so the next grant has no drain delay.
         let after = request(&key("job"), LONG);
         assert_eq!(b.take(&after).await.drain_delay, Duration::ZERO, "{how}");
         b.free(&after).await;
     }
-    // Nor for those who went by themselves, from the lock or from the queue.
+    // Clients that released the lock or left the queue cause no drain delay.
     let (mut a, mut b, mut c) = (lab.client().await, lab.client().await, lab.client().await);
     let held = a.hold(&key("job")).await;
     let (leaving, wanted) = (waiting(&key("job"), LONG), waiting(&key("job"), LONG));
@@ -295,35 +295,35 @@ async fn who_follows_one_that_vanished_lets_it_die(lab: &Lab) {
     assert_eq!(c.wait_for(&wanted, LONG).await.drain_delay, Duration::ZERO);
 }
 
-async fn time_to_die_is_not_cut_short_by_one_who_comes_in_between(lab: &Lab) {
+async fn a_released_grant_does_not_shorten_the_drain_delay(lab: &Lab) {
     let _gone = vanish(lab, "revoked").await;
     let mut b = lab.client().await;
     for _ in 0..3 {
-        // It is granted, and gives up before it started anything.
+        // This client is granted the lock, and gives up before it starts a command.
         let hasty = request(&key("job"), LONG);
         assert_eq!(b.take(&hasty).await.drain_delay, DRAIN_DELAY);
         b.free(&hasty).await;
     }
     let patient = request(&key("job"), LONG);
     assert_eq!(b.take(&patient).await.drain_delay, DRAIN_DELAY);
-    // A renewal forgets the dead too, once they are.
+    // A renewal also removes the records of vanished holders, after the drain delay.
     lab.pass(DRAIN_DELAY).await;
     b.renewed(&patient, None).await;
     let records = format!("{}.meta/%open/", lab.etcd().namespace("dlock"));
-    assert_eq!(lab.etcd().etcd().keys(&records).len(), 1, "but for the holder's own");
+    assert_eq!(lab.etcd().etcd().keys(&records).len(), 1, "only the holder's own record remains");
     b.free(&patient).await;
     assert!(lab.etcd().etcd().keys(&records).is_empty());
 }
 
-async fn those_who_vanish_one_after_the_other_leave_few_records(lab: &Lab) {
-    // Nobody ever renews or gives back.
+async fn holders_that_vanish_in_succession_leave_few_records(lab: &Lab) {
+    // No holder ever renews or releases.
     let mut fences = Vec::new();
     for n in 0..40 {
         let mut a = lab.client().await;
         let grant = a.take(&request(&key("job"), LONG)).await;
         assert_eq!(grant.drain_delay, if n == 0 { Duration::ZERO } else { DRAIN_DELAY });
         fences.push(Some(grant.fence));
-        lab.etcd().etcd().ctl(&["del", &own(lab)]);
+        lab.etcd().etcd().ctl(&["del", &holder_key(lab)]);
     }
     let records = format!("{}.meta/%open/", lab.etcd().namespace("dlock"));
     assert!(lab.etcd().etcd().keys(&records).len() < 20);
@@ -332,7 +332,7 @@ async fn those_who_vanish_one_after_the_other_leave_few_records(lab: &Lab) {
     assert!(past.iter().all(|past| past.end == End::Expired));
 }
 
-async fn who_follows_a_foreign_holder_waits_for_nobody_to_die(lab: &Lab) {
+async fn a_foreign_holders_successor_has_no_drain_delay(lab: &Lab) {
     let lease = put(lab, &format!("{}LEASE", folder(lab, "job")));
     let mut a = lab.client().await;
     let wanted = waiting(&key("job"), LONG);
@@ -341,12 +341,12 @@ async fn who_follows_a_foreign_holder_waits_for_nobody_to_die(lab: &Lab) {
     assert_eq!(a.wait_for(&wanted, LONG).await.drain_delay, Duration::ZERO);
 }
 
-async fn compaction_does_not_deafen_a_waiter(lab: &Lab) {
+async fn a_waiter_is_woken_after_a_compaction(lab: &Lab) {
     let (mut a, mut b) = (lab.client().await, lab.client().await);
     let held = a.hold(&key("job")).await;
     let wanted = waiting(&key("job"), LONG);
     b.refused(&wanted).await;
-    // What it saw is compacted away before it watches.
+    // The revision that the waiter saw is compacted away before it watches.
     for n in 0..3 {
         lab.etcd().etcd().ctl(&["put", &format!("{}.other/{n}", lab.etcd().namespace("dlock")), "x"]);
     }
@@ -360,20 +360,20 @@ async fn compaction_does_not_deafen_a_waiter(lab: &Lab) {
     };
     let (_, released) = tokio::join!(b.wait_for(&wanted, LONG), release);
     assert!(released.elapsed() < soon(), "{:?}", released.elapsed());
-    // The same for a holder that listens.
+    // The same for a holder that watches its key.
     lab.etcd().etcd().ctl(&["put", &format!("{}.other/x", lab.etcd().namespace("dlock")), "x"]);
     let mut c = lab.client().await;
     c.renewed(&wanted, None).await;
     b.free(&wanted).await;
 }
 
-async fn nothing_stays_but_the_last_fence_and_the_history(lab: &Lab) {
+async fn only_the_last_fence_and_the_history_remain(lab: &Lab) {
     let (mut a, mut b, mut c) = (lab.client().await, lab.client().await, lab.client().await);
     let leases = || lab.etcd().etcd().leases();
     let held = a.hold(&key("job")).await;
     let before = keys(lab);
-    // Other cases have leases too: only those that are there before and after count.
-    let ours = own(lab).rsplit('/').next().expect("a lease").to_owned();
+    // Other cases have leases too, so only leases that exist before and after count.
+    let ours = holder_key(lab).rsplit('/').next().expect("a lease").to_owned();
     b.refused(&request(&key("job"), LONG)).await;
     let wanted = waiting(&key("job"), LONG);
     b.refused(&wanted).await;
@@ -392,7 +392,7 @@ async fn nothing_stays_but_the_last_fence_and_the_history(lab: &Lab) {
     assert!(queued.iter().all(|lease| !left.contains(&format!("{lease:0>16}"))), "{queued:?} {left:?}");
 }
 
-async fn what_is_unused_is_collected(lab: &Lab) {
+async fn unused_records_are_collected(lab: &Lab) {
     let mut a = lab.client().await;
     for name in ["used", "a/b"] {
         let held = a.hold(&key(name)).await;
@@ -402,8 +402,8 @@ async fn what_is_unused_is_collected(lab: &Lab) {
     a.hold(&key("used")).await;
     let vanished = history(&mut a, &key("job")).await;
     assert_eq!(vanished.past.len(), 1);
-    assert_eq!(a.0.collect(SHORT).await.expect("gc"), Some(2), "the lock of a fence, and that of a record of one that vanished");
-    assert_eq!(a.0.collect(SHORT).await.expect("gc"), Some(0), "they have their time already");
+    assert_eq!(a.0.collect(SHORT).await.expect("gc"), Some(2), "one lock with a fence, and one with a record of a vanished holder");
+    assert_eq!(a.0.collect(SHORT).await.expect("gc"), Some(0), "both are scheduled for removal already");
     assert!(a.inspect(&key("a/b")).await.last_fence.is_some());
     assert_eq!(history(&mut a, &key("job")).await, vanished);
     lab.outlast(SHORT).await;
@@ -417,14 +417,14 @@ async fn what_is_unused_is_collected(lab: &Lab) {
     assert_eq!(
         a.0.collect(Duration::ZERO).await.expect("gc"),
         Some(1),
-        "at once: one lock that was used since; the other one was counted before"
+        "immediately: one lock was used since, and the other one was counted before"
     );
     assert_eq!(history(&mut a, &key("a/b")).await.past, []);
     assert_eq!(history(&mut a, &key("used")).await.past.len(), 1);
     assert_eq!(a.inspect(&key("job")).await.last_fence, None);
 }
 
-async fn a_token_does_not_follow_from_what_is_stored(lab: &Lab) {
+async fn a_token_can_not_be_derived_from_stored_data(lab: &Lab) {
     let mut a = lab.client().await;
     let held = a.hold(&key("job")).await;
     a.take(&nested(&held)).await;
@@ -442,25 +442,25 @@ async fn a_shared_hold_is_not_entered_exclusively(lab: &Lab) {
     let outer = shared(request(&key("job"), LONG));
     a.take(&outer).await;
     let inner = Request { mode: Mode::Exclusive, entry: Entry::Reenter, ..nested(&outer) };
-    let error = lab.client().await.0.try_acquire(&inner).await.expect_err("it would run beside other readers");
+    let error = lab.client().await.0.try_acquire(&inner).await.expect_err("a writer would run next to other readers");
     assert_eq!(error.kind, ErrorKind::Usage, "{error:?}");
     lab.client().await.refused(&request(&key("job"), LONG)).await;
 }
 
-/// The waiter that looks after the queue dies together with the one before it: another one takes its post.
-async fn one_that_looks_after_the_queue_is_followed_by_another(lab: &Lab) {
-    let (mut a, mut gone, mut looks, mut c) = (lab.client().await, lab.client().await, lab.client().await, lab.client().await);
+/// The queue monitor dies together with the waiter before it: another waiter becomes the monitor.
+async fn a_dead_queue_monitor_is_replaced(lab: &Lab) {
+    let (mut a, mut gone, mut watcher, mut c) = (lab.client().await, lab.client().await, lab.client().await, lab.client().await);
     let job = key("job");
     let held = a.hold(&job).await;
-    let post = || lab.etcd().etcd().ctl(&["get", "-w", "fields", &format!("{}.meta/%last/job/lookout", lab.etcd().namespace("dlock"))]);
+    let monitor = || lab.etcd().etcd().ctl(&["get", "-w", "fields", &format!("{}.meta/%last/job/lookout", lab.etcd().namespace("dlock"))]);
     gone.refused(&waiting(&job, LONG)).await;
-    assert!(!post().contains("Lease"), "the first one looks after nobody");
+    assert!(!monitor().contains("Lease"), "the first waiter monitors no other");
     let second = waiting(&job, LONG);
-    looks.refused(&second).await;
-    let _ = timeout(Duration::from_millis(500), looks.wait(&second, LONG)).await;
-    let first = post();
+    watcher.refused(&second).await;
+    let _ = timeout(Duration::from_millis(500), watcher.wait(&second, LONG)).await;
+    let first = monitor();
     assert!(first.contains("Lease"), "{first}");
-    drop(looks);
+    drop(watcher);
     let wanted = waiting(&job, LONG);
     assert_eq!(c.refused(&wanted).await.position, Some(3));
     let began = Instant::now();
@@ -469,68 +469,68 @@ async fn one_that_looks_after_the_queue_is_followed_by_another(lab: &Lab) {
         a.free(&held).await;
     };
     let _ = tokio::join!(free, c.wait_for(&wanted, LONG));
-    crate::support::say(&format!("etcd: two that died, of which one looked after the queue, blocked it for {:?}", began.elapsed()));
-    assert!(began.elapsed() < LONG / 3, "long before their leases end: {:?}", began.elapsed());
-    // Its command does not wait for that, so that it may come a little later.
+    crate::support::say(&format!("etcd: two dead waiters, one of them the queue monitor, blocked the queue for {:?}", began.elapsed()));
+    assert!(began.elapsed() < LONG / 3, "the queue was blocked until the leases ended: {:?}", began.elapsed());
+    // The new holder resigns as monitor in the background, possibly a little later.
     for _ in 0..100 {
-        if !post().contains("Lease") {
+        if !monitor().contains("Lease") {
             break;
         }
         lab.pass(Duration::from_millis(10)).await;
     }
-    assert!(!post().contains("Lease"), "one that holds the lock has given the post up");
+    assert!(!monitor().contains("Lease"), "a holder is no queue monitor");
     c.free(&wanted).await;
 }
 
-/// However many wait, each extends its lease now and then, and one looks after all.
-async fn those_who_wait_leave_the_server_alone(lab: &Lab) {
+/// Each waiter extends its lease now and then, and the queue monitor probes a few at the front.
+async fn only_the_front_waiters_are_probed(lab: &Lab) {
     let mut a = lab.client().await;
     let job = key("job");
     let held = a.hold(&job).await;
-    let mut crowd = Vec::new();
+    let mut waiters = Vec::new();
     for _ in 0..20 {
         let (mut one, wanted) = (lab.client().await, waiting(&job, LONG));
         one.refused(&wanted).await;
-        crowd.push((one, wanted));
+        waiters.push((one, wanted));
     }
     let calls = lab.etcd().namespace("dlock") + ".meta/%last/job/call/";
     let all =
-        crowd.iter_mut().map(|(one, wanted)| async { timeout(Duration::from_secs(6), one.wait(wanted, LONG)).await.expect_err("woken") });
+        waiters.iter_mut().map(|(one, wanted)| async { timeout(Duration::from_secs(6), one.wait(wanted, LONG)).await.expect_err("woken") });
     join_all(all).await;
-    let called = lab.etcd().etcd().keys(&calls).len();
-    assert!((2..10).contains(&called), "a few at the front are called: {called}");
-    for (one, wanted) in &mut crowd {
+    let probed = lab.etcd().etcd().keys(&calls).len();
+    assert!((2..10).contains(&probed), "a few waiters at the front are probed: {probed}");
+    for (one, wanted) in &mut waiters {
         one.leave_queue(wanted).await;
     }
     assert!(lab.etcd().etcd().keys(&calls).is_empty());
     a.free(&held).await;
 }
 
-/// The lookout calls two that listen to nothing so far, or no more. They look again, which they listen from on.
-async fn one_that_was_called_before_it_listened_answers(lab: &Lab) {
+/// The queue monitor probes two waiters that don't watch yet. Their next request starts the watch.
+async fn a_waiter_probed_before_it_listens_answers(lab: &Lab) {
     let mut a = lab.client().await;
     let job = key("job");
     let held = a.hold(&job).await;
-    let mut crowd = Vec::new();
-    for place in 1..=3 {
+    let mut waiters = Vec::new();
+    for position in 1..=3 {
         let (mut one, wanted) = (lab.client().await, waiting(&job, LONG));
-        assert_eq!(one.refused(&wanted).await.position, Some(place));
-        crowd.push((one, wanted));
+        assert_eq!(one.refused(&wanted).await.position, Some(position));
+        waiters.push((one, wanted));
     }
     let calls = lab.etcd().namespace("dlock") + ".meta/%last/job/call/";
-    let (looks, wanted) = &mut crowd[2];
-    assert!(timeout(Duration::from_millis(500), looks.wait(wanted, LONG)).await.is_err());
-    assert_eq!(lab.etcd().etcd().keys(&calls).len(), 3, "it was called itself");
-    for (one, wanted) in &mut crowd[..2] {
+    let (watcher, wanted) = &mut waiters[2];
+    assert!(timeout(Duration::from_millis(500), watcher.wait(wanted, LONG)).await.is_err());
+    assert_eq!(lab.etcd().etcd().keys(&calls).len(), 3, "the monitor is probed too");
+    for (one, wanted) in &mut waiters[..2] {
         one.refused(wanted).await;
     }
-    let waits = crowd.iter_mut().map(|(one, wanted)| async { timeout(Duration::from_secs(2), one.wait(wanted, LONG)).await });
-    assert!(join_all(waits).await.iter().all(Result::is_err), "nothing has changed");
-    // One that is silent for five seconds after its call is gone.
+    let waits = waiters.iter_mut().map(|(one, wanted)| async { timeout(Duration::from_secs(2), one.wait(wanted, LONG)).await });
+    assert!(join_all(waits).await.iter().all(Result::is_err), "a waiter was woken without a change");
+    // A waiter that is silent for five seconds after its probe counts as dead.
     let answers = lab.etcd().etcd().ctl(&["get", "--prefix", "--print-value-only", &calls]);
     assert_eq!(answers.lines().filter(|line| *line == "here").count(), 3, "{answers}");
     a.free(&held).await;
-    for (one, wanted) in &mut crowd {
+    for (one, wanted) in &mut waiters {
         one.wait_for(wanted, LONG).await;
         one.free(wanted).await;
     }

@@ -1,4 +1,4 @@
-//! The end of a lease that nobody gave back.
+//! The end of a lease without a release.
 
 use dlock::lock::{Release, Renewal, Request, Scope};
 
@@ -13,8 +13,8 @@ pub fn all() -> Vec<Case> {
         an_expired_lock_is_free,
         an_expired_token_holds_nothing,
         an_expired_hold_does_not_touch_its_successor,
-        nothing_expires_early,
-        busy_tells_when_it_expires,
+        no_lease_expires_early,
+        busy_reports_when_it_expires,
     ];
     all.extend(cases![Kind::lasts_with_its_process => a_living_holders_lock_is_held_beyond_its_lease]);
     all.extend(cases![|kind| !kind.ends_with_its_process() => a_vanished_holders_lock_is_free_after_its_lease]);
@@ -43,7 +43,7 @@ async fn an_expired_token_holds_nothing(lab: &Lab) {
     assert_eq!(a.renew(&held, None).await, Renewal::NotHeld);
     assert_eq!(a.renew(&held, lab.other_ttl(LONG).await).await, Renewal::NotHeld);
     assert_eq!(a.release(&held, Scope::Hold).await, Release::NotHeld);
-    assert!(a.inspect(&job).await.holders.is_empty(), "a renewal made the hold anew");
+    assert!(a.inspect(&job).await.holders.is_empty(), "a renewal recreated the hold");
 }
 
 async fn an_expired_hold_does_not_touch_its_successor(lab: &Lab) {
@@ -61,7 +61,7 @@ async fn an_expired_hold_does_not_touch_its_successor(lab: &Lab) {
     b.renewed(&held, None).await;
 }
 
-async fn nothing_expires_early(lab: &Lab) {
+async fn no_lease_expires_early(lab: &Lab) {
     let (mut a, mut b) = (lab.client().await, lab.client().await);
     let job = key("job");
     a.take(&lab.expiring(&job, SHORT)).await;
@@ -69,11 +69,11 @@ async fn nothing_expires_early(lab: &Lab) {
     b.refused(&request(&job, LONG)).await;
 }
 
-async fn busy_tells_when_it_expires(lab: &Lab) {
+async fn busy_reports_when_it_expires(lab: &Lab) {
     let (mut a, mut b) = (lab.client().await, lab.client().await);
     let job = key("job");
     a.take(&lab.expiring(&job, SHORT)).await;
-    let left = b.refused(&request(&job, LONG)).await.expires_in.expect("a lease that ends");
+    let left = b.refused(&request(&job, LONG)).await.expires_in.expect("an expiry");
     assert!(left <= SHORT + SLACK && left > SHORT / 2, "{left:?}");
     lab.outlast(left).await;
     b.hold(&job).await;

@@ -1,4 +1,4 @@
-//! The fence is strictly increasing over all holds of a key, whatever ended them.
+//! The fence is strictly increasing over all holds of a key, however the holds ended.
 
 use std::time::Duration;
 
@@ -80,13 +80,13 @@ async fn fence_is_kept_while_it_is_held(lab: &Lab) {
     let job = key("job");
     let held = request(&job, LONG);
     let fence = a.take(&held).await.fence;
-    assert_eq!(a.take(&held).await.fence, fence, "asked again");
+    assert_eq!(a.take(&held).await.fence, fence, "a repeated request");
     assert_eq!(a.renewed(&held, None).await, fence, "renewed");
-    if lab.kind.hands_on() {
+    if lab.kind.crosses_processes() {
         assert_eq!(a.take(&nested(&held)).await.fence, fence, "entered again");
     }
     assert_eq!(a.inspect(&job).await.holders[0].fence, Some(fence), "inspected");
-    // Refusing others costs no number.
+    // A busy answer consumes no fence.
     lab.client().await.refused(&request(&job, LONG)).await;
     assert_eq!(a.inspect(&job).await.last_fence, Some(fence));
 }

@@ -1,4 +1,4 @@
-//! What other clients put under a lock's name in Redis is never overwritten.
+//! dlock never overwrites data of other clients under a lock's name in Redis.
 
 use std::time::Duration;
 
@@ -12,26 +12,26 @@ use crate::{
 
 pub fn all() -> Vec<Case> {
     cases![|kind| kind == Kind::Redis =>
-        a_string_that_ends_is_a_busy_lock,
-        a_string_that_does_not_end_is_a_busy_lock,
-        another_type_is_an_error,
+        a_string_with_an_expiry_is_a_busy_lock,
+        a_string_without_an_expiry_is_a_busy_lock,
+        a_key_of_another_type_is_an_error,
         a_hash_that_is_no_lock_is_an_error,
         redissons_locks_are_busy_and_reported,
-        redissons_lock_without_end_is_busy,
-        a_lock_of_ours_is_what_redisson_expects,
+        redissons_lock_without_an_expiry_is_busy,
+        our_lock_has_the_form_redisson_expects,
         a_lock_deleted_by_others_is_not_held,
         a_lock_taken_over_by_others_is_not_held,
         a_newer_layout_is_refused,
-        a_foreign_holder_is_waited_for_by_looking,
+        a_foreign_holder_is_waited_for_by_polling,
     ]
 }
 
-/// The name that a lock has in the server.
+/// Returns the lock's name in the server.
 async fn name(lab: &Lab, job: &str) -> String {
     lab.client().await.inspect(&key(job)).await.stored_as
 }
 
-/// Tries everything on a name that somebody else uses, and sees that it is as it was.
+/// Tries every operation on another client's key, and checks that the key is unchanged.
 async fn assert_untouched(lab: &Lab, job: &str, name: &str) {
     let server = lab.redis().server();
     let dump = |server: &crate::support::redis::Redis| server.command(&["DUMP", name]);
@@ -52,14 +52,14 @@ async fn assert_untouched(lab: &Lab, job: &str, name: &str) {
     assert!(after.1 <= before.1 && (after.1 < 0) == (before.1 < 0), "PTTL was {}, is {}", before.1, after.1);
 }
 
-async fn a_string_that_ends_is_a_busy_lock(lab: &Lab) {
+async fn a_string_with_an_expiry_is_a_busy_lock(lab: &Lab) {
     let name = name(lab, "job").await;
     lab.redis().server().command(&["SET", &name, "0a1b2c", "NX", "PX", "5000"]);
     let mut a = lab.client().await;
     let busy = a.refused(&request(&key("job"), LONG)).await;
-    let left = busy.expires_in.expect("it ends");
+    let left = busy.expires_in.expect("an expiry");
     assert!(left > Duration::from_secs(3) && left <= Duration::from_secs(5), "{left:?}");
-    assert!(!busy.notifies, "SET NX users tell nobody");
+    assert!(!busy.notifies, "a SET NX user notifies no waiter");
     let state = a.inspect(&key("job")).await;
     assert!(state.holders.len() == 1 && state.holders[0].foreign && state.holders[0].fence.is_none(), "{state:?}");
     assert_untouched(lab, "job", &name).await;
@@ -67,14 +67,14 @@ async fn a_string_that_ends_is_a_busy_lock(lab: &Lab) {
     a.hold(&key("job")).await;
 }
 
-/// As redis-py's lock is by default.
-async fn a_string_that_does_not_end_is_a_busy_lock(lab: &Lab) {
+/// The default of redis-py's lock.
+async fn a_string_without_an_expiry_is_a_busy_lock(lab: &Lab) {
     let name = name(lab, "job").await;
     lab.redis().server().command(&["SET", &name, "0a1b2c", "NX"]);
     let mut a = lab.client().await;
     for wanted in [request(&key("job"), LONG), waiting(&key("job"), LONG)] {
         let busy = a.refused(&wanted).await;
-        assert!(busy.expires_in.is_none() && !busy.notifies, "it has to be looked at: {busy:?}");
+        assert!(busy.expires_in.is_none() && !busy.notifies, "the lock has to be polled: {busy:?}");
         assert!(busy.holders.len() == 1 && busy.holders[0].foreign, "{busy:?}");
     }
     let state = a.inspect(&key("job")).await;
@@ -84,7 +84,7 @@ async fn a_string_that_does_not_end_is_a_busy_lock(lab: &Lab) {
     a.hold(&key("job")).await;
 }
 
-async fn another_type_is_an_error(lab: &Lab) {
+async fn a_key_of_another_type_is_an_error(lab: &Lab) {
     let puts: [(&str, &[&str]); 4] = [
         ("list", &["RPUSH", "?", "a", "b"]),
         ("set", &["SADD", "?", "a"]),
@@ -136,28 +136,28 @@ async fn redissons_locks_are_busy_and_reported(lab: &Lab) {
     }
 }
 
-async fn redissons_lock_without_end_is_busy(lab: &Lab) {
+async fn redissons_lock_without_an_expiry_is_busy(lab: &Lab) {
     let name = name(lab, "job").await;
     lab.redis().server().command(&["HSET", &name, &format!("{OTHER}:31"), "1"]);
     let busy = lab.client().await.refused(&waiting(&key("job"), LONG)).await;
     assert_eq!(busy.expires_in, None);
-    assert!(!busy.notifies, "it has to be looked at");
+    assert!(!busy.notifies, "the lock has to be polled");
     assert_untouched(lab, "job", &name).await;
 }
 
-async fn a_lock_of_ours_is_what_redisson_expects(lab: &Lab) {
+async fn our_lock_has_the_form_redisson_expects(lab: &Lab) {
     let mut a = lab.client().await;
     let held = request(&key("job"), LONG);
-    a.take(&Request { metadata: Some(crate::lab::who("web1")), ..held.clone() }).await;
+    a.take(&Request { metadata: Some(crate::lab::runner("web1")), ..held.clone() }).await;
     a.take(&crate::lab::nested(&held)).await;
     let name = name(lab, "job").await;
     let server = lab.redis().server();
     assert_eq!(server.text(&["TYPE", &name]), "hash");
     let fields: std::collections::BTreeMap<String, String> = redis::from_redis_value(server.command(&["HGETALL", &name])).expect("a hash");
-    assert_eq!(fields.len(), 2, "a field more breaks Redisson's readers: {fields:?}");
+    assert_eq!(fields.len(), 2, "another field breaks Redisson's readers: {fields:?}");
     assert_eq!(fields["mode"], "write");
     assert_eq!(fields[&format!("{}:1:write", held.token.owner)], "1");
-    assert!(server.int(&["PTTL", &name]) > 0, "without an end Redisson's waiters are stranded");
+    assert!(server.int(&["PTTL", &name]) > 0, "without an expiry Redisson's waiters wait forever");
     assert_eq!(server.command(&["SET", &name, "x", "NX", "PX", "1000"]), redis::Value::Nil);
     let fence = a.inspect(&key("job")).await.last_fence.expect("a fence");
     assert_eq!(server.text(&["GET", &format!("redisson_lock_token:{{{name}}}")]), fence.to_string());
@@ -188,7 +188,7 @@ async fn a_lock_taken_over_by_others_is_not_held(lab: &Lab) {
     assert_eq!(a.release(&held, Scope::Tree).await, Release::NotHeld);
     assert!(matches!(a.attempt(&crate::lab::nested(&held)).await, Attempt::NotHeld));
     let state = a.inspect(&job).await;
-    assert!(state.holders[0].foreign, "what dlock left of its own hold was taken for Redisson's: {state:?}");
+    assert!(state.holders[0].foreign, "the rest of dlock's own hold was reported as Redisson's: {state:?}");
     assert_untouched(lab, "job", &name).await;
 }
 
@@ -205,13 +205,13 @@ async fn a_newer_layout_is_refused(lab: &Lab) {
     errors.extend(a.0.inspect(&job).await.err());
     assert_eq!(errors.len(), 4);
     assert!(errors.iter().all(|error| error.kind == ErrorKind::Layout), "{errors:?}");
-    // A newer minor version is ours to read.
+    // dlock reads a newer minor version.
     lab.redis().server().command(&["HSET", &format!("dlock:{{{name}}}:record"), "v", "1.9"]);
     a.renewed(&held, None).await;
     a.free(&held).await;
 }
 
-async fn a_foreign_holder_is_waited_for_by_looking(lab: &Lab) {
+async fn a_foreign_holder_is_waited_for_by_polling(lab: &Lab) {
     use dlock::lease::{BootClock, Limits, Outcome, WaitPolicy, acquire};
     let name = name(lab, "job").await;
     lab.redis().server().command(&["SET", &name, "x", "PX", "60000"]);

@@ -1,4 +1,4 @@
-//! The rights that `doctor --print-grants` prints: enough for what they are for, and no more.
+//! The rights that `doctor --print-grants` prints: enough for their role, and no more.
 
 use std::time::Duration;
 
@@ -15,89 +15,89 @@ use super::{
     run_policy::{asking, once},
 };
 use crate::{
-    lab::{Client, LONG, Lab, SHORT, SLACK, key, nested, request, soon, waiting, who},
+    lab::{Client, LONG, Lab, SHORT, SLACK, key, nested, request, runner, soon, waiting},
     support::{self, cluster::Cluster, sentinel::Deployment},
     targets::{Kind, cluster, redlock, sentinel},
 };
 
 pub fn all() -> Vec<Case> {
-    let mut all = cases!(|kind| kind == Kind::Redis => redis_users_can_do_their_part, a_namespace_bounds_its_users);
-    all.extend(cases!(|kind| kind == Kind::Sentinel => users_behind_sentinels_can_do_their_part));
-    all.extend(cases!(|kind| kind == Kind::Cluster => users_of_a_cluster_can_do_their_part));
-    all.extend(cases!(|kind| kind == Kind::Redlock => users_of_all_nodes_can_do_their_part));
-    all.extend(cases!(Kind::is_postgres => roles_of_postgres_can_do_their_part));
-    all.extend(cases!(Kind::is_mariadb => users_of_mariadb_can_do_their_part));
-    all.extend(cases!(|kind| kind == Kind::Etcd => users_of_etcd_can_do_their_part));
-    all.extend(cases!(|kind| kind == Kind::ZooKeeper => a_login_of_zookeeper_can_do_its_part));
+    let mut all = cases!(|kind| kind == Kind::Redis => redis_users_have_the_rights_they_need, users_are_confined_to_their_namespace);
+    all.extend(cases!(|kind| kind == Kind::Sentinel => sentinel_users_have_the_rights_they_need));
+    all.extend(cases!(|kind| kind == Kind::Cluster => cluster_users_have_the_rights_they_need));
+    all.extend(cases!(|kind| kind == Kind::Redlock => redlock_users_have_the_rights_they_need));
+    all.extend(cases!(Kind::is_postgres => postgres_roles_have_the_rights_they_need));
+    all.extend(cases!(Kind::is_mariadb => mariadb_users_have_the_rights_they_need));
+    all.extend(cases!(|kind| kind == Kind::Etcd => etcd_users_have_the_rights_they_need));
+    all.extend(cases!(|kind| kind == Kind::ZooKeeper => a_zookeeper_login_has_the_rights_it_needs));
     all
 }
 
 const ROLES: [Role; 3] = [Role::Run, Role::View, Role::Break];
 
-/// All that the users do who have just these rights. `open` makes a client of the user of a role.
-async fn try_out(lab: &Lab, has_view: bool, open: impl Fn(&str) -> Client) {
+/// Does everything that users with just these rights do. `open` makes a client for the user of a role.
+async fn use_rights(lab: &Lab, has_view: bool, open: impl Fn(&str) -> Client) {
     for user in ["dlock-run", "dlock-break"] {
         let (mut a, mut b) = (open(user), open(user));
         let job = key("job");
-        let first = dlock::lock::Request { metadata: Some(who("web1")), ..asking("job", &once(LONG, 9, true)) };
+        let first = dlock::lock::Request { metadata: Some(runner("web1")), ..asking("job", &once(LONG, 9, true)) };
         let fence = a.take(&first).await.fence;
         assert!(b.0.amend(&job, Amendment::Warn(fence, 1)).await.expect("a warning"), "{user}");
         a.renewed(&first, None).await;
-        let second = dlock::lock::Request { metadata: Some(who("web2")), ..waiting(&job, LONG) };
+        let second = dlock::lock::Request { metadata: Some(runner("web2")), ..waiting(&job, LONG) };
         assert_eq!(b.refused(&second).await.position, Some(1), "{user} is not in the queue");
-        let release_result = async {
+        let release = async {
             lab.pass(Duration::from_millis(300)).await;
-            a.part(&first, RunState::Failed).await;
+            a.end_run(&first, RunState::Failed).await;
             tokio::time::Instant::now()
         };
         let taken = async {
             let grant = b.wait_for(&second, LONG).await;
             (grant, tokio::time::Instant::now())
         };
-        let (freed, (grant, got)) = tokio::join!(release_result, taken);
+        let (freed, (grant, got)) = tokio::join!(release, taken);
         assert!(got.duration_since(freed) < soon(), "{user} was not woken");
         let start = a.record(&job).await.start.expect("a start");
-        assert_eq!((start.fence, start.state), (fence, RunState::Failed), "{user} could not say what became of it");
-        if lab.kind.hands_on() && lab.kind != Kind::ZooKeeper {
+        assert_eq!((start.fence, start.state), (fence, RunState::Failed), "{user} could not record the outcome");
+        if lab.kind.crosses_processes() && lab.kind != Kind::ZooKeeper {
             let inner = nested(&second);
             a.take(&inner).await;
             assert_eq!(a.release(&inner, Scope::Hold).await, Release::StillHeld(1));
         }
         for name in [user, "dlock-view"].into_iter().filter(|name| has_view || *name == user) {
-            let mut looker = open(name);
-            let state = looker.inspect(&job).await;
+            let mut viewer = open(name);
+            let state = viewer.inspect(&job).await;
             for which in [Which::All, Which::Kept] {
-                looker.0.known("", which).await.unwrap_or_else(|error| panic!("known: {error:?}"));
+                viewer.0.known("", which).await.unwrap_or_else(|error| panic!("known: {error:?}"));
             }
             assert_eq!(state.holders.len(), 1, "{name} sees {state:?}");
-            assert_eq!((state.holders[0].fence, &state.holders[0].metadata), (Some(grant.fence), &Some(who("web2"))));
+            assert_eq!((state.holders[0].fence, &state.holders[0].metadata), (Some(grant.fence), &Some(runner("web2"))));
             assert!(state.waiters.is_empty());
-            assert_eq!(looker.keys("").await, ["job"]);
-            let verified = looker.0.renew(&job, &second.token, Intent::Probe).await.expect("verify");
+            assert_eq!(viewer.keys("").await, ["job"]);
+            let verified = viewer.0.renew(&job, &second.token, Intent::Probe).await.expect("verify");
             assert!(matches!(verified, Renewal::Kept { .. }), "{verified:?}");
-            match looker.0.history(&job).await {
-                Ok(history) => assert!(history.past.iter().any(|past| past.metadata == Some(who("web1"))), "{name} sees {history:?}"),
+            match viewer.0.history(&job).await {
+                Ok(history) => assert!(history.past.iter().any(|past| past.metadata == Some(runner("web1"))), "{name} sees {history:?}"),
                 Err(error) => assert_eq!(error.kind, ErrorKind::Unsupported, "{error:?}"),
             }
         }
         if has_view {
-            looks_only(&mut open("dlock-view"), &second).await;
+            assert_read_only(&mut open("dlock-view"), &second).await;
         }
         b.renewed(&second, None).await;
         let skip = Note::Skipped { host: "web3".into(), reason: "busy".into(), at_ms: 1_700_000_000_000 };
-        can_or_nobody_can(a.0.amend(&job, Amendment::Note(&skip)).await);
+        assert_done_or_unsupported(a.0.amend(&job, Amendment::Note(&skip)).await);
         b.free(&second).await;
         if lab.kind.permits() || lab.kind == Kind::Redlock {
-            share(lab, user, &open).await;
+            use_shares(lab, user, &open).await;
         }
         if user == "dlock-break" {
-            breaks(&mut a, &mut b).await;
+            mark_and_evict(&mut a, &mut b).await;
         }
     }
 }
 
-/// Readers and permits, one of which crashes, and who waits for them in order.
-async fn share(lab: &Lab, user: &str, open: &impl Fn(&str) -> Client) {
+/// Takes shares, one of whose holders crashes, and waits for them in order.
+async fn use_shares(lab: &Lab, user: &str, open: &impl Fn(&str) -> Client) {
     for mode in [Mode::Shared, Mode::Permits(2)].into_iter().filter(|mode| *mode == Mode::Shared || lab.kind.permits()) {
         let job = key(&format!("{mode:?} of {user}"));
         let (mut a, mut b, mut c) = (open(user), open(user), open(user));
@@ -123,37 +123,37 @@ async fn share(lab: &Lab, user: &str, open: &impl Fn(&str) -> Client) {
     }
 }
 
-/// What this store has no way to do is no matter of rights.
-fn can_or_nobody_can(done: Result<bool>) {
+/// Checks that a break succeeded, or that the store doesn't support it.
+fn assert_done_or_unsupported(done: Result<bool>) {
     match done {
         Ok(marking) => assert!(marking),
         Err(error) => assert_eq!(error.kind, ErrorKind::Unsupported, "{error:?}"),
     }
 }
 
-/// Marks a hold, and takes it away.
-async fn breaks(a: &mut Client, b: &mut Client) {
+/// Marks a hold, and evicts it.
+async fn mark_and_evict(a: &mut Client, b: &mut Client) {
     let decision = Break { by: "ana@ops1".into(), why: Some("NFS".into()), seen: false };
     let job = key("to break");
     let held = request(&job, LONG);
     let fence = a.take(&held).await.fence;
-    can_or_nobody_can(b.0.amend(&job, Amendment::Mark(fence, &decision)).await);
-    can_or_nobody_can(b.0.amend(&job, Amendment::Evict(fence, &decision)).await);
-    // Of a session that was ended it may be an error as well.
+    assert_done_or_unsupported(b.0.amend(&job, Amendment::Mark(fence, &decision)).await);
+    assert_done_or_unsupported(b.0.amend(&job, Amendment::Evict(fence, &decision)).await);
+    // The release over a killed session may fail.
     let _ = a.0.release(&held.key, &held.token, &Scope::Tree.into()).await;
 }
 
-/// Who may only look changes nothing, not even with somebody's token.
-async fn looks_only(view: &mut Client, held: &dlock::lock::Request) {
+/// Checks that a read-only user changes nothing, even with another client's token.
+async fn assert_read_only(view: &mut Client, held: &dlock::lock::Request) {
     let other = key("other");
     let taken = request(&other, LONG);
-    let error = view.0.try_acquire(&taken).await.expect_err("it may take a lock");
+    let error = view.0.try_acquire(&taken).await.expect_err("a read-only user took a lock");
     assert!(!error.is_transient(), "{error:?}");
     if error.effect != Effect::NotApplied {
-        // As the core does, which can't know.
+        // The core undoes an attempt with an unknown outcome too.
         let _ = view.0.release(&other, &taken.token, &Scope::Hold.into()).await;
     }
-    // A session that got something ends on its own time.
+    // A session that took something may end a little later.
     for _ in 0..50 {
         if view.inspect(&other).await.holders.is_empty() {
             break;
@@ -161,11 +161,11 @@ async fn looks_only(view: &mut Client, held: &dlock::lock::Request) {
         tokio::time::sleep(Duration::from_millis(20)).await;
     }
     assert!(view.inspect(&other).await.holders.is_empty());
-    assert!(!matches!(view.0.release(&held.key, &held.token, &Scope::Tree.into()).await, Ok(Release::Released)), "it gave a lock back");
+    assert!(!matches!(view.0.release(&held.key, &held.token, &Scope::Tree.into()).await, Ok(Release::Released)), "released a lock");
     assert_eq!(view.inspect(&held.key).await.holders.len(), 1);
 }
 
-/// Runs the printed line on a server.
+/// Runs the printed line of each role on a server.
 fn set_users(server: &support::redis::Redis, client: &Client) {
     for role in ROLES {
         let text = client.0.grants(role).text.replace(PASSWORD, "pw");
@@ -175,7 +175,7 @@ fn set_users(server: &support::redis::Redis, client: &Client) {
     }
 }
 
-/// Some refusals are passed over in silence: the server remembers them.
+/// Checks the server's own log of denied commands, since dlock ignores some of these errors.
 fn assert_nothing_refused<'a>(servers: impl IntoIterator<Item = &'a support::redis::Redis>) {
     for server in servers {
         let log = format!("{:?}", server.command(&["ACL", "LOG"]));
@@ -189,14 +189,14 @@ fn as_user(options: &redis::RedisOptions, user: &str) -> redis::RedisOptions {
     redis::RedisOptions { user: Some(user.into()), password: Some(Secret::new("pw")), ..options.clone() }
 }
 
-async fn redis_users_can_do_their_part(lab: &Lab) {
+async fn redis_users_have_the_rights_they_need(lab: &Lab) {
     let options = redis::RedisOptions::new(redis::Server::Tcp { host: "127.0.0.1".into(), port: lab.redis().server().port });
     set_users(&lab.redis().server(), &lab.client().await);
-    try_out(lab, true, |user| Client(Box::new(redis::Redis::new(as_user(&options, user))))).await;
+    use_rights(lab, true, |user| Client(Box::new(redis::Redis::new(as_user(&options, user))))).await;
     assert_nothing_refused([&*lab.redis().server()]);
 }
 
-async fn a_namespace_bounds_its_users(lab: &Lab) {
+async fn users_are_confined_to_their_namespace(lab: &Lab) {
     set_users(&lab.redis().server(), &lab.client_in("one").await);
     let options = redis::RedisOptions {
         namespace: dlock::lock::Namespace::new("other").expect("a namespace"),
@@ -207,33 +207,33 @@ async fn a_namespace_bounds_its_users(lab: &Lab) {
     assert_eq!(error.kind, dlock::lock::Kind::Denied, "{error:?}");
 }
 
-async fn users_behind_sentinels_can_do_their_part(lab: &Lab) {
+async fn sentinel_users_have_the_rights_they_need(lab: &Lab) {
     let deployment = Deployment::start();
     let mut options = sentinel::options(&deployment.sentinels.iter().collect::<Vec<_>>());
     options.replicas = Some(redis::Replicas { count: 1, within: Duration::from_secs(2) });
     for server in &deployment.servers {
         set_users(server, &Client(Box::new(redis::Redis::new(options.clone()))));
     }
-    try_out(lab, true, |user| Client(Box::new(redis::Redis::new(as_user(&options, user))))).await;
+    use_rights(lab, true, |user| Client(Box::new(redis::Redis::new(as_user(&options, user))))).await;
     assert_nothing_refused(&deployment.servers);
 }
 
-async fn users_of_a_cluster_can_do_their_part(lab: &Lab) {
+async fn cluster_users_have_the_rights_they_need(lab: &Lab) {
     let cluster = Cluster::start();
     let options = cluster::options_at([cluster.nodes[0].port]);
     for server in &cluster.nodes {
         set_users(server, &Client(Box::new(redis::Redis::new(options.clone()))));
     }
-    try_out(lab, true, |user| Client(Box::new(redis::Redis::new(as_user(&options, user))))).await;
+    use_rights(lab, true, |user| Client(Box::new(redis::Redis::new(as_user(&options, user))))).await;
     assert_nothing_refused(&cluster.nodes);
 }
 
-async fn users_of_all_nodes_can_do_their_part(lab: &Lab) {
+async fn redlock_users_have_the_rights_they_need(lab: &Lab) {
     let options = redlock::options(&lab.redlock().ports(), "dlock");
     for n in 0..redlock::NODES {
         set_users(&lab.redlock().node(n), &lab.client().await);
     }
-    try_out(lab, true, |user| {
+    use_rights(lab, true, |user| {
         let nodes = options.nodes.iter().map(|node| as_user(node, user)).collect();
         Client(Box::new(Redlock::new(dlock::backends::redlock::RedlockOptions { nodes, ..options.clone() })))
     })
@@ -243,14 +243,14 @@ async fn users_of_all_nodes_can_do_their_part(lab: &Lab) {
     }
 }
 
-async fn roles_of_postgres_can_do_their_part(lab: &Lab) {
+async fn postgres_roles_have_the_rights_they_need(lab: &Lab) {
     lab.target.isolate().await;
     let client = lab.client().await;
     for role in ROLES {
         lab.postgres().sql(&client.0.grants(role).text);
     }
     let options = lab.postgres().options("dlock");
-    try_out(lab, true, |user| {
+    use_rights(lab, true, |user| {
         let mut options = options.clone();
         options.sql.user = Some(user.into());
         Client(postgres::backend(options))
@@ -258,14 +258,14 @@ async fn roles_of_postgres_can_do_their_part(lab: &Lab) {
     .await;
 }
 
-async fn users_of_mariadb_can_do_their_part(lab: &Lab) {
+async fn mariadb_users_have_the_rights_they_need(lab: &Lab) {
     lab.target.isolate().await;
     let client = lab.client().await;
     for role in ROLES {
         lab.mariadb().sql(&client.0.grants(role).text.replace(PASSWORD, "pw"));
     }
     let options = lab.mariadb().options("dlock");
-    try_out(lab, true, |user| {
+    use_rights(lab, true, |user| {
         let mut options = options.clone();
         options.sql.user = Some(user.into());
         options.sql.password = Some(Secret::new("pw"));
@@ -274,7 +274,7 @@ async fn users_of_mariadb_can_do_their_part(lab: &Lab) {
     .await;
 }
 
-async fn users_of_etcd_can_do_their_part(lab: &Lab) {
+async fn etcd_users_have_the_rights_they_need(lab: &Lab) {
     let mut server = support::etcd::Etcd::plain();
     let options = etcd::EtcdOptions::new(server.ports().iter().map(|port| ("127.0.0.1".into(), *port)).collect());
     let client = etcd::Etcd::new(options.clone());
@@ -286,25 +286,25 @@ async fn users_of_etcd_can_do_their_part(lab: &Lab) {
         }
     }
     server.authenticate("somebody", "else", &[]);
-    try_out(lab, true, |user| {
+    use_rights(lab, true, |user| {
         let options = etcd::EtcdOptions { user: Some(user.into()), password: Some(Secret::new("pw")), ..options.clone() };
         Client(Box::new(etcd::Etcd::new(options)))
     })
     .await;
 }
 
-async fn a_login_of_zookeeper_can_do_its_part(lab: &Lab) {
+async fn a_zookeeper_login_has_the_rights_it_needs(lab: &Lab) {
     let zookeeper = lab.zookeeper();
     let admin = zookeeper.admin().await;
     let client = lab.client().await;
-    // Both roles write, and so share what one of them made.
+    // Both roles write, so they share the nodes that one of them created.
     let text = client.0.grants(Role::Run).text.replace(PASSWORD, "pw");
     for line in text.lines() {
         zk_cli(&admin, line).await;
     }
     assert!(client.0.grants(Role::View).text.is_empty() && !client.0.grants(Role::View).notes.is_empty());
     let hosts = zookeeper.servers().hosts();
-    try_out(lab, false, |_| {
+    use_rights(lab, false, |_| {
         let options = zookeeper.options(hosts.clone(), "dlock");
         Client(Box::new(ZooKeeper::new(dlock::backends::zookeeper::ZooKeeperOptions {
             login: Some(("dlock-run".into(), Secret::new("pw"))),
@@ -313,11 +313,11 @@ async fn a_login_of_zookeeper_can_do_its_part(lab: &Lab) {
     })
     .await;
     let mut stranger = lab.client().await;
-    let error = stranger.0.try_acquire(&request(&key("job"), LONG)).await.expect_err("whoever comes may take a lock");
+    let error = stranger.0.try_acquire(&request(&key("job"), LONG)).await.expect_err("a client without a login took a lock");
     assert_eq!(error.kind, dlock::lock::Kind::Denied, "{error:?}");
 }
 
-/// What zkCli.sh does with a line.
+/// Does what zkCli.sh does with a line.
 async fn zk_cli(admin: &Admin, line: &str) {
     let words: Vec<&str> = line.split(' ').collect();
     match *words {

@@ -1,4 +1,4 @@
-//! Waiting, being woken, and passing a wake-up on.
+//! Waiting, waking up, and passing a wake-up on.
 
 use std::time::Duration;
 
@@ -9,40 +9,40 @@ use dlock::{
 use tokio::time::{Instant, timeout};
 
 use super::{Case, cases, everywhere};
-use crate::lab::{Client, LONG, Lab, SHORT, SLACK, key, soon, stretched, waiting, who};
+use crate::lab::{Client, LONG, Lab, SHORT, SLACK, key, runner, soon, stretched, waiting};
 
 pub fn all() -> Vec<Case> {
     let mut all = cases![everywhere =>
-        a_release_wakes_who_waits,
+        a_release_wakes_a_waiter,
         a_release_before_the_wait_is_not_missed,
-        waiting_ends_by_itself,
-        who_waits_outlives_a_holder_that_vanished,
-        every_waiter_has_its_turn,
-        a_waiter_that_was_woken_and_leaves_passes_it_on,
-        a_turn_that_comes_while_giving_up_is_passed_on,
-        a_waiter_that_vanished_does_not_swallow_the_turn,
+        a_wait_ends_after_its_time_limit,
+        a_waiter_gets_the_lock_of_a_vanished_holder,
+        every_waiter_gets_the_lock,
+        a_woken_waiter_that_leaves_passes_the_offer_on,
+        an_offer_that_arrives_while_giving_up_is_passed_on,
+        a_vanished_waiter_does_not_swallow_the_offer,
         leaving_leaves_nothing_in_the_queue,
-        leaving_without_having_waited_is_nothing,
-        who_has_waited_is_seen_to_hold,
-        many_releases_pile_nothing_up,
+        leaving_without_waiting_changes_nothing,
+        a_holder_that_waited_is_reported_as_holder,
+        releases_without_waiters_pile_up_no_wake_ups,
     ];
-    all.extend(cases![crate::targets::Kind::hands_on => a_release_of_the_last_nested_hold_wakes_who_waits]);
+    all.extend(cases![crate::targets::Kind::crosses_processes => a_release_of_the_last_nested_hold_wakes_a_waiter]);
     all.extend(cases![|kind| !kind.clock_is_ours() =>
         the_core_hands_over_at_once,
-        the_core_takes_at_once_what_a_waiter_just_left,
+        the_core_takes_a_lock_right_after_a_waiter_left,
         the_core_leaves_nothing_when_it_gives_up,
     ]);
-    // Who looks by himself isn't woken.
+    // A waiter that polls is never woken.
     all.extend(cases![crate::targets::Kind::notifies => one_release_wakes_one_waiter]);
-    // Elsewhere the system knows of processes, and a client that isn't polled is not a frozen one.
+    // Other stores detect frozen or dead processes, and an unpolled client in this process does not count as frozen.
     all.extend(cases![|kind| kind == crate::targets::Kind::Redis || kind.is_postgres() => a_frozen_waiter_does_not_keep_the_lock_idle]);
     all
 }
 
-/// So long that a waiter which looks by itself would fail the case.
+/// So long that a waiter that polls would fail the case.
 const NEVER: Duration = Duration::from_secs(20);
 
-async fn a_release_wakes_who_waits(lab: &Lab) {
+async fn a_release_wakes_a_waiter(lab: &Lab) {
     let (mut a, mut b) = (lab.client().await, lab.client().await);
     let job = key("job");
     for _ in 0..3 {
@@ -77,7 +77,7 @@ async fn a_release_before_the_wait_is_not_missed(lab: &Lab) {
     assert!(began.elapsed() < soon(), "{:?}", began.elapsed());
 }
 
-async fn a_release_of_the_last_nested_hold_wakes_who_waits(lab: &Lab) {
+async fn a_release_of_the_last_nested_hold_wakes_a_waiter(lab: &Lab) {
     let (mut a, mut b) = (lab.client().await, lab.client().await);
     let job = key("job");
     let outer = lab.expiring(&job, LONG);
@@ -102,7 +102,7 @@ async fn a_release_of_the_last_nested_hold_wakes_who_waits(lab: &Lab) {
     assert!(released.elapsed() < soon(), "{:?}", released.elapsed());
 }
 
-async fn waiting_ends_by_itself(lab: &Lab) {
+async fn a_wait_ends_after_its_time_limit(lab: &Lab) {
     let (mut a, mut b) = (lab.client().await, lab.client().await);
     let job = key("job");
     let held = a.hold(&job).await;
@@ -113,7 +113,7 @@ async fn waiting_ends_by_itself(lab: &Lab) {
         let wake = b.wait(&wanted, length).await;
         let took = began.elapsed();
         assert!(took < length + soon(), "{length:?} took {took:?}");
-        // Who isn't told looks by himself; but not in a busy loop.
+        // A waiter that isn't notified polls, but not in a busy loop.
         if lab.kind.notifies() || wake == Wake::TimedOut {
             assert_eq!(wake, Wake::TimedOut);
             assert!(took + Duration::from_millis(5) >= length, "{length:?} took {took:?}");
@@ -124,7 +124,7 @@ async fn waiting_ends_by_itself(lab: &Lab) {
     a.renewed(&held, None).await;
 }
 
-async fn who_waits_outlives_a_holder_that_vanished(lab: &Lab) {
+async fn a_waiter_gets_the_lock_of_a_vanished_holder(lab: &Lab) {
     let (mut a, mut b) = (lab.client().await, lab.client().await);
     let job = key("job");
     a.take(&lab.expiring(&job, SHORT)).await;
@@ -137,14 +137,14 @@ async fn who_waits_outlives_a_holder_that_vanished(lab: &Lab) {
             dlock::lock::Attempt::Busy(busy) => busy,
             other => panic!("{other:?}"),
         };
-        // One that is just going is there no more when it is looked at.
-        let left = busy.expires_in.or(busy.transient.then_some(Duration::ZERO)).expect("a lease that ends");
+        // A hold that is just ending is gone by the next inspection.
+        let left = busy.expires_in.or(busy.transient.then_some(Duration::ZERO)).expect("an expiry");
         b.wait(&wanted, left + Duration::from_millis(1)).await;
     }
     assert!(began.elapsed() < SHORT + lab.kind.late() + soon(), "{:?}", began.elapsed());
 }
 
-/// Waiters that stand in the queue of a lock, in order.
+/// Puts waiters into a lock's queue, and returns them in order.
 async fn queue(lab: &Lab, job: &dlock::lock::Key, length: usize) -> Vec<(Client, Request)> {
     queue_for(lab, job, length, LONG).await
 }
@@ -171,23 +171,23 @@ async fn one_release_wakes_one_waiter(lab: &Lab) {
             let began = Instant::now();
             let wake = client.wait(&request, most).await;
             let took = began.elapsed();
-            assert!(took < stretched(most + SLACK * 3), "who came up in the line waited for {took:?}");
-            // It lives on: the lock of one who dies with it in hand would rightly go to the next.
+            assert!(took < stretched(most + SLACK * 3), "a waiter that moved up waited for {took:?}");
+            // The waiter lives on: if it died with the offer, the next waiter would rightly be woken.
             lab.pass(most).await;
             wake
         }
     };
     let release = async {
-        // Well before the end of the waits, on a machine that is busy too.
+        // Well before the end of the waits, on a busy machine too.
         lab.pass(Duration::from_millis(400)).await;
         a.free(&held).await;
     };
     let (one, two, three, ()) = tokio::join!(wait(), wait(), wait(), release);
     let woken = [one, two, three].into_iter().filter(|wake| *wake == Wake::Changed).count();
-    assert_eq!(woken, 1, "woken by one release");
+    assert_eq!(woken, 1, "waiters were woken by one release");
 }
 
-async fn every_waiter_has_its_turn(lab: &Lab) {
+async fn every_waiter_gets_the_lock(lab: &Lab) {
     let mut a = lab.client().await;
     let job = key("job");
     let held = a.hold(&job).await;
@@ -216,7 +216,7 @@ async fn every_waiter_has_its_turn(lab: &Lab) {
     assert!(began.elapsed() < SLACK + soon() * 2, "{:?}", began.elapsed());
 }
 
-async fn a_waiter_that_was_woken_and_leaves_passes_it_on(lab: &Lab) {
+async fn a_woken_waiter_that_leaves_passes_the_offer_on(lab: &Lab) {
     let mut a = lab.client().await;
     let job = key("job");
     let held = a.hold(&job).await;
@@ -224,7 +224,7 @@ async fn a_waiter_that_was_woken_and_leaves_passes_it_on(lab: &Lab) {
     let (mut next, wanted) = waiters.pop().expect("a waiter");
     let (mut leaving, unwanted) = waiters.pop().expect("a waiter");
     let leave = async {
-        // Whoever is woken first: if it is the one that leaves, it leaves without asking.
+        // Either waiter may be woken first. If the leaving one is, it leaves without a request.
         let _ = timeout(Duration::from_millis(500), leaving.wait(&unwanted, NEVER)).await;
         leaving.leave_queue(&unwanted).await;
     };
@@ -237,7 +237,7 @@ async fn a_waiter_that_was_woken_and_leaves_passes_it_on(lab: &Lab) {
     assert!(began.elapsed() < SLACK + Duration::from_millis(500) + soon(), "{:?}", began.elapsed());
 }
 
-async fn a_turn_that_comes_while_giving_up_is_passed_on(lab: &Lab) {
+async fn an_offer_that_arrives_while_giving_up_is_passed_on(lab: &Lab) {
     let mut a = lab.client().await;
     let job = key("job");
     // The wait is cut off at every moment around the release.
@@ -246,9 +246,9 @@ async fn a_turn_that_comes_while_giving_up_is_passed_on(lab: &Lab) {
         let mut waiters = queue(lab, &job, 2).await;
         let (mut next, wanted) = waiters.pop().expect("a waiter");
         let (mut leaving, unwanted) = waiters.pop().expect("a waiter");
-        let patience = Duration::from_millis(20) + Duration::from_micros(150) * step;
+        let give_up_after = Duration::from_millis(20) + Duration::from_micros(150) * step;
         let leave = async {
-            let _ = timeout(patience, leaving.wait(&unwanted, NEVER)).await;
+            let _ = timeout(give_up_after, leaving.wait(&unwanted, NEVER)).await;
             leaving.leave_queue(&unwanted).await;
         };
         let release = async {
@@ -262,15 +262,15 @@ async fn a_turn_that_comes_while_giving_up_is_passed_on(lab: &Lab) {
     }
 }
 
-async fn a_waiter_that_vanished_does_not_swallow_the_turn(lab: &Lab) {
+async fn a_vanished_waiter_does_not_swallow_the_offer(lab: &Lab) {
     let mut a = lab.client().await;
     let job = key("job");
     let held = a.hold(&job).await;
-    // Where places are kept, a dead waiter's is kept for its lease.
-    let mut waiters = queue_for(lab, &job, 2, if lab.kind.keeps_places() { SHORT } else { LONG }).await;
+    // A store that keeps positions keeps a dead waiter's position for its lease.
+    let mut waiters = queue_for(lab, &job, 2, if lab.kind.keeps_positions() { SHORT } else { LONG }).await;
     let (mut next, wanted) = waiters.pop().expect("a waiter");
     let (mut dying, unwanted) = waiters.pop().expect("a waiter");
-    let place = if lab.kind.keeps_places() { SHORT + lab.kind.late() } else { Duration::ZERO };
+    let dead_waiter_delay = if lab.kind.keeps_positions() { SHORT + lab.kind.late() } else { Duration::ZERO };
     let die = async move {
         let _ = timeout(SLACK, dying.wait(&unwanted, NEVER)).await;
         drop(dying);
@@ -281,7 +281,7 @@ async fn a_waiter_that_vanished_does_not_swallow_the_turn(lab: &Lab) {
     };
     let began = Instant::now();
     let (_, (), ()) = tokio::join!(next.wait_for(&wanted, NEVER), die, release);
-    assert!(began.elapsed() < SLACK * 2 + place + soon(), "{:?}", began.elapsed());
+    assert!(began.elapsed() < SLACK * 2 + dead_waiter_delay + soon(), "{:?}", began.elapsed());
 }
 
 async fn leaving_leaves_nothing_in_the_queue(lab: &Lab) {
@@ -294,7 +294,7 @@ async fn leaving_leaves_nothing_in_the_queue(lab: &Lab) {
         client.leave_queue(&request).await;
     }
     assert!(a.inspect(&job).await.waiters.is_empty());
-    // A granted waiter stands in it no more either.
+    // A granted waiter has left the queue too.
     let job = key("other");
     let held = a.hold(&job).await;
     let (mut client, request) = queue(lab, &job, 1).await.remove(0);
@@ -303,12 +303,12 @@ async fn leaving_leaves_nothing_in_the_queue(lab: &Lab) {
     assert!(a.inspect(&job).await.waiters.is_empty());
 }
 
-/// A lock that came to who waited for it is a lock as any other.
-async fn who_has_waited_is_seen_to_hold(lab: &Lab) {
+/// The hold of a former waiter is reported and renewed like any other.
+async fn a_holder_that_waited_is_reported_as_holder(lab: &Lab) {
     let (mut a, mut b, mut c) = (lab.client().await, lab.client().await, lab.client().await);
     let job = key("job");
     let held = a.hold(&job).await;
-    let next = Request { metadata: Some(who("web2")), ..waiting(&job, LONG) };
+    let next = Request { metadata: Some(runner("web2")), ..waiting(&job, LONG) };
     b.refused(&next).await;
     let release = async {
         lab.pass(Duration::from_millis(300)).await;
@@ -317,26 +317,26 @@ async fn who_has_waited_is_seen_to_hold(lab: &Lab) {
     let ((), grant) = tokio::join!(release, b.wait_for(&next, LONG));
     let state = c.inspect(&job).await;
     assert_eq!(state.holders.len(), 1, "{state:?}");
-    assert_eq!((state.holders[0].fence, &state.holders[0].metadata), (Some(grant.fence), &Some(who("web2"))));
+    assert_eq!((state.holders[0].fence, &state.holders[0].metadata), (Some(grant.fence), &Some(runner("web2"))));
     assert_eq!(c.keys("").await, ["job"]);
     assert!(matches!(c.0.renew(&job, &next.token, Intent::Probe).await, Ok(Renewal::Kept { .. })));
     b.free(&next).await;
     assert!(c.inspect(&job).await.holders.is_empty());
 }
 
-async fn leaving_without_having_waited_is_nothing(lab: &Lab) {
+async fn leaving_without_waiting_changes_nothing(lab: &Lab) {
     let (mut a, mut b) = (lab.client().await, lab.client().await);
     let job = key("job");
     b.leave_queue(&waiting(&job, LONG)).await;
     let held = a.hold(&job).await;
     b.leave_queue(&waiting(&job, LONG)).await;
-    // Not even of the holder's own request.
+    // Leaving with the holder's own request changes nothing either.
     a.leave_queue(&held).await;
     a.renewed(&held, None).await;
     b.refused(&waiting(&job, LONG)).await;
 }
 
-async fn many_releases_pile_nothing_up(lab: &Lab) {
+async fn releases_without_waiters_pile_up_no_wake_ups(lab: &Lab) {
     let (mut a, mut b) = (lab.client().await, lab.client().await);
     let job = key("job");
     for _ in 0..50 {
@@ -378,10 +378,10 @@ async fn the_core_leaves_nothing_when_it_gives_up(lab: &Lab) {
     let mut a = lab.client().await;
     let job = key("job");
     let held = a.hold(&job).await;
-    for patience in [WaitPolicy::Try, WaitPolicy::For(Duration::from_millis(200))] {
+    for give_up_after in [WaitPolicy::Try, WaitPolicy::For(Duration::from_millis(200))] {
         let mut b = lab.client().await;
         let never = std::future::pending::<()>();
-        let outcome = lease::acquire(&mut *b.0, &BootClock, waiting(&job, LONG), patience, Limits::DEFAULT, never, |_| {}).await;
+        let outcome = lease::acquire(&mut *b.0, &BootClock, waiting(&job, LONG), give_up_after, Limits::DEFAULT, never, |_| {}).await;
         assert!(matches!(outcome, Ok(Outcome::Busy(_))), "{outcome:?}");
     }
     let mut b = lab.client().await;
@@ -395,14 +395,14 @@ async fn the_core_leaves_nothing_when_it_gives_up(lab: &Lab) {
     assert!(a.inspect(&job).await.holders.is_empty());
 }
 
-/// Who was stopped while it waited can be the one that is woken.
+/// The store may wake a waiter whose process is frozen.
 async fn a_frozen_waiter_does_not_keep_the_lock_idle(lab: &Lab) {
     let mut a = lab.client().await;
     let job = key("job");
     let held = a.hold(&job).await;
     let mut waiters = queue(lab, &job, 1).await;
     let (mut frozen, unwanted) = waiters.pop().expect("a waiter");
-    // Long enough to be asleep in the store; never polled again.
+    // Polled until its wait is in the store, then never again.
     let mut asleep = Box::pin(frozen.wait(&unwanted, LONG));
     assert!(timeout(SLACK, &mut asleep).await.is_err(), "woken without a release");
     let mut b = lab.client().await;
@@ -419,8 +419,8 @@ async fn a_frozen_waiter_does_not_keep_the_lock_idle(lab: &Lab) {
     drop(asleep);
 }
 
-/// Who tries once meets nobody, though a waiter gave up at the moment of the release.
-async fn the_core_takes_at_once_what_a_waiter_just_left(lab: &Lab) {
+/// A single try gets the lock, even if a waiter gave up at the moment of the release.
+async fn the_core_takes_a_lock_right_after_a_waiter_left(lab: &Lab) {
     let mut a = lab.client().await;
     let job = key("job");
     for step in 0..24_u32 {

@@ -1,4 +1,4 @@
-//! What a store remembers of holds that are over, and of who did without.
+//! The lock's history: finished holds and skipped runs.
 
 use std::{cell::Cell, future::pending, time::Duration};
 
@@ -11,46 +11,46 @@ use dlock::{
 
 use super::{Case, cases, everywhere};
 use crate::{
-    lab::{Client, LONG, Lab, SHORT, key, nested, request, waiting, who},
+    lab::{Client, LONG, Lab, SHORT, key, nested, request, runner, waiting},
     support::proxy::{Fault, Proxy},
 };
 
 pub fn all() -> Vec<Case> {
     let mut all = cases![everywhere =>
-        a_lock_that_nobody_had_has_no_history,
-        a_run_is_remembered_with_its_end,
-        how_long_a_run_had_waited_is_remembered,
-        runs_are_told_the_latest_first,
-        a_hold_is_not_remembered_while_it_lasts,
-        a_hold_that_was_never_given_back_has_expired,
-        who_left_themselves_out_are_not_named,
-        a_release_that_found_nothing_remembers_nothing,
-        what_was_undone_is_not_remembered,
-        so_many_runs_are_remembered_and_as_many_bad_ends,
+        a_lock_that_was_never_held_has_no_history,
+        a_run_is_recorded_with_its_end,
+        the_waiting_time_of_a_run_is_recorded,
+        runs_are_listed_latest_first,
+        a_hold_is_not_recorded_while_it_lasts,
+        a_hold_that_was_never_released_is_recorded_as_expired,
+        a_hold_without_metadata_is_recorded_without,
+        a_release_without_a_hold_records_nothing,
+        an_undone_grant_is_not_recorded,
+        the_last_runs_and_the_last_failures_are_kept,
         skips_are_counted_by_host,
-        who_lost_a_hold_knows_best_how_it_ended,
-        a_lock_remembers_its_own_runs,
-        whatever_is_said_is_told_as_it_was,
-        asking_changes_nothing,
+        a_note_of_a_loss_replaces_the_expired_entry,
+        a_lock_has_its_own_history,
+        any_text_comes_back_unchanged,
+        reading_the_history_changes_nothing,
     ];
-    all.extend(cases![|kind| kind.hands_on() => nested_holds_are_one_run]);
+    all.extend(cases![|kind| kind.crosses_processes() => nested_holds_are_one_run]);
     all.extend(cases![|kind| kind.shared() =>
-        readers_are_runs_of_their_own,
-        a_reader_that_vanished_is_remembered_once,
+        each_reader_is_one_run,
+        a_vanished_reader_is_recorded_once,
     ]);
     all.extend(cases![|kind| !kind.ends_with_its_process() =>
-        who_only_waited_is_not_remembered,
-        who_waited_first_is_remembered_too,
+        a_waiter_that_never_held_is_not_recorded,
+        a_holder_that_waited_first_is_recorded_too,
     ]);
     all.extend(cases![|kind| kind.has_server() =>
-        a_release_whose_answer_was_lost_is_remembered_once,
+        a_release_whose_answer_was_lost_is_recorded_once,
         a_run_whose_answers_were_lost_is_one_run,
     ]);
     all
 }
 
-fn told(host: &str) -> impl Fn(Request) -> Request {
-    let metadata = who(host);
+fn with_host(host: &str) -> impl Fn(Request) -> Request {
+    let metadata = runner(host);
     move |of| Request { metadata: Some(metadata.clone()), at_ms: Some(dlock::lease::wall_ms()), ..of }
 }
 
@@ -58,7 +58,7 @@ fn ended(end: End) -> ReleaseInfo {
     ReleaseInfo { end: Some(end), at_ms: Some(dlock::lease::wall_ms()), held_ms: Some(3), ..Scope::Tree.into() }
 }
 
-async fn part(client: &mut Client, of: &Request, end: End) {
+async fn end_hold(client: &mut Client, of: &Request, end: End) {
     let released = client.0.release(&of.key, &of.token, &ended(end)).await.unwrap_or_else(|error| panic!("release: {error:?}"));
     assert_eq!(released, Release::Released);
 }
@@ -67,24 +67,24 @@ pub async fn history(client: &mut Client, key: &Key) -> History {
     client.0.history(key).await.unwrap_or_else(|error| panic!("history: {error:?}"))
 }
 
-/// One run from its beginning to its end.
+/// Takes the lock and releases it with this end.
 async fn run(client: &mut Client, key: &Key, end: End) -> Fence {
-    let asked = told("web1")(request(key, LONG));
+    let asked = with_host("web1")(request(key, LONG));
     let fence = client.take(&asked).await.fence;
-    part(client, &asked, end).await;
+    end_hold(client, &asked, end).await;
     fence
 }
 
-async fn a_lock_that_nobody_had_has_no_history(lab: &Lab) {
+async fn a_lock_that_was_never_held_has_no_history(lab: &Lab) {
     let mut a = lab.client().await;
     assert_eq!(history(&mut a, &key("never")).await, History::default());
     a.hold(&key("never")).await;
 }
 
-async fn a_run_is_remembered_with_its_end(lab: &Lab) {
+async fn a_run_is_recorded_with_its_end(lab: &Lab) {
     let (mut a, mut b) = (lab.client().await, lab.client().await);
     let job = key("job");
-    let asked = told("web1")(request(&job, LONG));
+    let asked = with_host("web1")(request(&job, LONG));
     let before = dlock::lease::wall_ms();
     let fence = a.take(&asked).await.fence;
     lab.pass(Duration::from_millis(50)).await;
@@ -92,22 +92,22 @@ async fn a_run_is_remembered_with_its_end(lab: &Lab) {
     let info = ReleaseInfo { why: why.clone(), held_ms: Some(50), ..ended(End::Exited(3)) };
     assert_eq!(a.0.release(&job, &asked.token, &info).await.expect("release"), Release::Released);
     let past = history(&mut b, &job).await.past;
-    let [HistoryEntry { fence: told, started_ms: Some(started), ended_ms: Some(ended), end: End::Exited(3), why: reason, metadata }] =
+    let [HistoryEntry { fence: recorded, started_ms: Some(started), ended_ms: Some(ended), end: End::Exited(3), why: reason, metadata }] =
         &past[..]
     else {
         panic!("{past:?}");
     };
-    assert_eq!((*told, reason, metadata), (Some(fence), &why, &asked.metadata));
+    assert_eq!((*recorded, reason, metadata), (Some(fence), &why, &asked.metadata));
     assert!(*ended >= started + 40 && *ended < started + 10_000, "{started} {ended}");
-    // All servers are on this host.
+    // All servers run on this host, so the clocks agree.
     assert!(lab.kind.clock_is_ours() || started.abs_diff(before) < 5000, "{before} {started}");
 }
 
-async fn how_long_a_run_had_waited_is_remembered(lab: &Lab) {
+async fn the_waiting_time_of_a_run_is_recorded(lab: &Lab) {
     let (mut a, mut b) = (lab.client().await, lab.client().await);
     let job = key("job");
     let held = a.hold(&job).await;
-    let wanted = told("web1")(waiting(&job, LONG));
+    let wanted = with_host("web1")(waiting(&job, LONG));
     let never = pending::<()>();
     let waits = Cell::new(false);
     let take = lease::acquire(&mut *b.0, &BootClock, wanted.clone(), WaitPolicy::For(LONG), Limits::DEFAULT, never, |_| waits.set(true));
@@ -120,15 +120,15 @@ async fn how_long_a_run_had_waited_is_remembered(lab: &Lab) {
     };
     let (taken, ()) = tokio::join!(take, free);
     assert!(matches!(taken, Ok(Outcome::Granted(_))), "{taken:?}");
-    part(&mut b, &wanted, End::Exited(0)).await;
+    end_hold(&mut b, &wanted, End::Exited(0)).await;
     let past = history(&mut b, &job).await.past.remove(0);
     let waited = past.metadata.and_then(|metadata| metadata.waited_ms).expect("how long it waited");
-    // That of the lab may stand still.
+    // The test's own clock may stand still.
     let least = if lab.kind.clock_is_ours() { 0 } else { 250 };
     assert!((least..20_000).contains(&waited), "{waited}");
 }
 
-async fn runs_are_told_the_latest_first(lab: &Lab) {
+async fn runs_are_listed_latest_first(lab: &Lab) {
     let mut a = lab.client().await;
     let job = key("job");
     let ends = [End::Exited(0), End::Signalled(9), End::Released, End::NotStarted, End::Exited(1)];
@@ -141,25 +141,25 @@ async fn runs_are_told_the_latest_first(lab: &Lab) {
     assert!(past.iter().map(|one| one.fence).eq(fences.iter().rev().map(|fence| Some(*fence))), "{past:?}");
 }
 
-async fn a_hold_is_not_remembered_while_it_lasts(lab: &Lab) {
+async fn a_hold_is_not_recorded_while_it_lasts(lab: &Lab) {
     let (mut a, mut b) = (lab.client().await, lab.client().await);
     let job = key("job");
     let held = a.hold(&job).await;
     a.renewed(&held, None).await;
     b.refused(&request(&job, LONG)).await;
     assert_eq!(history(&mut b, &job).await.past, []);
-    part(&mut a, &held, End::Exited(0)).await;
+    end_hold(&mut a, &held, End::Exited(0)).await;
     assert_eq!(history(&mut b, &job).await.past.len(), 1);
 }
 
-async fn a_hold_that_was_never_given_back_has_expired(lab: &Lab) {
+async fn a_hold_that_was_never_released_is_recorded_as_expired(lab: &Lab) {
     let (mut a, mut b) = (lab.client().await, lab.client().await);
     let job = key("job");
-    let asked = told("web3")(lab.expiring(&job, SHORT));
+    let asked = with_host("web3")(lab.expiring(&job, SHORT));
     let grant = a.take(&asked).await;
     drop(a);
     lab.outlast(grant.ttl.get()).await;
-    // Once before somebody else took it, if the store sees it by then, and in any case after.
+    // The hold is recorded once, before the next grant and after it.
     let expired = |past: &HistoryEntry| past.end == End::Expired && past.fence == Some(grant.fence) && past.metadata == asked.metadata;
     let before = history(&mut b, &job).await.past;
     assert!(before.iter().all(expired) && before.len() == 1, "{before:?}");
@@ -171,47 +171,47 @@ async fn a_hold_that_was_never_given_back_has_expired(lab: &Lab) {
     }
     let after = history(&mut b, &job).await.past;
     assert!(after.iter().all(expired) && after.len() == 1, "{after:?}");
-    part(&mut b, &next, End::Exited(0)).await;
+    end_hold(&mut b, &next, End::Exited(0)).await;
     let all = history(&mut b, &job).await.past;
     assert!(all.len() == 2 && all[0].end == End::Exited(0) && expired(&all[1]), "{all:?}");
 }
 
-async fn who_left_themselves_out_are_not_named(lab: &Lab) {
+async fn a_hold_without_metadata_is_recorded_without(lab: &Lab) {
     let mut a = lab.client().await;
     let job = key("job");
     let held = a.hold(&job).await;
-    part(&mut a, &held, End::Exited(0)).await;
+    end_hold(&mut a, &held, End::Exited(0)).await;
     let past = history(&mut a, &job).await.past;
     assert!(past.len() == 1 && past[0].metadata.is_none(), "{past:?}");
 }
 
-async fn a_release_that_found_nothing_remembers_nothing(lab: &Lab) {
+async fn a_release_without_a_hold_records_nothing(lab: &Lab) {
     let (mut a, mut b) = (lab.client().await, lab.client().await);
     let job = key("job");
     let first = a.hold(&job).await;
-    part(&mut a, &first, End::Exited(0)).await;
+    end_hold(&mut a, &first, End::Exited(0)).await;
     let second = b.hold(&job).await;
     for token in [&first.token, &second.token.nested()] {
         assert_eq!(a.0.release(&job, token, &ended(End::Exited(9))).await.expect("release"), Release::NotHeld);
     }
     let past = history(&mut a, &job).await.past;
     assert!(past.len() == 1 && past[0].end == End::Exited(0), "{past:?}");
-    part(&mut b, &second, End::Exited(1)).await;
+    end_hold(&mut b, &second, End::Exited(1)).await;
     assert_eq!(a.0.release(&job, &second.token, &ended(End::Exited(9))).await.expect("release"), Release::NotHeld);
     let past = history(&mut a, &job).await.past;
     assert!(past.len() == 2 && past[0].end == End::Exited(1), "{past:?}");
 }
 
-async fn what_was_undone_is_not_remembered(lab: &Lab) {
+async fn an_undone_grant_is_not_recorded(lab: &Lab) {
     let (mut a, mut b) = (lab.client().await, lab.client().await);
     let job = key("job");
-    let asked = told("web1")(request(&job, LONG));
+    let asked = with_host("web1")(request(&job, LONG));
     a.take(&asked).await;
     assert_eq!(a.0.release(&job, &asked.token, &ReleaseInfo::UNDO).await.expect("release"), Release::Released);
     assert_eq!(history(&mut b, &job).await.past, []);
     let next = b.hold(&job).await;
     assert_eq!(history(&mut a, &job).await.past, []);
-    part(&mut b, &next, End::Exited(0)).await;
+    end_hold(&mut b, &next, End::Exited(0)).await;
     let past = history(&mut a, &job).await.past;
     assert!(past.len() == 1 && past[0].end == End::Exited(0), "{past:?}");
 }
@@ -224,17 +224,17 @@ async fn nested_holds_are_one_run(lab: &Lab) {
     b.take(&inner).await;
     assert_eq!(b.0.release(&job, &inner.token, &ended(End::Exited(5))).await.expect("release"), Release::StillHeld(1));
     assert_eq!(history(&mut a, &job).await.past, []);
-    part(&mut a, &outer, End::Exited(0)).await;
+    end_hold(&mut a, &outer, End::Exited(0)).await;
     let past = history(&mut b, &job).await.past;
     assert!(past.len() == 1 && past[0].end == End::Exited(0), "{past:?}");
 }
 
-async fn so_many_runs_are_remembered_and_as_many_bad_ends(lab: &Lab) {
+async fn the_last_runs_and_the_last_failures_are_kept(lab: &Lab) {
     let mut a = lab.client().await;
     let job = key("job");
     let bad = run(&mut a, &job, End::Exited(7)).await;
     let mut last = bad;
-    // What is trimmed may be trimmed in steps.
+    // The store may trim in steps.
     for _ in 0..REMEMBERED + 40 {
         last = run(&mut a, &job, End::Exited(0)).await;
     }
@@ -242,7 +242,7 @@ async fn so_many_runs_are_remembered_and_as_many_bad_ends(lab: &Lab) {
     assert_eq!(past[0].fence, Some(last));
     let fine = past.iter().filter(|one| one.end == End::Exited(0)).count();
     assert!((REMEMBERED..=REMEMBERED + 32).contains(&fine), "{fine}");
-    assert!(past.iter().any(|one| one.fence == Some(bad) && one.end == End::Exited(7)), "the one that ended badly is forgotten");
+    assert!(past.iter().any(|one| one.fence == Some(bad) && one.end == End::Exited(7)), "the failed run is forgotten");
 }
 
 async fn skips_are_counted_by_host(lab: &Lab) {
@@ -252,15 +252,15 @@ async fn skips_are_counted_by_host(lab: &Lab) {
     for (host, reason) in [("web4", "busy"), ("web5", "busy"), ("web4", "skew guard 5s")] {
         a.0.amend(&job, Amendment::Note(&skip(host, reason))).await.expect("a note");
     }
-    let told = history(&mut b, &job).await;
-    assert_eq!(told.past, []);
-    let [four, five] = &told.skips[..] else { panic!("{told:?}") };
+    let known = history(&mut b, &job).await;
+    assert_eq!(known.past, []);
+    let [four, five] = &known.skips[..] else { panic!("{known:?}") };
     assert_eq!((&*four.host, four.count, &*four.reason), ("web4", 2, "skew guard 5s"));
     assert_eq!((&*five.host, five.count, &*five.reason), ("web5", 1, "busy"));
     for one in [four, five] {
         assert!(one.since_ms.is_some() && one.last_ms >= one.since_ms, "{one:?}");
     }
-    // A note says nothing about who has it.
+    // A note does not change the hold.
     let held = a.hold(&job).await;
     b.0.amend(&job, Amendment::Note(&skip("web5", "busy"))).await.expect("a note");
     a.renewed(&held, None).await;
@@ -268,10 +268,10 @@ async fn skips_are_counted_by_host(lab: &Lab) {
     assert_eq!(history(&mut b, &job).await.skips[1].count, 2);
 }
 
-async fn who_lost_a_hold_knows_best_how_it_ended(lab: &Lab) {
+async fn a_note_of_a_loss_replaces_the_expired_entry(lab: &Lab) {
     let (mut a, mut b) = (lab.client().await, lab.client().await);
     let job = key("job");
-    let asked = told("web3")(lab.expiring(&job, SHORT));
+    let asked = with_host("web3")(lab.expiring(&job, SHORT));
     let grant = a.take(&asked).await;
     drop(a);
     lab.outlast(grant.ttl.get()).await;
@@ -287,7 +287,7 @@ async fn who_lost_a_hold_knows_best_how_it_ended(lab: &Lab) {
     b.0.amend(&job, Amendment::Note(&Note::Lost(loss.clone()))).await.expect("a note");
     let past = history(&mut b, &job).await.past;
     assert_eq!(past, std::slice::from_ref(&loss));
-    // Also when somebody has it by then, and after.
+    // Also while another client holds the lock, and afterwards.
     let next = request(&job, LONG);
     let until = std::time::Instant::now() + Duration::from_secs(5);
     while !matches!(b.attempt(&next).await, Attempt::Granted(_)) {
@@ -295,12 +295,12 @@ async fn who_lost_a_hold_knows_best_how_it_ended(lab: &Lab) {
         lab.pass(Duration::from_millis(50)).await;
     }
     assert_eq!(history(&mut b, &job).await.past, std::slice::from_ref(&loss));
-    part(&mut b, &next, End::Exited(0)).await;
+    end_hold(&mut b, &next, End::Exited(0)).await;
     let all = history(&mut b, &job).await.past;
     assert!(all.len() == 2 && all[0].end == End::Exited(0) && all[1] == loss, "{all:?}");
 }
 
-async fn a_lock_remembers_its_own_runs(lab: &Lab) {
+async fn a_lock_has_its_own_history(lab: &Lab) {
     let (mut a, mut b) = (lab.client().await, lab.client_in("elsewhere").await);
     let names = ["job", "JOB", "job ", "job/1", "jo", "a{b}c", "%", "_", "job:runs", "../job"];
     for (n, name) in names.iter().enumerate() {
@@ -311,15 +311,15 @@ async fn a_lock_remembers_its_own_runs(lab: &Lab) {
         assert!(past.len() == 1 && past[0].end == End::Exited(u8::try_from(n + 1).expect("few")), "{name}: {past:?}");
         assert_eq!(history(&mut b, &key(name)).await.past, [], "{name}");
     }
-    // Nor is a history a lock.
+    // A history is not listed as a lock.
     assert_eq!(a.keys("").await, [] as [&str; 0]);
 }
 
-async fn whatever_is_said_is_told_as_it_was(lab: &Lab) {
+async fn any_text_comes_back_unchanged(lab: &Lab) {
     let mut a = lab.client().await;
     let job = key("job");
     for text in ["\"},{\"x\":\"ok\"", "a\\b'c\n\u{1b}[2J", "100%_$1 {x} \u{202e}", "'; DROP TABLE x; --", &"long ".repeat(300)] {
-        let mut metadata = who(text);
+        let mut metadata = runner(text);
         metadata.description = Some(text.into());
         let asked = Request { metadata: Some(metadata), ..request(&job, LONG) };
         a.take(&asked).await;
@@ -332,7 +332,7 @@ async fn whatever_is_said_is_told_as_it_was(lab: &Lab) {
     }
 }
 
-async fn asking_changes_nothing(lab: &Lab) {
+async fn reading_the_history_changes_nothing(lab: &Lab) {
     let (mut a, mut b) = (lab.client().await, lab.client().await);
     let job = key("job");
     run(&mut a, &job, End::Exited(0)).await;
@@ -349,23 +349,23 @@ fn shared(of: Request) -> Request {
     Request { mode: Mode::Shared, ..of }
 }
 
-async fn readers_are_runs_of_their_own(lab: &Lab) {
+async fn each_reader_is_one_run(lab: &Lab) {
     let (mut a, mut b) = (lab.client().await, lab.client().await);
     let job = key("job");
-    let (one, two) = (told("web1")(shared(request(&job, LONG))), told("web2")(shared(request(&job, LONG))));
+    let (one, two) = (with_host("web1")(shared(request(&job, LONG))), with_host("web2")(shared(request(&job, LONG))));
     let fences = [a.take(&one).await.fence, b.take(&two).await.fence];
     a.0.release(&job, &one.token, &ended(End::Exited(1))).await.expect("release");
     let past = history(&mut b, &job).await.past;
     assert!(past.len() == 1 && past[0].fence == Some(fences[0]) && past[0].metadata == one.metadata, "{past:?}");
-    part(&mut b, &two, End::Exited(2)).await;
+    end_hold(&mut b, &two, End::Exited(2)).await;
     let past = history(&mut a, &job).await.past;
     assert!(past.iter().map(|one| (one.fence, &one.end)).eq([(Some(fences[1]), &End::Exited(2)), (Some(fences[0]), &End::Exited(1))]));
 }
 
-async fn a_reader_that_vanished_is_remembered_once(lab: &Lab) {
+async fn a_vanished_reader_is_recorded_once(lab: &Lab) {
     let (mut a, mut b, mut c) = (lab.client().await, lab.client().await, lab.client().await);
     let job = key("job");
-    let (gone, there) = (told("web3")(shared(lab.expiring(&job, SHORT))), shared(request(&job, LONG)));
+    let (gone, there) = (with_host("web3")(shared(lab.expiring(&job, SHORT))), shared(request(&job, LONG)));
     let grant = a.take(&gone).await;
     b.take(&there).await;
     drop(a);
@@ -376,61 +376,61 @@ async fn a_reader_that_vanished_is_remembered_once(lab: &Lab) {
     };
     let past = history(&mut c, &job).await.past;
     assert!(past.len() == 1 && expired(&past), "{past:?}");
-    // Whoever writes it down, and if two of them do.
+    // The entry is written once, even if two clients write it.
     let next = shared(request(&job, LONG));
     c.take(&next).await;
     lab.pass(Duration::from_millis(600)).await;
     b.renewed(&there, None).await;
     c.renewed(&next, None).await;
-    part(&mut c, &next, End::Exited(0)).await;
-    part(&mut b, &there, End::Exited(0)).await;
+    end_hold(&mut c, &next, End::Exited(0)).await;
+    end_hold(&mut b, &there, End::Exited(0)).await;
     let last = b.hold(&job).await;
     lab.pass(Duration::from_millis(600)).await;
     b.renewed(&last, None).await;
-    part(&mut b, &last, End::Exited(0)).await;
+    end_hold(&mut b, &last, End::Exited(0)).await;
     let past = history(&mut c, &job).await.past;
     assert!(past.len() == 4 && expired(&past), "{past:?}");
 }
 
-async fn who_only_waited_is_not_remembered(lab: &Lab) {
+async fn a_waiter_that_never_held_is_not_recorded(lab: &Lab) {
     let (mut a, mut b, mut c) = (lab.client().await, lab.client().await, lab.client().await);
     let job = key("job");
     let held = a.hold(&job).await;
-    b.refused(&told("web2")(Request { waiting: true, ..lab.expiring(&job, SHORT) })).await;
-    // It dies; or it leaves.
+    b.refused(&with_host("web2")(Request { waiting: true, ..lab.expiring(&job, SHORT) })).await;
+    // One waiter dies, and another one leaves.
     drop(b);
     let leaving = waiting(&job, LONG);
     c.refused(&leaving).await;
     c.leave_queue(&leaving).await;
-    part(&mut a, &held, End::Exited(0)).await;
+    end_hold(&mut a, &held, End::Exited(0)).await;
     let next = waiting(&job, LONG);
     c.wait_for(&next, Duration::from_millis(200)).await;
     lab.pass(Duration::from_millis(600)).await;
     c.renewed(&next, None).await;
-    part(&mut c, &next, End::Exited(3)).await;
+    end_hold(&mut c, &next, End::Exited(3)).await;
     let past = history(&mut a, &job).await.past;
     assert!(past.iter().map(|past| &past.end).eq([&End::Exited(3), &End::Exited(0)]), "{past:?}");
 }
 
-async fn who_waited_first_is_remembered_too(lab: &Lab) {
+async fn a_holder_that_waited_first_is_recorded_too(lab: &Lab) {
     let job = key("job");
-    // Alone, or with a reader beside whom a reader has the lock.
+    // The waiter is alone, or it is a reader next to another reader.
     for reading in [false, true].into_iter().filter(|reading| !reading || lab.kind.shared()) {
         let (mut a, mut b, mut c) = (lab.client().await, lab.client().await, lab.client().await);
         let known = history(&mut c, &job).await.past.len();
         let held = a.hold(&job).await;
         let mode = if reading { Mode::Shared } else { Mode::Exclusive };
-        let wanted = told("web2")(Request { waiting: true, mode, ..lab.expiring(&job, SHORT) });
-        let beside = Request { mode, ..waiting(&job, LONG) };
+        let wanted = with_host("web2")(Request { waiting: true, mode, ..lab.expiring(&job, SHORT) });
+        let other_reader = Request { mode, ..waiting(&job, LONG) };
         if reading {
-            c.refused(&beside).await;
+            c.refused(&other_reader).await;
         }
         b.refused(&wanted).await;
-        part(&mut a, &held, End::Exited(0)).await;
+        end_hold(&mut a, &held, End::Exited(0)).await;
         let grant = b.wait_for(&wanted, Duration::from_millis(200)).await;
         drop(b);
         if reading {
-            c.wait_for(&beside, Duration::from_millis(200)).await;
+            c.wait_for(&other_reader, Duration::from_millis(200)).await;
         }
         lab.outlast(grant.ttl.get()).await;
         let past = history(&mut a, &job).await.past;
@@ -438,12 +438,12 @@ async fn who_waited_first_is_remembered_too(lab: &Lab) {
         let it = past.iter().find(|past| past.fence == Some(grant.fence));
         assert!(it.is_some_and(|past| past.end == End::Expired && past.metadata == wanted.metadata), "{past:?}");
         if reading {
-            c.free(&beside).await;
+            c.free(&other_reader).await;
         }
     }
 }
 
-async fn a_release_whose_answer_was_lost_is_remembered_once(lab: &Lab) {
+async fn a_release_whose_answer_was_lost_is_recorded_once(lab: &Lab) {
     for fault in [Fault::CutAfter, Fault::Swallow] {
         let proxy = Proxy::to(lab.server().port());
         let mut a = Client(lab.server().through(proxy.port).await);
@@ -459,17 +459,17 @@ async fn a_release_whose_answer_was_lost_is_remembered_once(lab: &Lab) {
     }
 }
 
-/// Whichever answer is lost on the way to the lock, no second hold is made of it that would have to be told as one that vanished.
+/// Whichever answer of an acquire is lost, no second hold appears in the history as vanished.
 async fn a_run_whose_answers_were_lost_is_one_run(lab: &Lab) {
     for nth in 0.. {
         let proxy = Proxy::to(lab.server().port());
         let mut a = Client(lab.server().through(proxy.port).await);
         a.inspect(&key("warm")).await;
-        let asked = told("web1")(request(&key(&format!("job-{nth}")), LONG));
+        let asked = with_host("web1")(request(&key(&format!("job-{nth}")), LONG));
         proxy.trap_nth("", nth, 1, Fault::CutAfter);
         let limits = Limits::of(Duration::from_secs(2));
-        let patience = WaitPolicy::For(LONG);
-        let outcome = lease::acquire(&mut *a.0, &BootClock, asked.clone(), patience, limits, pending::<()>(), |_| {}).await;
+        let wait_policy = WaitPolicy::For(LONG);
+        let outcome = lease::acquire(&mut *a.0, &BootClock, asked.clone(), wait_policy, limits, pending::<()>(), |_| {}).await;
         let Ok(Outcome::Granted(lease)) = outcome else { panic!("answer {nth}: {outcome:?}") };
         let lost = proxy.sprung();
         lease::release(&mut *a.0, &BootClock, &asked.key, &asked.token, &ended(End::Exited(7)), limits).await;
@@ -483,7 +483,7 @@ async fn a_run_whose_answers_were_lost_is_one_run(lab: &Lab) {
     }
 }
 
-/// For the cases about breaking.
+/// Returns the break request that the cases about breaking use.
 pub fn broken(why: &str) -> Break {
     Break { by: "ana@ops1".into(), why: Some(why.into()), seen: false }
 }

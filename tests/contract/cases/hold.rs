@@ -1,4 +1,4 @@
-//! Taking, keeping and giving back: one holder at a time, and no token but the holder's does anything.
+//! Acquire, renew and release: one holder at a time, and only the holder's token has an effect.
 
 use std::time::Duration;
 
@@ -15,18 +15,18 @@ pub fn all() -> Vec<Case> {
         a_held_lock_is_refused_to_others,
         a_free_lock_is_given_to_the_next,
         a_repeated_request_counts_once,
-        a_repeated_request_sets_the_expiry_anew,
+        a_repeated_request_resets_the_expiry,
         a_renewal_extends,
-        a_renewal_without_a_ttl_means_the_one_it_was_taken_with,
+        a_renewal_without_a_ttl_uses_that_of_the_grant,
         a_stale_token_can_not_renew,
         a_stale_token_can_not_release,
         another_hold_of_the_owner_is_not_this_hold,
         a_free_lock_can_be_neither_renewed_nor_released,
         init_can_be_repeated,
     ];
-    // Where a hold has one TTL for all of its life, as is proven in the cases about refusal, none is shorter or longer.
+    // Only for stores whose holds can change their TTL (see the cases in `unsupported`).
     all.extend(cases![Kind::adjusts_ttl => a_repeated_request_does_not_shorten, a_renewal_never_shortens]);
-    all.extend(cases![Kind::hands_on => detached_holds_exclude_and_are_excluded, a_detached_hold_is_kept_by_its_token_alone]);
+    all.extend(cases![Kind::crosses_processes => detached_holds_exclude_and_are_excluded, a_detached_hold_is_kept_by_its_token_alone]);
     all
 }
 
@@ -41,12 +41,12 @@ async fn a_held_lock_is_refused_to_others(lab: &Lab) {
         let busy = b.refused(&request(&job, LONG)).await;
         assert_eq!(busy.holders.len(), 1);
         assert_eq!(busy.holders[0].fence, Some(grant.fence));
-        assert_eq!(busy.notifies, b.capabilities().notification, "whether a release by dlock is heard of");
-        assert_eq!(busy.position, None, "who does not wait has no place");
+        assert_eq!(busy.notifies, b.capabilities().notification, "whether a release by dlock wakes the waiter");
+        assert_eq!(busy.position, None, "a client that does not wait has no position");
     }
-    // The same client, asking for somebody else, is somebody else.
+    // A new token makes a request another owner's, even from the same client.
     a.refused(&request(&job, LONG)).await;
-    // Being refused changed nothing.
+    // The refused request changed nothing.
     assert_eq!(a.renewed(&held, None).await, grant.fence);
 }
 
@@ -92,7 +92,7 @@ async fn a_repeated_request_counts_once(lab: &Lab) {
     b.hold(&job).await;
 }
 
-async fn a_repeated_request_sets_the_expiry_anew(lab: &Lab) {
+async fn a_repeated_request_resets_the_expiry(lab: &Lab) {
     let mut a = lab.client().await;
     let job = key("job");
     let held = lab.expiring(&job, SHORT * 2);
@@ -125,7 +125,7 @@ async fn a_renewal_extends(lab: &Lab) {
         lab.pass(SHORT * 3 / 2).await;
         a.renewed(&held, None).await;
     }
-    // Its TTL is over, and it is still held.
+    // The first TTL is over, and the lock is still held.
     b.refused(&request(&job, LONG)).await;
     let Some(longer) = lab.other_ttl(LONG).await else { return };
     a.renewed(&held, Some(longer)).await;
@@ -145,13 +145,13 @@ async fn a_renewal_never_shortens(lab: &Lab) {
         other => panic!("{other:?}"),
     }
     assert!(a.left(&job).await > LONG * 9 / 10);
-    // A hold that was once given longer isn't brought back to its own TTL either.
+    // A hold that was once extended further isn't reset to its own TTL either.
     a.renewed(&held, Some(LONG * 3)).await;
     assert!(matches!(a.renew(&held, None).await, Renewal::Kept { .. }));
     assert!(a.left(&job).await > LONG * 2);
 }
 
-async fn a_renewal_without_a_ttl_means_the_one_it_was_taken_with(lab: &Lab) {
+async fn a_renewal_without_a_ttl_uses_that_of_the_grant(lab: &Lab) {
     let mut a = lab.client().await;
     let job = key("job");
     let held = lab.expiring(&job, SHORT * 3);
@@ -163,7 +163,7 @@ async fn a_renewal_without_a_ttl_means_the_one_it_was_taken_with(lab: &Lab) {
     }
     let left = a.left(&job).await;
     assert!(left > SHORT * 5 / 2 && left <= SHORT * 3 + Duration::from_millis(5), "{left:?}");
-    // The exception doesn't become the rule.
+    // One renewal with another TTL doesn't change the default.
     let Some(longer) = lab.other_ttl(SHORT * 4).await else { return };
     a.renewed(&held, Some(longer)).await;
     lab.pass(SHORT * 2).await;
@@ -200,7 +200,7 @@ async fn a_stale_token_can_not_release(lab: &Lab) {
     c.refused(&request(&job, LONG)).await;
     b.renewed(&held, None).await;
     b.free(&held).await;
-    assert_eq!(b.release(&held, Scope::Hold).await, Release::NotHeld, "given back twice");
+    assert_eq!(b.release(&held, Scope::Hold).await, Release::NotHeld, "released twice");
 }
 
 async fn another_hold_of_the_owner_is_not_this_hold(lab: &Lab) {
@@ -224,7 +224,7 @@ async fn a_free_lock_can_be_neither_renewed_nor_released(lab: &Lab) {
         assert_eq!(a.release(&never, scope).await, Release::NotHeld);
     }
     let state = a.inspect(&never.key).await;
-    assert!(state.holders.is_empty() && state.last_fence.is_none(), "asking made something: {state:?}");
+    assert!(state.holders.is_empty() && state.last_fence.is_none(), "a failed request created something: {state:?}");
 }
 
 async fn a_detached_hold_is_kept_by_its_token_alone(lab: &Lab) {

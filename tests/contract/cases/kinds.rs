@@ -1,4 +1,4 @@
-//! Permits, fair order, and writers whom readers don't starve, where they are declared.
+//! Permits, fair order, and writers that readers don't starve, where the store declares them.
 
 use std::time::Duration;
 
@@ -7,37 +7,37 @@ use tokio::time::Instant;
 
 use super::{Case, cases};
 use crate::{
-    lab::{Client, LONG, Lab, SHORT, SLACK, key, nested, overtaken, request, soon, stretched, ttl, waiting, who},
+    lab::{Client, LONG, Lab, SHORT, SLACK, key, nested, overtaking_delay, request, runner, soon, stretched, ttl, waiting},
     targets::Kind,
 };
 
 pub fn all() -> Vec<Case> {
     let mut all = cases![Kind::permits =>
-        so_many_hold_together_and_no_more,
+        no_more_holders_than_permits_at_once,
         a_permit_keeps_its_number,
         permits_and_other_kinds_exclude_each_other,
-        a_new_number_rules_for_new_permits,
-        a_permit_asked_again_is_one_permit,
+        a_new_permit_count_applies_to_new_permits,
+        a_permit_requested_twice_is_one_permit,
         a_nested_permit_is_one_permit,
-        a_permit_that_vanished_is_the_next_ones,
-        each_permit_ends_for_itself,
-        a_permit_that_comes_back_wakes_who_waits,
-        a_permit_is_broken_by_itself,
-        who_crashed_is_not_taken_for_somebody_else,
+        an_expired_permit_goes_to_the_next_holder,
+        each_permit_expires_by_itself,
+        a_released_permit_wakes_a_waiter,
+        breaking_one_permit_leaves_the_others,
+        a_crashed_holder_is_not_reported_as_foreign,
     ];
     all.extend(cases![Kind::fair =>
-        who_waits_fairly_is_served_in_order,
-        a_newcomer_does_not_go_past_who_waits_fairly,
-        nor_past_one_that_waits_behind_others,
-        who_leaves_the_line_lets_the_next_go,
-        who_died_in_line_loses_its_turn,
-        however_many_died_in_line_they_have_one_turn,
-        who_waits_fairly_for_permits_goes_as_there_is_room,
-        readers_in_line_go_together,
+        fair_waiters_are_served_in_order,
+        a_newcomer_does_not_overtake_a_fair_waiter,
+        a_newcomer_does_not_overtake_a_fair_waiter_behind_others,
+        a_waiter_that_leaves_lets_the_next_go,
+        a_dead_waiter_loses_its_offer,
+        many_dead_waiters_cost_one_offer,
+        fair_waiters_for_permits_are_granted_as_there_is_room,
+        queued_readers_are_granted_together,
     ]);
-    all.extend(cases![|kind| kind.shared() || kind.permits() => a_nested_hold_is_no_more_than_its_owner_has]);
+    all.extend(cases![|kind| kind.shared() || kind.permits() => a_nested_hold_needs_a_mode_that_its_outer_hold_covers]);
     all.extend(cases![Kind::shared => a_waiting_writer_keeps_new_readers_out, a_writer_that_leaves_lets_readers_in]);
-    all.extend(cases![|kind| kind.shared() && kind.permits() => a_writer_that_died_waiting_keeps_nobody_out_for_long]);
+    all.extend(cases![|kind| kind.shared() && kind.permits() => a_writer_that_died_waiting_blocks_others_only_briefly]);
     all
 }
 
@@ -53,26 +53,26 @@ fn fair(of: Request) -> Request {
     Request { fair: true, waiting: true, ..of }
 }
 
-/// Takes a long hold of one of so many, and says its number.
-async fn one_of(lab: &Lab, most: u32, job: &Key) -> (Client, Request, u32) {
+/// Takes one of `most` permits for long, and returns the permit's number.
+async fn take_permit(lab: &Lab, most: u32, job: &Key) -> (Client, Request, u32) {
     let mut client = lab.client().await;
     let request = permit(most, request(job, LONG));
     let number = client.take(&request).await.permit.expect("a number");
     (client, request, number)
 }
 
-async fn numbers(lab: &Lab, job: &Key) -> Vec<u32> {
+async fn permit_numbers(lab: &Lab, job: &Key) -> Vec<u32> {
     let state = lab.client().await.inspect(job).await;
-    let mut numbers: Vec<_> = state.holders.iter().map(|holder| holder.permit.expect("a number")).collect();
-    numbers.sort_unstable();
-    numbers
+    let mut permit_numbers: Vec<_> = state.holders.iter().map(|holder| holder.permit.expect("a number")).collect();
+    permit_numbers.sort_unstable();
+    permit_numbers
 }
 
-async fn so_many_hold_together_and_no_more(lab: &Lab) {
+async fn no_more_holders_than_permits_at_once(lab: &Lab) {
     let job = key("job");
-    let (mut a, one, zero) = one_of(lab, 3, &job).await;
-    let (_b, _, first) = one_of(lab, 3, &job).await;
-    let (_c, _, second) = one_of(lab, 3, &job).await;
+    let (mut a, one, zero) = take_permit(lab, 3, &job).await;
+    let (_b, _, first) = take_permit(lab, 3, &job).await;
+    let (_c, _, second) = take_permit(lab, 3, &job).await;
     assert_eq!([zero, first, second], [0, 1, 2]);
     let mut d = lab.client().await;
     let busy = d.refused(&permit(3, request(&job, LONG))).await;
@@ -85,21 +85,21 @@ async fn so_many_hold_together_and_no_more(lab: &Lab) {
 
 async fn a_permit_keeps_its_number(lab: &Lab) {
     let job = key("job");
-    let (mut a, one, _) = one_of(lab, 3, &job).await;
-    let (mut b, two, _) = one_of(lab, 3, &job).await;
+    let (mut a, one, _) = take_permit(lab, 3, &job).await;
+    let (mut b, two, _) = take_permit(lab, 3, &job).await;
     a.release(&one, Scope::Hold).await;
     b.renewed(&two, None).await;
     assert_eq!(b.take(&two).await.permit, Some(1));
-    assert_eq!(numbers(lab, &job).await, [1]);
-    let (_c, _, number) = one_of(lab, 3, &job).await;
-    assert_eq!(number, 0, "the lowest that nobody has");
+    assert_eq!(permit_numbers(lab, &job).await, [1]);
+    let (_c, _, number) = take_permit(lab, 3, &job).await;
+    assert_eq!(number, 0, "the lowest free number");
     assert_eq!(a.release(&one, Scope::Hold).await, Release::NotHeld);
 }
 
 async fn permits_and_other_kinds_exclude_each_other(lab: &Lab) {
     let job = key("job");
     let has_shared = lab.client().await.capabilities().shared;
-    let (mut a, one, _) = one_of(lab, 3, &job).await;
+    let (mut a, one, _) = take_permit(lab, 3, &job).await;
     let mut b = lab.client().await;
     let (writer, reader) = (request(&job, LONG), shared(request(&job, LONG)));
     b.refused(&writer).await;
@@ -114,15 +114,15 @@ async fn permits_and_other_kinds_exclude_each_other(lab: &Lab) {
     }
 }
 
-async fn a_new_number_rules_for_new_permits(lab: &Lab) {
+async fn a_new_permit_count_applies_to_new_permits(lab: &Lab) {
     let job = key("job");
-    let (mut a, one, _) = one_of(lab, 3, &job).await;
-    let (mut b, two, _) = one_of(lab, 3, &job).await;
-    let (mut c, three, _) = one_of(lab, 3, &job).await;
+    let (mut a, one, _) = take_permit(lab, 3, &job).await;
+    let (mut b, two, _) = take_permit(lab, 3, &job).await;
+    let (mut c, three, _) = take_permit(lab, 3, &job).await;
     let mut d = lab.client().await;
     let fewer = permit(2, request(&job, LONG));
     d.refused(&fewer).await;
-    let (mut other, five, number) = one_of(lab, 4, &job).await;
+    let (mut other, five, number) = take_permit(lab, 4, &job).await;
     assert_eq!(number, 3);
     other.release(&five, Scope::Hold).await;
     a.renewed(&one, None).await;
@@ -134,31 +134,31 @@ async fn a_new_number_rules_for_new_permits(lab: &Lab) {
     d.refused(&permit(2, request(&job, LONG))).await;
 }
 
-async fn a_permit_asked_again_is_one_permit(lab: &Lab) {
+async fn a_permit_requested_twice_is_one_permit(lab: &Lab) {
     let mut a = lab.client().await;
     let job = key("job");
     let one = permit(2, request(&job, LONG));
     let first = a.take(&one).await;
     let again = a.take(&one).await;
     assert_eq!((again.fence, again.holds, again.permit), (first.fence, 1, Some(0)));
-    assert_eq!(numbers(lab, &job).await, [0]);
+    assert_eq!(permit_numbers(lab, &job).await, [0]);
     a.free(&one).await;
     lab.client().await.hold(&job).await;
 }
 
 async fn a_nested_permit_is_one_permit(lab: &Lab) {
     let job = key("job");
-    let (mut a, outer, _) = one_of(lab, 1, &job).await;
+    let (mut a, outer, _) = take_permit(lab, 1, &job).await;
     let inner = nested(&outer);
     let grant = a.take(&inner).await;
     assert_eq!((grant.holds, grant.permit), (2, Some(0)));
     assert_eq!(a.release(&inner, Scope::Hold).await, Release::StillHeld(1));
     lab.client().await.refused(&permit(1, request(&job, LONG))).await;
     a.free(&outer).await;
-    one_of(lab, 1, &job).await;
+    take_permit(lab, 1, &job).await;
 }
 
-async fn a_nested_hold_is_no_more_than_its_owner_has(lab: &Lab) {
+async fn a_nested_hold_needs_a_mode_that_its_outer_hold_covers(lab: &Lab) {
     let kinds = [(true, Mode::Exclusive), (lab.kind.shared(), Mode::Shared), (lab.kind.permits(), Mode::Permits(2))];
     let kinds: Vec<_> = kinds.into_iter().filter(|(has, _)| *has).map(|(_, mode)| mode).collect();
     if !lab.client().await.capabilities().reentrant {
@@ -185,24 +185,24 @@ async fn a_nested_hold_is_no_more_than_its_owner_has(lab: &Lab) {
     }
 }
 
-async fn a_permit_that_vanished_is_the_next_ones(lab: &Lab) {
+async fn an_expired_permit_goes_to_the_next_holder(lab: &Lab) {
     let job = key("job");
     let lost = permit(2, lab.expiring(&job, SHORT));
     lab.client().await.take(&lost).await;
-    let (mut b, two, _) = one_of(lab, 2, &job).await;
+    let (mut b, two, _) = take_permit(lab, 2, &job).await;
     lab.outlast(SHORT).await;
     assert_eq!(lab.client().await.release(&lost, Scope::Hold).await, Release::NotHeld);
-    assert_eq!(numbers(lab, &job).await, [1]);
-    let (_c, _, number) = one_of(lab, 2, &job).await;
+    assert_eq!(permit_numbers(lab, &job).await, [1]);
+    let (_c, _, number) = take_permit(lab, 2, &job).await;
     assert_eq!(number, 0);
     b.renewed(&two, None).await;
     let history = lab.client().await.0.history(&job).await.expect("history");
     assert_eq!(history.past.len(), 1, "{history:?}");
 }
 
-async fn each_permit_ends_for_itself(lab: &Lab) {
+async fn each_permit_expires_by_itself(lab: &Lab) {
     let job = key("job");
-    let (mut a, one, _) = one_of(lab, 2, &job).await;
+    let (mut a, one, _) = take_permit(lab, 2, &job).await;
     let mut b = lab.client().await;
     b.take(&permit(2, lab.expiring(&job, SHORT))).await;
     a.release(&one, Scope::Hold).await;
@@ -211,10 +211,10 @@ async fn each_permit_ends_for_itself(lab: &Lab) {
     lab.client().await.hold(&job).await;
 }
 
-async fn a_permit_that_comes_back_wakes_who_waits(lab: &Lab) {
+async fn a_released_permit_wakes_a_waiter(lab: &Lab) {
     let job = key("job");
-    let (mut a, one, _) = one_of(lab, 2, &job).await;
-    let (_b, _, _) = one_of(lab, 2, &job).await;
+    let (mut a, one, _) = take_permit(lab, 2, &job).await;
+    let (_b, _, _) = take_permit(lab, 2, &job).await;
     let mut c = lab.client().await;
     let wanted = permit(2, waiting(&job, LONG));
     c.refused(&wanted).await;
@@ -228,21 +228,21 @@ async fn a_permit_that_comes_back_wakes_who_waits(lab: &Lab) {
     assert_eq!(grant.permit, Some(0));
 }
 
-async fn a_permit_is_broken_by_itself(lab: &Lab) {
+async fn breaking_one_permit_leaves_the_others(lab: &Lab) {
     let job = key("job");
-    let (mut a, one, _) = one_of(lab, 2, &job).await;
+    let (mut a, one, _) = take_permit(lab, 2, &job).await;
     let mut b = lab.client().await;
-    // What a living process has, nobody can take from it where holds are bound to processes.
+    // Where holds are bound to processes, a living process's hold can't be evicted.
     let two = permit(2, lab.expiring(&job, LONG));
     let fence = b.take(&two).await.fence;
     let mut c = lab.client().await;
     c.0.amend(&job, Amendment::Evict(fence, &super::history::broken("NFS"))).await.expect("evict");
     assert_eq!(b.release(&two, Scope::Hold).await, Release::NotHeld);
     a.renewed(&one, None).await;
-    assert_eq!(numbers(lab, &job).await, [0]);
+    assert_eq!(permit_numbers(lab, &job).await, [0]);
 }
 
-async fn who_crashed_is_not_taken_for_somebody_else(lab: &Lab) {
+async fn a_crashed_holder_is_not_reported_as_foreign(lab: &Lab) {
     for mode in [Mode::Permits(3), Mode::Shared] {
         let job = key(&format!("{mode:?}"));
         let (mut a, mut b, mut c) = (lab.client().await, lab.client().await, lab.client().await);
@@ -255,15 +255,15 @@ async fn who_crashed_is_not_taken_for_somebody_else(lab: &Lab) {
     }
 }
 
-async fn who_waits_fairly_is_served_in_order(lab: &Lab) {
+async fn fair_waiters_are_served_in_order(lab: &Lab) {
     let job = key("job");
     let mut clients = Vec::new();
     let mut holder = lab.client().await;
     let mut held = holder.hold(&job).await;
-    for place in 1..=3 {
+    for position in 1..=3 {
         let mut client = lab.client().await;
         let request = fair(request(&job, LONG));
-        assert_eq!(client.refused(&request).await.position, Some(place));
+        assert_eq!(client.refused(&request).await.position, Some(position));
         clients.push((client, request));
     }
     while !clients.is_empty() {
@@ -278,11 +278,11 @@ async fn who_waits_fairly_is_served_in_order(lab: &Lab) {
     }
 }
 
-async fn a_newcomer_does_not_go_past_who_waits_fairly(lab: &Lab) {
+async fn a_newcomer_does_not_overtake_a_fair_waiter(lab: &Lab) {
     let job = key("job");
     let (mut a, mut b, mut c) = (lab.client().await, lab.client().await, lab.client().await);
     let held = a.hold(&job).await;
-    let first = Request { metadata: Some(who("web1")), ..fair(request(&job, LONG)) };
+    let first = Request { metadata: Some(runner("web1")), ..fair(request(&job, LONG)) };
     b.refused(&first).await;
     a.free(&held).await;
     let busy = c.refused(&request(&job, LONG)).await;
@@ -293,8 +293,8 @@ async fn a_newcomer_does_not_go_past_who_waits_fairly(lab: &Lab) {
     c.hold(&job).await;
 }
 
-/// One that waits in no order is in front of it: the two may be stored in different places.
-async fn nor_past_one_that_waits_behind_others(lab: &Lab) {
+/// An unfair waiter is in front of the fair one: the store may keep the two in different queues.
+async fn a_newcomer_does_not_overtake_a_fair_waiter_behind_others(lab: &Lab) {
     let job = key("job");
     let (mut holder, mut plain, mut patient, mut newcomer) =
         (lab.client().await, lab.client().await, lab.client().await, lab.client().await);
@@ -305,7 +305,7 @@ async fn nor_past_one_that_waits_behind_others(lab: &Lab) {
     newcomer.refused(&request(&job, LONG)).await;
 }
 
-async fn who_leaves_the_line_lets_the_next_go(lab: &Lab) {
+async fn a_waiter_that_leaves_lets_the_next_go(lab: &Lab) {
     let job = key("job");
     let (mut a, mut b, mut c) = (lab.client().await, lab.client().await, lab.client().await);
     let held = a.hold(&job).await;
@@ -322,8 +322,8 @@ async fn who_leaves_the_line_lets_the_next_go(lab: &Lab) {
     assert!(left.elapsed() < soon(), "{:?}", left.elapsed());
 }
 
-/// As the core does: no longer than the store said.
-async fn wait_as_told(lab: &Lab, client: &mut Client, request: &Request) -> Duration {
+/// Waits as the core does: no longer than the holder's remaining lease.
+async fn wait_as_the_core_does(lab: &Lab, client: &mut Client, request: &Request) -> Duration {
     let began = Instant::now();
     loop {
         match client.attempt(request).await {
@@ -338,49 +338,49 @@ async fn wait_as_told(lab: &Lab, client: &mut Client, request: &Request) -> Dura
     }
 }
 
-async fn who_died_in_line_loses_its_turn(lab: &Lab) {
+async fn a_dead_waiter_loses_its_offer(lab: &Lab) {
     let job = key("job");
     let (mut a, mut c) = (lab.client().await, lab.client().await);
     let held = a.hold(&job).await;
     {
         let mut b = lab.client().await;
-        b.refused(&dying_in_line(lab, fair(request(&job, LONG)))).await;
+        b.refused(&dying_waiter(lab, fair(request(&job, LONG)))).await;
     }
     let second = fair(request(&job, LONG));
     c.refused(&second).await;
     a.free(&held).await;
-    let waited = wait_as_told(lab, &mut c, &second).await;
-    // A store that sees processes die keeps the lock for none that is dead. Where places are kept, nobody goes past one: it is gone with
-    // its lease, which may be soon.
-    let at_once = lab.kind.bound_to_processes() || lab.kind.keeps_places();
+    let waited = wait_as_the_core_does(lab, &mut c, &second).await;
+    // A store that notices dead processes offers them nothing. Where positions are kept, a dead waiter's position ends with its lease,
+    // which may be soon.
+    let at_once = lab.kind.bound_to_processes() || lab.kind.keeps_positions();
     let least = if at_once { Duration::ZERO } else { Duration::from_millis(500) };
     assert!(waited >= least && waited < stretched(Duration::from_secs(2) + lab.kind.late()), "{waited:?}");
 }
 
-async fn however_many_died_in_line_they_have_one_turn(lab: &Lab) {
+async fn many_dead_waiters_cost_one_offer(lab: &Lab) {
     let job = key("job");
     let (mut a, mut c) = (lab.client().await, lab.client().await);
     let held = a.hold(&job).await;
     for _ in 0..6 {
         let mut b = lab.client().await;
-        b.refused(&dying_in_line(lab, fair(request(&job, LONG)))).await;
+        b.refused(&dying_waiter(lab, fair(request(&job, LONG)))).await;
     }
     let last = fair(request(&job, LONG));
     c.refused(&last).await;
     a.free(&held).await;
-    let waited = wait_as_told(lab, &mut c, &last).await;
+    let waited = wait_as_the_core_does(lab, &mut c, &last).await;
     assert!(waited < stretched(Duration::from_secs(4) + lab.kind.late()), "{waited:?}");
 }
 
-/// A request of one who is not heard of again. Where places are kept, its place lasts as long as its lease.
-fn dying_in_line(lab: &Lab, of: Request) -> Request {
-    if lab.kind.keeps_places() { Request { ttl: ttl(SHORT), ..of } } else { of }
+/// Returns the request of a waiter that is about to die. Where positions are kept, its position lasts as long as its lease.
+fn dying_waiter(lab: &Lab, of: Request) -> Request {
+    if lab.kind.keeps_positions() { Request { ttl: ttl(SHORT), ..of } } else { of }
 }
 
-async fn who_waits_fairly_for_permits_goes_as_there_is_room(lab: &Lab) {
+async fn fair_waiters_for_permits_are_granted_as_there_is_room(lab: &Lab) {
     let job = key("job");
-    let (mut a, one, _) = one_of(lab, 2, &job).await;
-    let (mut b, two, _) = one_of(lab, 2, &job).await;
+    let (mut a, one, _) = take_permit(lab, 2, &job).await;
+    let (mut b, two, _) = take_permit(lab, 2, &job).await;
     let (mut c, mut d, mut last) = (lab.client().await, lab.client().await, lab.client().await);
     let [third, fourth, fifth] = [(); 3].map(|()| permit(2, fair(request(&job, LONG))));
     c.refused(&third).await;
@@ -390,14 +390,14 @@ async fn who_waits_fairly_for_permits_goes_as_there_is_room(lab: &Lab) {
     d.refused(&fourth).await;
     b.release(&two, Scope::Hold).await;
     last.refused(&fifth).await;
-    // There is room for both of them, in whichever order they come.
+    // There is room for both, in either order.
     d.take(&fourth).await;
     last.refused(&fifth).await;
     c.take(&third).await;
     last.refused(&fifth).await;
 }
 
-async fn readers_in_line_go_together(lab: &Lab) {
+async fn queued_readers_are_granted_together(lab: &Lab) {
     if !lab.kind.shared() {
         return;
     }
@@ -424,7 +424,7 @@ async fn a_waiting_writer_keeps_new_readers_out(lab: &Lab) {
     a.take(&reader).await;
     let writer = waiting(&job, LONG);
     let meanwhile = async {
-        lab.pass(overtaken()).await;
+        lab.pass(overtaking_delay()).await;
         c.refused(&shared(request(&job, LONG))).await;
         a.renewed(&reader, None).await;
         a.free(&reader).await;
@@ -446,15 +446,15 @@ async fn a_writer_that_leaves_lets_readers_in(lab: &Lab) {
     c.take(&shared(request(&job, LONG))).await;
 }
 
-async fn a_writer_that_died_waiting_keeps_nobody_out_for_long(lab: &Lab) {
+async fn a_writer_that_died_waiting_blocks_others_only_briefly(lab: &Lab) {
     let job = key("job");
     let (mut a, mut c) = (lab.client().await, lab.client().await);
     a.take(&shared(request(&job, LONG))).await;
     {
         let mut b = lab.client().await;
-        b.refused(&dying_in_line(lab, waiting(&job, LONG))).await;
+        b.refused(&dying_waiter(lab, waiting(&job, LONG))).await;
     }
     let wanted = shared(waiting(&job, LONG));
-    let waited = wait_as_told(lab, &mut c, &wanted).await;
+    let waited = wait_as_the_core_does(lab, &mut c, &wanted).await;
     assert!(waited < Duration::from_secs(17), "{waited:?}");
 }

@@ -1,5 +1,5 @@
-//! Random holds of all kinds, some of which are never given back, with the in-memory store as the reference; or where who
-//! waits has a place that nobody else can take, a line of such places.
+//! Random holds of all kinds, some of which are never released, compared with the in-memory store as the reference. Where positions
+//! are kept, the reference is [`ReferenceQueue`].
 
 use std::{
     collections::{HashMap, HashSet},
@@ -24,7 +24,7 @@ use crate::{
 };
 
 pub fn all() -> Vec<Case> {
-    cases![Kind::permits => random_kinds_are_answered_as_by_the_reference]
+    cases![Kind::permits => random_kinds_match_the_reference]
 }
 
 const ROUNDS: u64 = 4;
@@ -34,25 +34,25 @@ const CLIENTS: usize = 4;
 #[derive(Clone, Debug)]
 enum Operation {
     Acquire(Request),
-    /// Takes it for a short time, and lets that pass.
+    /// Takes the lock with a short TTL, and lets that TTL pass.
     Crash(Request),
     Renew(Request),
     Release(Request),
-    Abandon(Request),
+    Leave(Request),
 }
 
 struct Side {
     clients: Vec<Client>,
     fences: Fences,
-    /// The number of each hold that was ever seen.
+    /// The permit number of each hold seen so far.
     permits: HashMap<Fence, Option<u32>>,
-    /// Those who have a place of their own, where there are such. What is told them is read again only now and then.
-    in_line: Option<HashSet<String>>,
+    /// The waiters with a kept position, where the store keeps positions. A waiter's answer then comes from memory until it is woken.
+    queued: Option<HashSet<String>>,
 }
 
 impl Side {
-    fn new(clients: Vec<Client>, in_line: Option<HashSet<String>>) -> Self {
-        Self { clients, fences: Fences::default(), permits: HashMap::new(), in_line }
+    fn new(clients: Vec<Client>, queued: Option<HashSet<String>>) -> Self {
+        Self { clients, fences: Fences::default(), permits: HashMap::new(), queued }
     }
 
     fn words(&mut self, holders: &[Holder]) -> String {
@@ -60,7 +60,7 @@ impl Side {
             .iter()
             .map(|holder| {
                 let fence = holder.fence.expect("a fence");
-                (self.fences.place("job", fence), format!("{:?} {:?}", holder.mode, holder.permit))
+                (self.fences.index("job", fence), format!("{:?} {:?}", holder.mode, holder.permit))
             })
             .collect();
         words.sort_unstable();
@@ -73,23 +73,23 @@ impl Side {
             Operation::Acquire(request) | Operation::Crash(request) => match client.attempt(request).await {
                 Attempt::Granted(grant) => {
                     client.leave_queue(request).await;
-                    format!("granted, fence {}, permit {:?}", self.fences.place("job", grant.fence), grant.permit)
+                    format!("granted, fence {}, permit {:?}", self.fences.index("job", grant.fence), grant.permit)
                 }
                 Attempt::Busy(_)
-                    if request.waiting && self.in_line.as_mut().is_some_and(|line| !line.insert(request.token.hold_text())) =>
+                    if request.waiting && self.queued.as_mut().is_some_and(|queue| !queue.insert(request.token.hold_text())) =>
                 {
                     "busy still".into()
                 }
                 Attempt::Busy(busy) => {
-                    // A store that keeps unfair exclusive waiters in no order tells them no position.
-                    let ordered = self.in_line.is_some() || request.fair || request.mode != Mode::Exclusive;
+                    // A store that keeps unfair exclusive waiters in no order reports no position for them.
+                    let ordered = self.queued.is_some() || request.fair || request.mode != Mode::Exclusive;
                     let position = busy.position.filter(|_| ordered);
                     format!("busy, {}, passing {}, position {position:?}", self.words(&busy.holders), busy.transient)
                 }
                 other => panic!("{other:?}"),
             },
             Operation::Renew(request) => match client.renew(request, None).await {
-                Renewal::Renewed { fence, .. } => format!("renewed, fence {}", self.fences.place("job", fence)),
+                Renewal::Renewed { fence, .. } => format!("renewed, fence {}", self.fences.index("job", fence)),
                 Renewal::NotHeld => "not held".into(),
                 other => panic!("{other:?}"),
             },
@@ -98,14 +98,14 @@ impl Side {
                 Release::NotHeld => "not held".into(),
                 Release::StillHeld(holds) => panic!("{holds}"),
             },
-            Operation::Abandon(request) => {
+            Operation::Leave(request) => {
                 client.leave_queue(request).await;
                 String::new()
             }
         }
     }
 
-    /// What is there now, which must be possible.
+    /// Returns the state of the lock as text, after checking that it is valid.
     async fn look(&mut self) -> String {
         let state = self.clients[0].inspect(&key("job")).await;
         let alike = |one: Mode, other: Mode| matches!((one, other), (Mode::Shared, Mode::Shared) | (Mode::Permits(_), Mode::Permits(_)));
@@ -117,45 +117,45 @@ impl Side {
                 assert!(one.permit.is_some_and(|number| number < most), "{state:?}");
             }
             let first = *self.permits.entry(one.fence.expect("a fence")).or_insert(one.permit);
-            assert_eq!(first, one.permit, "it has changed its number: {state:?}");
+            assert_eq!(first, one.permit, "a hold has changed its permit number: {state:?}");
         }
         let holders = self.words(&state.holders);
         format!("{holders}, {} wait", state.waiters.len())
     }
 }
 
-/// What answers are compared with.
+/// The source of the expected answers.
 enum Reference {
     Memory(Side),
-    Line(Line),
+    Queue(ReferenceQueue),
 }
 
 impl Reference {
     async fn ask(&mut self, client: usize, operation: &Operation) -> String {
         match self {
             Self::Memory(side) => side.ask(client, operation).await,
-            Self::Line(line) => line.ask(operation),
+            Self::Queue(queue) => queue.ask(operation),
         }
     }
 
     async fn look(&mut self) -> String {
         match self {
             Self::Memory(side) => side.look().await,
-            Self::Line(line) => line.look(),
+            Self::Queue(queue) => queue.look(),
         }
     }
 }
 
-/// A line of those who hold and those who wait, in the order of their coming. Whoever waits is granted what they want when
-/// they ask for it and there is room for them and for all before.
+/// Holders and waiters in order of arrival. A waiter's request is granted when there is room for that waiter
+/// and for all before it.
 #[derive(Default)]
-struct Line {
-    places: Vec<Place>,
+struct ReferenceQueue {
+    members: Vec<Member>,
     came: u64,
     fences: Fences,
 }
 
-struct Place {
+struct Member {
     request: Request,
     fence: Fence,
     granted: bool,
@@ -163,14 +163,14 @@ struct Place {
     crashes: bool,
 }
 
-impl Line {
-    fn lets(&self, mode: Mode, place: usize) -> bool {
-        let before = &self.places[..place];
+impl ReferenceQueue {
+    fn lets(&self, mode: Mode, index: usize) -> bool {
+        let before = &self.members[..index];
         match mode {
             Mode::Exclusive => before.is_empty(),
             Mode::Shared => before.iter().all(|one| one.request.mode == Mode::Shared),
             Mode::Permits(most) => {
-                let held = self.places.iter().filter(|one| one.granted).count();
+                let held = self.members.iter().filter(|one| one.granted).count();
                 let wait = before.iter().filter(|one| !one.granted).count();
                 before.iter().all(|one| matches!(one.request.mode, Mode::Permits(_))) && held + wait < most as usize
             }
@@ -178,52 +178,52 @@ impl Line {
     }
 
     fn find(&self, request: &Request) -> Option<usize> {
-        self.places.iter().position(|one| one.request.token == request.token)
+        self.members.iter().position(|one| one.request.token == request.token)
     }
 
     fn acquire(&mut self, request: &Request, crashes: bool) -> String {
         let known = self.find(request);
-        let place = known.unwrap_or(self.places.len());
-        let granted = self.places.get(place).is_some_and(|one| one.granted) || self.lets(request.mode, place);
+        let index = known.unwrap_or(self.members.len());
+        let granted = self.members.get(index).is_some_and(|one| one.granted) || self.lets(request.mode, index);
         if known.is_none() && (granted || request.waiting) {
             self.came += 1;
             let (request, fence) = (request.clone(), Fence(self.came));
-            self.places.push(Place { request, fence, granted: false, permit: None, crashes });
+            self.members.push(Member { request, fence, granted: false, permit: None, crashes });
         }
         if !granted && known.is_some() {
             return "busy still".into();
         }
         if !granted {
-            let position = request.waiting.then(|| self.places[..place].iter().filter(|one| !one.granted).count() + 1);
+            let position = request.waiting.then(|| self.members[..index].iter().filter(|one| !one.granted).count() + 1);
             let holders = self.words();
-            return format!("busy, {holders}, passing {}, position {position:?}", self.places.iter().all(|one| !one.granted));
+            return format!("busy, {holders}, passing {}, position {position:?}", self.members.iter().all(|one| !one.granted));
         }
-        if !self.places[place].granted {
-            let free = |number: &u32| self.places.iter().all(|one| one.permit != Some(*number));
+        if !self.members[index].granted {
+            let free = |number: &u32| self.members.iter().all(|one| one.permit != Some(*number));
             let permit = if let Mode::Permits(most) = request.mode { (0..most).find(free) } else { None };
-            (self.places[place].granted, self.places[place].permit) = (true, permit);
+            (self.members[index].granted, self.members[index].permit) = (true, permit);
         }
-        let Place { fence, permit, .. } = self.places[place];
-        format!("granted, fence {}, permit {permit:?}", self.fences.place("job", fence))
+        let Member { fence, permit, .. } = self.members[index];
+        format!("granted, fence {}, permit {permit:?}", self.fences.index("job", fence))
     }
 
     fn ask(&mut self, operation: &Operation) -> String {
         match operation {
             Operation::Acquire(request) => self.acquire(request, false),
             Operation::Crash(request) => self.acquire(request, true),
-            Operation::Renew(request) => match self.find(request).map(|at| &self.places[at]) {
-                Some(&Place { granted: true, fence, .. }) => format!("renewed, fence {}", self.fences.place("job", fence)),
+            Operation::Renew(request) => match self.find(request).map(|at| &self.members[at]) {
+                Some(&Member { granted: true, fence, .. }) => format!("renewed, fence {}", self.fences.index("job", fence)),
                 _ => "not held".into(),
             },
-            Operation::Release(request) => match self.find(request).filter(|at| self.places[*at].granted) {
+            Operation::Release(request) => match self.find(request).filter(|at| self.members[*at].granted) {
                 Some(at) => {
-                    self.places.remove(at);
+                    self.members.remove(at);
                     "released".into()
                 }
                 None => "not held".into(),
             },
-            Operation::Abandon(request) => {
-                self.places.retain(|one| one.granted || one.request.token != request.token);
+            Operation::Leave(request) => {
+                self.members.retain(|one| one.granted || one.request.token != request.token);
                 String::new()
             }
         }
@@ -231,21 +231,21 @@ impl Line {
 
     fn words(&mut self) -> String {
         let mut words = Vec::new();
-        for Place { request, fence, permit, .. } in self.places.iter().filter(|one| one.granted) {
-            words.push((self.fences.place("job", *fence), format!("{:?} {permit:?}", request.mode)));
+        for Member { request, fence, permit, .. } in self.members.iter().filter(|one| one.granted) {
+            words.push((self.fences.index("job", *fence), format!("{:?} {permit:?}", request.mode)));
         }
         words.sort_unstable();
         format!("{words:?}")
     }
 
-    /// After whoever crashed is gone.
+    /// Returns the state after the crashed holders are removed.
     fn look(&mut self) -> String {
-        self.places.retain(|one| !one.crashes);
-        format!("{}, {} wait", self.words(), self.places.iter().filter(|one| !one.granted).count())
+        self.members.retain(|one| !one.crashes);
+        format!("{}, {} wait", self.words(), self.members.iter().filter(|one| !one.granted).count())
     }
 }
 
-async fn random_kinds_are_answered_as_by_the_reference(lab: &Lab) {
+async fn random_kinds_match_the_reference(lab: &Lab) {
     let given = env::var("DLOCK_TEST_SEED").ok().and_then(|seed| seed.parse().ok());
     let first = given.unwrap_or_else(dlock::lock::random);
     for round in 0..if given.is_some() { 1 } else { ROUNDS } {
@@ -259,13 +259,13 @@ async fn random_kinds_are_answered_as_by_the_reference(lab: &Lab) {
     }
 }
 
-/// A step that takes longer may see a waiter called, or given up on, that the other side did not: those are done by the clock.
+/// Steps that take longer aren't compared: offers and their expiry depend on real time.
 const COMPARABLE: Duration = Duration::from_millis(100);
 
-/// For how long a waiter waits before each step: it hears what it is told.
-const HEARS: Duration = Duration::from_millis(1);
+/// How long each waiter waits before a step, to receive its notifications.
+const LISTEN: Duration = Duration::from_millis(1);
 
-/// What differed where a step took too long to be compared, as on a machine that is busy.
+/// Plays one round. Returns a difference as an error if a step took too long to be compared, as on a busy machine.
 async fn play(lab: &Lab, seed: u64) -> Result<(), String> {
     let mut dice = Dice(seed);
     let store = MemoryStore::default();
@@ -274,16 +274,16 @@ async fn play(lab: &Lab, seed: u64) -> Result<(), String> {
         reference.push(Client(Box::new(Memory::new(store.clone(), Namespace::default()))));
         tried.push(lab.client().await);
     }
-    let places = lab.kind.keeps_places();
-    let mut tried = Side::new(tried, places.then(HashSet::new));
-    let mut reference = if places { Reference::Line(Line::default()) } else { Reference::Memory(Side::new(reference, None)) };
+    let ordered = lab.kind.keeps_positions();
+    let mut tried = Side::new(tried, ordered.then(HashSet::new));
+    let mut reference = if ordered { Reference::Queue(ReferenceQueue::default()) } else { Reference::Memory(Side::new(reference, None)) };
     let mut made: Vec<(usize, Request)> = Vec::new();
-    let (mut told, mut slowest) = (String::new(), Duration::ZERO);
+    let (mut transcript, mut slowest) = (String::new(), Duration::ZERO);
     for step in 0..STEPS {
         let (client, operation) = next(&mut dice, &mut made, lab.kind);
-        if places {
+        if ordered {
             for (client, request) in made.iter().filter(|(_, request)| request.waiting) {
-                tried.clients[*client].wait(request, HEARS).await;
+                tried.clients[*client].wait(request, LISTEN).await;
             }
         }
         let began = Instant::now();
@@ -293,25 +293,25 @@ async fn play(lab: &Lab, seed: u64) -> Result<(), String> {
             && answer == "busy still"
             && expected != answer
         {
-            // Its place is answered from memory until it is told of a change.
+            // The waiter answers from memory until it is notified of a change.
             assert!(
                 matches!(tried.clients[client].wait(request, SHORT).await, Wake::Changed),
-                "DLOCK_TEST_SEED={seed} step {step}: it was not told"
+                "DLOCK_TEST_SEED={seed} step {step}: the waiter was not notified"
             );
             answer = tried.ask(client, &operation).await;
         }
         slowest = slowest.max(began.elapsed());
         if matches!(operation, Operation::Crash(_)) {
             let passes = lab.outlast(SHORT);
-            if places { wait_while(&mut tried.clients, &made, passes).await } else { passes.await }
+            if ordered { wait_while(&mut tried.clients, &made, passes).await } else { passes.await }
         }
         let looked = Instant::now();
         let _ = write!(expected, "; then {}", reference.look().await);
         let _ = write!(answer, "; then {}", tried.look().await);
         slowest = slowest.max(looked.elapsed());
-        let _ = writeln!(told, "{step}: client {client} {}: {expected}", words(&operation));
+        let _ = writeln!(transcript, "{step}: client {client} {}: {expected}", words(&operation));
         if answer != expected {
-            let differs = format!("DLOCK_TEST_SEED={seed} step {step}: {answer}\nbut as the reference answered:\n{told}");
+            let differs = format!("DLOCK_TEST_SEED={seed} step {step}: {answer}\nbut as the reference answered:\n{transcript}");
             assert!(slowest > COMPARABLE, "{differs}");
             return Err(differs);
         }
@@ -319,13 +319,13 @@ async fn play(lab: &Lab, seed: u64) -> Result<(), String> {
     Ok(())
 }
 
-/// Those who wait do so all the time: asked whether they live, they answer.
+/// Lets all waiters wait during `time`, so that they answer probes.
 async fn wait_while(clients: &mut [Client], made: &[(usize, Request)], time: impl Future<Output = ()>) {
     let waits = join_all(clients.iter_mut().enumerate().map(async |(at, client)| {
         while let Some((_, request)) = made.iter().find(|(of, request)| *of == at && request.waiting) {
             client.wait(request, LONG).await;
-            // One whose turn has come is told so each time.
-            tokio::time::sleep(HEARS).await;
+            // A waiter with an offer returns at once each time.
+            tokio::time::sleep(LISTEN).await;
         }
         std::future::pending::<()>().await;
     }));
@@ -343,7 +343,7 @@ fn next(dice: &mut Dice, made: &mut Vec<(usize, Request)>, kind: Kind) -> (usize
             roll @ 1..=4 if kind.permits() => Mode::Permits([2, 3, 3, 4][roll - 1]),
             _ => Mode::Shared,
         };
-        // One process waits for one lock once at a time.
+        // A process waits for a lock at most once at a time.
         let waits = made.iter().any(|(of, request)| *of == client && request.waiting);
         let waiting = !waits && dice.roll(3) == 0;
         let fair = waiting && kind.fair() && dice.roll(2) == 0;
@@ -363,14 +363,14 @@ fn next(dice: &mut Dice, made: &mut Vec<(usize, Request)>, kind: Kind) -> (usize
         4 if request.waiting => {
             made[at].1.waiting = false;
             made[at].1.fair = false;
-            (client, Operation::Abandon(request))
+            (client, Operation::Leave(request))
         }
         _ => {
-            // A released hold is not asked for again.
+            // A released hold is not requested again.
             made.remove(at);
-            // Who waits and is not asked for again is gone soon; but where places are kept, only with its lease.
-            let leaves = dice.roll(2) == 0 || kind.keeps_places();
-            (client, if request.waiting && leaves { Operation::Abandon(request) } else { Operation::Release(request) })
+            // A waiter that makes no further request is removed soon; where positions are kept, only when its lease ends.
+            let leaves = dice.roll(2) == 0 || kind.keeps_positions();
+            (client, if request.waiting && leaves { Operation::Leave(request) } else { Operation::Release(request) })
         }
     }
 }
@@ -382,7 +382,7 @@ fn words(operation: &Operation) -> String {
         | Operation::Crash(request)
         | Operation::Renew(request)
         | Operation::Release(request)
-        | Operation::Abandon(request),
+        | Operation::Leave(request),
     ) = (format!("{operation:?}"), operation);
     let what = what.split('(').next().unwrap_or_default().to_owned();
     format!("{what} {} {:?} waiting {} fair {}", &request.token.hold_text()[..4], request.mode, request.waiting, request.fair)

@@ -1,4 +1,4 @@
-//! A server behind a network that loses answers: what may have happened is asked again or undone, never assumed.
+//! A server behind a network that loses answers: a request with an unknown outcome is repeated or undone, never assumed.
 
 use std::{
     future::pending,
@@ -12,7 +12,7 @@ use dlock::{
 
 use super::{Case, cases};
 use crate::{
-    lab::{Client, LONG, Lab, SHORT, SLACK, key, overtaken, request, soon, stretched, waiting},
+    lab::{Client, LONG, Lab, SHORT, SLACK, key, overtaking_delay, request, soon, stretched, waiting},
     support::proxy::{Fault, Mode, Proxy},
     targets::Kind,
 };
@@ -22,30 +22,30 @@ pub fn all() -> Vec<Case> {
         acquire_whose_answer_was_lost_is_granted_once,
         acquire_whose_answers_are_all_lost_is_undone,
         acquire_that_arrives_late_ends_with_its_lease,
-        acquire_that_was_given_up_on_is_undone_by_the_core,
-        renewal_whose_answer_was_lost_is_asked_again,
-        renewal_without_any_answer_is_a_loss_in_time,
+        acquire_given_up_on_is_undone_by_the_core,
+        renewal_whose_answer_was_lost_is_repeated,
+        renewal_without_any_answer_is_a_loss_before_the_lease_ends,
         release_whose_answer_was_lost_is_unknown_and_done,
-        release_that_never_arrived_is_asked_again,
-        wake_up_that_was_lost_is_covered,
-        a_waiter_behind_a_cut_connection_has_its_turn,
+        release_that_never_arrived_is_repeated,
+        wake_up_that_was_lost_is_covered_by_polling,
+        a_waiter_behind_a_cut_connection_gets_the_lock,
         waiting_outlives_an_outage,
-        a_frozen_server_is_no_answer,
+        a_frozen_server_gives_no_answer,
         a_slow_network_changes_nothing,
     ];
-    // Elsewhere a hold that somebody still asks for something is not over.
+    // On other stores a hold lasts as long as its process sends requests.
     all.extend(cases![|kind| kind.has_server() && !kind.lasts_with_its_process() =>
         renewal_that_arrives_late_does_not_revive,
         release_that_arrives_late_leaves_the_newer_holder,
     ]);
-    all.extend(cases![|kind| kind == Kind::Redis => a_restarted_server_knows_no_script_and_is_asked_in_full]);
+    all.extend(cases![|kind| kind == Kind::Redis => a_restarted_server_gets_the_scripts_in_full]);
     all
 }
 
-/// Short enough for a case, with room for a lost answer and another one.
+/// Short enough for a case, with time for a lost answer and a second one.
 const LIMITS: Limits<'static> = Limits::of(Duration::from_secs(2));
 
-/// A client behind a proxy that has run every script once, so that the next request is the one that counts.
+/// Returns a client behind a proxy. The client has run every script once, so its next request is the tested one.
 async fn warm(lab: &Lab) -> (Proxy, Client) {
     let server = lab.server();
     let proxy = Proxy::to(server.port());
@@ -59,11 +59,11 @@ async fn warm(lab: &Lab) -> (Proxy, Client) {
     (proxy, client)
 }
 
-/// The ways to lose an answer to a request that the server served.
+/// The ways to lose the answer to a request that the server served.
 const LOST: [Fault; 2] = [Fault::CutAfter, Fault::Swallow];
 
-async fn core_acquire(client: &mut Client, request: Request, patience: WaitPolicy) -> dlock::lock::Result<Outcome<()>> {
-    lease::acquire(&mut *client.0, &BootClock, request, patience, LIMITS, pending::<()>(), |_| {}).await
+async fn core_acquire(client: &mut Client, request: Request, wait_policy: WaitPolicy) -> dlock::lock::Result<Outcome<()>> {
+    lease::acquire(&mut *client.0, &BootClock, request, wait_policy, LIMITS, pending::<()>(), |_| {}).await
 }
 
 async fn assert_free(lab: &Lab, job: &Key) {
@@ -76,10 +76,10 @@ async fn acquire_whose_answer_was_lost_is_granted_once(lab: &Lab) {
         let (proxy, mut a) = warm(lab).await;
         let job = key(&format!("job-{fault:?}"));
         proxy.trap(lab.server().taking_mark(), fault);
-        // A second session is made meanwhile, on a machine that may be busy.
+        // The client opens a second session meanwhile, which takes time on a busy machine.
         let asked = lease::acquire(&mut *a.0, &BootClock, request(&job, LONG), WaitPolicy::Try, Limits::DEFAULT, pending::<()>(), |_| {});
         let Outcome::Granted(lease) = asked.await.expect("granted") else {
-            panic!("busy: our own unanswered attempt was taken for somebody else's");
+            panic!("busy: our own unanswered attempt was reported as another client's");
         };
         assert_eq!(proxy.sprung(), 1);
         assert_eq!(lease.holds, 1);
@@ -94,7 +94,7 @@ async fn acquire_whose_answers_are_all_lost_is_undone(lab: &Lab) {
     for fault in [Fault::CutBefore, Fault::CutAfter, Fault::Swallow] {
         let (proxy, mut a) = warm(lab).await;
         let job = key(&format!("job-{fault:?}"));
-        // What undoes it has to get through.
+        // The undo has to get through.
         proxy.trap_nth(lab.server().acquire_mark(), 0, usize::MAX, fault);
         let error = core_acquire(&mut a, request(&job, LONG), WaitPolicy::Try).await.expect_err("no answer");
         assert!(error.is_transient(), "{error:?}");
@@ -106,22 +106,22 @@ async fn acquire_whose_answers_are_all_lost_is_undone(lab: &Lab) {
 async fn acquire_that_arrives_late_ends_with_its_lease(lab: &Lab) {
     let (proxy, mut a) = warm(lab).await;
     let job = key("job");
-    let late = overtaken();
+    let late = overtaking_delay();
     proxy.trap(lab.server().taking_mark(), Fault::Late(late));
     let held = request(&job, SHORT);
     let given_up = tokio::time::timeout(Duration::from_millis(100), a.0.try_acquire(&held)).await;
     assert!(given_up.is_err(), "{given_up:?}");
-    assert_eq!(a.release(&held, Scope::Hold).await, Release::NotHeld, "it has not arrived yet");
+    assert_eq!(a.release(&held, Scope::Hold).await, Release::NotHeld, "the attempt has not arrived yet");
     lab.pass(late).await;
     let state = lab.client().await.inspect(&job).await;
     if let Some(holder) = state.holders.first() {
-        assert!(holder.expires_in.expect("a lock that ends") <= SHORT);
+        assert!(holder.expires_in.expect("an expiry") <= SHORT);
         lab.outlast(SHORT).await;
     }
     lab.client().await.hold(&job).await;
 }
 
-async fn acquire_that_was_given_up_on_is_undone_by_the_core(lab: &Lab) {
+async fn acquire_given_up_on_is_undone_by_the_core(lab: &Lab) {
     let (proxy, mut a) = warm(lab).await;
     let job = key("job");
     proxy.trap(lab.server().taking_mark(), Fault::Swallow);
@@ -137,7 +137,7 @@ async fn acquire_that_was_given_up_on_is_undone_by_the_core(lab: &Lab) {
     assert_free(lab, &job).await;
 }
 
-async fn renewal_whose_answer_was_lost_is_asked_again(lab: &Lab) {
+async fn renewal_whose_answer_was_lost_is_repeated(lab: &Lab) {
     for fault in [Fault::CutBefore, Fault::CutAfter, Fault::Swallow] {
         let (proxy, mut a) = warm(lab).await;
         let job = key(&format!("job-{fault:?}"));
@@ -153,7 +153,7 @@ async fn renewal_whose_answer_was_lost_is_asked_again(lab: &Lab) {
     }
 }
 
-async fn renewal_without_any_answer_is_a_loss_in_time(lab: &Lab) {
+async fn renewal_without_any_answer_is_a_loss_before_the_lease_ends(lab: &Lab) {
     let (mut proxy, mut a) = warm(lab).await;
     let job = key("job");
     let Outcome::Granted(mut held) = core_acquire(&mut a, request(&job, SHORT * 2), WaitPolicy::Try).await.expect("granted") else {
@@ -165,10 +165,10 @@ async fn renewal_without_any_answer_is_a_loss_in_time(lab: &Lab) {
     proxy.set(Mode::BlackHole);
     let loss = lease::keep(&mut *a.0, &BootClock, &mut held, budget, LIMITS, dlock::lock::Intent::Extend(None), |_, _| renewals += 1).await;
     assert!(matches!(loss, lease::Loss::Unconfirmed { .. }), "{loss:?}");
-    assert_eq!((renewals, held.t0), (0, t0), "an answer that did not come was taken for one");
+    assert_eq!((renewals, held.t0), (0, t0), "a lost answer counted as a renewal");
     let spent = BootClock.now().since(t0);
-    assert!(spent < SHORT * 2, "found out after the lease, {spent:?}");
-    assert!(spent + Duration::from_millis(10) >= budget.term_at(t0).since(t0), "given up early, after {spent:?}");
+    assert!(spent < SHORT * 2, "noticed only after the lease, {spent:?}");
+    assert!(spent + Duration::from_millis(10) >= budget.term_at(t0).since(t0), "gave up too early, after {spent:?}");
 }
 
 async fn renewal_that_arrives_late_does_not_revive(lab: &Lab) {
@@ -196,14 +196,14 @@ async fn release_whose_answer_was_lost_is_unknown_and_done(lab: &Lab) {
         let held = a.hold(&job).await;
         proxy.trap(lab.server().changing_mark(), fault);
         let released = lease::release(&mut *a.0, &BootClock, &job, &held.token, &Scope::Tree.into(), LIMITS).await;
-        // "Not held" would mean that the lock was lost while the command ran.
+        // "Not held" would mean that the hold was lost while the command ran.
         assert!(matches!(&released, Released::Unknown(error) if error.effect == Effect::Unknown), "{released:?}");
         assert_eq!(proxy.sprung(), 1);
         assert_free(lab, &job).await;
     }
 }
 
-async fn release_that_never_arrived_is_asked_again(lab: &Lab) {
+async fn release_that_never_arrived_is_repeated(lab: &Lab) {
     let (proxy, mut a) = warm(lab).await;
     let job = key("job");
     let held = a.hold(&job).await;
@@ -230,14 +230,14 @@ async fn release_that_arrives_late_leaves_the_newer_holder(lab: &Lab) {
     b.free(&newer).await;
 }
 
-async fn wake_up_that_was_lost_is_covered(lab: &Lab) {
+async fn wake_up_that_was_lost_is_covered_by_polling(lab: &Lab) {
     let mut a = lab.client().await;
     let (proxy, mut b) = warm(lab).await;
     let job = key("job");
     let held = a.hold(&job).await;
     let wanted = waiting(&job, LONG);
     b.refused(&wanted).await;
-    // The blocking request is served, and what it is answered with is lost.
+    // The blocking request is served, and its answer is lost.
     proxy.trap("", Fault::Swallow);
     let release = async {
         lab.pass(SLACK).await;
@@ -250,7 +250,7 @@ async fn wake_up_that_was_lost_is_covered(lab: &Lab) {
     assert!(released.elapsed() < stretched(Duration::from_secs(9)), "{:?}", released.elapsed());
 }
 
-async fn a_waiter_behind_a_cut_connection_has_its_turn(lab: &Lab) {
+async fn a_waiter_behind_a_cut_connection_gets_the_lock(lab: &Lab) {
     let mut a = lab.client().await;
     let (proxy, mut b) = warm(lab).await;
     let job = key("job");
@@ -276,7 +276,7 @@ async fn waiting_outlives_an_outage(lab: &Lab) {
     let outage = async {
         lab.pass(SLACK).await;
         proxy.set(Mode::Refuse);
-        // Longer than the time that one answer may take.
+        // Longer than one answer may take.
         lab.pass(LIMITS.answer + SLACK).await;
         a.free(&held).await;
         proxy.set(Mode::Pass);
@@ -288,7 +288,7 @@ async fn waiting_outlives_an_outage(lab: &Lab) {
     assert!(back.elapsed() < stretched(Duration::from_secs(3)), "{:?}", back.elapsed());
 }
 
-async fn a_frozen_server_is_no_answer(lab: &Lab) {
+async fn a_frozen_server_gives_no_answer(lab: &Lab) {
     lab.target.isolate().await;
     let mut a = lab.client().await;
     let job = key("job");
@@ -304,7 +304,7 @@ async fn a_frozen_server_is_no_answer(lab: &Lab) {
     a.renewed(&held, None).await;
 }
 
-async fn a_restarted_server_knows_no_script_and_is_asked_in_full(lab: &Lab) {
+async fn a_restarted_server_gets_the_scripts_in_full(lab: &Lab) {
     let mut a = lab.client().await;
     let job = key("job");
     for forget in [["SCRIPT", "FLUSH"], ["CLIENT", "KILL"]] {
@@ -337,7 +337,7 @@ async fn a_slow_network_changes_nothing(lab: &Lab) {
     let Outcome::Granted(held) = core_acquire(&mut a, request(&job, SHORT), WaitPolicy::Try).await.expect("granted") else {
         panic!("busy");
     };
-    assert!(held.t0 >= before && BootClock.now().since(held.t0) >= Duration::from_millis(80), "the lease counts from the send");
+    assert!(held.t0 >= before && BootClock.now().since(held.t0) >= Duration::from_millis(80), "the lease counts from the time of sending");
     let Ok(Renewal::Renewed { .. }) = a.0.renew(&job, &held.token, None.into()).await else { panic!("not renewed") };
     assert_eq!(a.0.release(&job, &held.token, &Scope::Tree.into()).await.expect("release"), Release::Released);
 }

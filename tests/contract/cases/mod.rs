@@ -1,16 +1,16 @@
-//! The cases. A case is a function over a [`Lab`]; its name says what holds.
+//! The cases. A case is a function over a [`Lab`]; its name states the expected behaviour.
 
 mod breaking;
 mod cluster;
-mod crowd;
+mod dead_waiters;
 mod doctor;
 mod document;
+mod dropped_calls;
+mod etcd_access;
 mod etcd_queue;
-mod etcd_ways;
 mod expiry;
 mod fence;
 mod foreign;
-mod gone;
 mod grants;
 mod handover;
 mod history;
@@ -25,9 +25,9 @@ mod mysql_server;
 mod names;
 mod permits;
 mod postgres;
+mod redis_access;
 mod redlock;
 mod reentry;
-mod refusal;
 mod report;
 mod residue;
 mod run_policy;
@@ -35,25 +35,25 @@ mod run_policy_faults;
 mod run_policy_sql;
 mod sentinel;
 mod shared;
-mod sql_line;
 mod sql_many;
+mod sql_queue;
 mod sql_servers;
 mod sql_sessions;
 mod sql_shares;
 mod sql_table;
 mod tair;
 mod tair_shares;
-mod transport;
-mod unanswered;
+mod unsupported;
 mod verify;
-mod zookeeper_line;
-mod zookeeper_ways;
+mod waiters;
+mod zookeeper_access;
+mod zookeeper_queue;
 
 use std::pin::Pin;
 
 use crate::{lab::Lab, targets::Kind};
 
-/// One case, for the kinds of store that `on` says.
+/// One case, for the kinds of store that `on` accepts.
 #[derive(Clone, Copy)]
 pub struct Case {
     pub name: &'static str,
@@ -69,7 +69,7 @@ macro_rules! cases {
 }
 pub(crate) use cases;
 
-/// On every kind of store.
+/// Accepts every kind of store.
 fn everywhere(_: Kind) -> bool {
     true
 }
@@ -87,25 +87,25 @@ pub fn all() -> Vec<Case> {
         permits::all(),
         names::all(),
         report::all(),
-        refusal::all(),
-        gone::all(),
+        unsupported::all(),
+        dead_waiters::all(),
         handover::all(),
-        unanswered::all(),
+        dropped_calls::all(),
         verify::all(),
         history::all(),
         breaking::all(),
         run_policy::all(),
         run_policy_faults::all(),
         run_policy_sql::all(),
-        sql_line::all(),
+        sql_queue::all(),
         sql_sessions::all(),
         sql_servers::all(),
-        zookeeper_line::all(),
-        zookeeper_ways::all(),
+        zookeeper_queue::all(),
+        zookeeper_access::all(),
         lost_reply::all(),
         foreign::all(),
         residue::all(),
-        transport::all(),
+        redis_access::all(),
         redlock::all(),
         postgres::all(),
         sql_shares::all(),
@@ -120,10 +120,10 @@ pub fn all() -> Vec<Case> {
         sentinel::all(),
         cluster::all(),
         etcd_queue::all(),
-        etcd_ways::all(),
+        etcd_access::all(),
         doctor::all(),
         grants::all(),
-        crowd::all(),
+        waiters::all(),
     ]
     .concat()
 }

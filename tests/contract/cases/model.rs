@@ -1,4 +1,4 @@
-//! Random operations of three clients on two keys, with the in-memory store as the reference.
+//! Random operations of three clients on two keys, compared with the in-memory store as the reference.
 
 use std::{collections::HashMap, env, fmt::Write as _};
 
@@ -14,13 +14,13 @@ use crate::{
 };
 
 pub fn all() -> Vec<Case> {
-    cases![|kind| !kind.clock_is_ours() => random_operations_are_answered_as_by_the_reference]
+    cases![|kind| !kind.clock_is_ours() => random_operations_match_the_reference]
 }
 
 const ROUNDS: u64 = 6;
 const STEPS: usize = 120;
 
-/// Random numbers that a seed brings back (splitmix64).
+/// Random numbers that are reproducible from a seed (splitmix64).
 pub(super) struct Dice(pub(super) u64);
 
 impl Dice {
@@ -33,22 +33,22 @@ impl Dice {
     }
 }
 
-/// Fences by the order in which they were met, since each store has numbers of its own.
+/// Numbers fences in order of appearance, since each store has its own fences.
 #[derive(Default)]
 pub(super) struct Fences(HashMap<(String, Fence), usize>);
 
 impl Fences {
-    pub(super) fn place(&mut self, key: &str, fence: Fence) -> usize {
+    pub(super) fn index(&mut self, key: &str, fence: Fence) -> usize {
         let next = self.0.keys().filter(|(of, _)| of == key).count();
         *self.0.entry((key.to_owned(), fence)).or_insert(next)
     }
 }
 
-/// One of the two stores, and how it is spoken with.
+/// One of the two stores, and its clients.
 struct Side {
     clients: Vec<Client>,
     fences: Fences,
-    /// What was handed over with holds that outlive their process.
+    /// The sessions of detached holds, by hold.
     sessions: HashMap<String, StoreSession>,
 }
 
@@ -57,7 +57,7 @@ enum Operation {
     Acquire(Request),
     Renew(Request, Option<u32>),
     Release(Request, Scope),
-    Abandon(Request),
+    Leave(Request),
     Inspect(&'static str),
     List,
 }
@@ -69,7 +69,7 @@ impl Side {
         Self { clients, fences: Fences::default(), sessions: HashMap::new() }
     }
 
-    /// The answer, in words that must be the same on both sides.
+    /// Runs an operation. Returns the answer as text, which must be equal on both sides.
     async fn ask(&mut self, client: usize, operation: &Operation) -> String {
         let client = &mut self.clients[client];
         let name = |request: &Request| Token { session: None, ..request.token }.reveal();
@@ -82,17 +82,17 @@ impl Side {
                 Attempt::Granted(grant) => {
                     self.sessions.extend(grant.session.map(|session| (name(request), session)));
                     if request.waiting {
-                        // As the core does on every way out of waiting.
+                        // The core leaves the queue on every exit too.
                         client.leave_queue(request).await;
                     }
-                    let place = self.fences.place(request.key.as_str(), grant.fence);
-                    // Asked again, a store may count only what it was asked for.
+                    let place = self.fences.index(request.key.as_str(), grant.fence);
+                    // The number of holds is compared for nested holds only.
                     let holds = (request.entry == Entry::Reenter).then_some(grant.holds);
                     format!("granted, fence {place}, holds {holds:?}")
                 }
                 Attempt::Busy(busy) => {
-                    let fence = busy.holders[0].fence.map(|fence| self.fences.place(request.key.as_str(), fence));
-                    // Its place is known only where the store keeps an order; that it waits is seen by an inspection.
+                    let fence = busy.holders[0].fence.map(|fence| self.fences.index(request.key.as_str(), fence));
+                    // Only stores with an ordered queue report a position; the inspection shows the waiter.
                     format!("busy, fence {fence:?}, holds {}", busy.holders[0].holds)
                 }
                 Attempt::NotHeld => "not held".into(),
@@ -100,7 +100,7 @@ impl Side {
             },
             Operation::Renew(request, times) => match client.renew(request, times.map(|times| LONG * times)).await {
                 Renewal::Renewed { ttl, fence } => {
-                    format!("renewed for {:?}, fence {}", ttl.get(), self.fences.place(request.key.as_str(), fence))
+                    format!("renewed for {:?}, fence {}", ttl.get(), self.fences.index(request.key.as_str(), fence))
                 }
                 Renewal::Kept { .. } => "would shorten".into(),
                 Renewal::NotHeld => "not held".into(),
@@ -111,7 +111,7 @@ impl Side {
                 Release::StillHeld(holds) => format!("still held {holds}"),
                 Release::NotHeld => "not held".into(),
             },
-            Operation::Abandon(request) => {
+            Operation::Leave(request) => {
                 client.leave_queue(request).await;
                 String::new()
             }
@@ -119,11 +119,11 @@ impl Side {
                 let state = client.inspect(&key(name)).await;
                 let mut text = String::new();
                 for holder in &state.holders {
-                    let fence = holder.fence.map(|fence| self.fences.place(name, fence));
-                    let left = holder.expires_in.expect("it ends").as_secs_f64() / LONG.as_secs_f64();
+                    let fence = holder.fence.map(|fence| self.fences.index(name, fence));
+                    let left = holder.expires_in.expect("an expiry").as_secs_f64() / LONG.as_secs_f64();
                     let _ = write!(text, "held {} fence {fence:?} detached {} for {:.0}; ", holder.holds, holder.detached, left.round());
                 }
-                let last = state.last_fence.map(|fence| self.fences.place(name, fence));
+                let last = state.last_fence.map(|fence| self.fences.index(name, fence));
                 format!("{text}{} wait, last fence {last:?}", state.waiters.len())
             }
             Operation::List => format!("{:?}", client.keys("").await),
@@ -131,7 +131,7 @@ impl Side {
     }
 }
 
-async fn random_operations_are_answered_as_by_the_reference(lab: &Lab) {
+async fn random_operations_match_the_reference(lab: &Lab) {
     let given = env::var("DLOCK_TEST_SEED").ok().and_then(|seed| seed.parse().ok());
     let first = given.unwrap_or_else(dlock::lock::random);
     for round in 0..if given.is_some() { 1 } else { ROUNDS } {
@@ -150,22 +150,22 @@ async fn play(lab: &Lab, seed: u64) {
     }
     let (mut reference, mut tried) = (Side::new(reference), Side::new(tried));
     let mut made: Vec<Made> = Vec::new();
-    let mut told = String::new();
+    let mut transcript = String::new();
     for step in 0..STEPS {
         let (client, operation) = next(&mut dice, &mut made, lab.kind);
         let expected = reference.ask(client, &operation).await;
         let answer = tried.ask(client, &operation).await;
-        let _ = writeln!(told, "{step}: client {client} {}: {expected}", words(&operation));
-        assert_eq!(answer, expected, "DLOCK_TEST_SEED={seed} step {step}; so far, as the reference answered:\n{told}");
+        let _ = writeln!(transcript, "{step}: client {client} {}: {expected}", words(&operation));
+        assert_eq!(answer, expected, "DLOCK_TEST_SEED={seed} step {step}; so far, as the reference answered:\n{transcript}");
     }
 }
 
-/// A request that was made, whichever answer it got.
+/// A request that was sent, whatever its answer.
 struct Made {
-    /// The client whose process it belongs to.
+    /// The client that sent the request.
     client: usize,
     request: Request,
-    /// It was given back: to ask again would be no repetition.
+    /// Whether the hold was released: sending the request again would be a new one.
     over: bool,
 }
 
@@ -174,30 +174,30 @@ fn next(dice: &mut Dice, made: &mut Vec<Made>, kind: Kind) -> (usize, Operation)
     let fresh = made.is_empty() || dice.roll(5) == 0;
     if fresh {
         let client = dice.roll(3);
-        // Where a hold has one TTL for all of its life, so have those within it, and all are taken for the same.
+        // Where a hold can't change its TTL, all holds are taken with the same TTL.
         let lease = LONG * if kind.adjusts_ttl() { [1, 2, 3][dice.roll(3)] } else { 1 };
-        // A process waits for a lock once at a time. Where places are kept, a lock that is given back is the next one's at
-        // once, unlike in the reference: nobody waits then, and who comes first is tested elsewhere.
-        let waits =
-            kind.keeps_places() || made.iter().any(|one| one.client == client && one.request.waiting && one.request.key.as_str() == name);
+        // A process waits for a lock at most once at a time. Where positions are kept, a released lock belongs to the next
+        // waiter at once, unlike in the reference: no client waits there.
+        let waits = kind.keeps_positions()
+            || made.iter().any(|one| one.client == client && one.request.waiting && one.request.key.as_str() == name);
         let request = match dice.roll(4) {
             0 if !waits => waiting(&key(name), lease),
-            1 if kind.hands_on() => Request { detached: true, ..request(&key(name), lease) },
+            1 if kind.crosses_processes() => Request { detached: true, ..request(&key(name), lease) },
             _ => request(&key(name), lease),
         };
         made.push(Made { client, request: request.clone(), over: false });
         return (client, Operation::Acquire(request));
     }
-    // Mostly the newest, of whom some hold something.
+    // Mostly the newest requests, some of which hold a lock.
     let back = dice.roll(made.len().min(8));
     let at = made.len() - 1 - back;
     let Made { client: owner, request, over } = &made[at];
     let (owner, request, over) = (*owner, request.clone(), *over);
-    // A token may be used by any process; a hold that is bound to one is used by that one.
+    // Any process may use the token of a detached hold; other holds are used by their own process.
     let client = if request.detached { dice.roll(3) } else { owner };
     match dice.roll(12) {
         0 | 1 if !over => (client, Operation::Acquire(request)),
-        2 if kind.hands_on() => {
+        2 if kind.crosses_processes() => {
             let times = if kind.adjusts_ttl() { [1, 2][dice.roll(2)] } else { 1 };
             let inner = Request { ttl: ttl(LONG * times), waiting: false, ..nested(&request) };
             made.push(Made { client, request: inner.clone(), over: false });
@@ -210,16 +210,16 @@ fn next(dice: &mut Dice, made: &mut Vec<Made>, kind: Kind) -> (usize, Operation)
             (client, Operation::Release(request, if roll == 8 { Scope::Tree } else { Scope::Hold }))
         }
         9 if request.entry == Entry::Fresh => {
-            // It is not asked again as one who waits.
+            // The request is repeated later without waiting.
             made[at].request.waiting = false;
-            (client, Operation::Abandon(request))
+            (client, Operation::Leave(request))
         }
         10 => (dice.roll(3), Operation::Inspect(name)),
         _ => (dice.roll(3), Operation::List),
     }
 }
 
-/// The operation with its token's hold shortened to something that a reader can follow.
+/// Returns the operation as text, with a shortened hold.
 fn words(operation: &Operation) -> String {
     let of = |request: &Request| {
         let hold = request.token.hold_text();
@@ -233,7 +233,7 @@ fn words(operation: &Operation) -> String {
         }
         Operation::Renew(request, times) => format!("renew {} {times:?}", of(request)),
         Operation::Release(request, scope) => format!("release {} {scope:?}", of(request)),
-        Operation::Abandon(request) => format!("abandon {}", of(request)),
+        Operation::Leave(request) => format!("leave {}", of(request)),
         Operation::Inspect(name) => format!("inspect {name:?}"),
         Operation::List => "list".into(),
     }

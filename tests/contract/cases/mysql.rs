@@ -1,4 +1,4 @@
-//! What only MySQL and MariaDB do: time zones, gates that are lost, sessions of other clients.
+//! Cases of MySQL and MariaDB only: time zones, lost advisory locks, sessions of other clients.
 
 use std::time::{Duration, Instant};
 
@@ -20,43 +20,43 @@ use crate::{
 
 pub fn all() -> Vec<Case> {
     let mut all = cases![|kind| kind == Kind::MariadbLease =>
-        a_row_that_somebody_keeps_locked_in_mysql_is_asked_for_again,
-        a_session_in_another_time_zone_is_no_matter,
+        a_row_locked_by_another_mysql_session_is_retried,
+        a_sessions_time_zone_does_not_matter,
         an_uncontended_acquire_is_two_round_trips,
-        a_stale_gate_only_slows_down,
-        a_holder_that_lost_its_session_takes_the_gate_again,
+        a_stale_advisory_lock_only_slows_a_waiter,
+        a_holder_that_lost_its_session_takes_the_advisory_lock_again,
     ];
-    all.extend(cases![|kind| kind.is_mariadb() && kind.is_a_session() =>
-        nobody_else_is_ended_after_a_restart,
+    all.extend(cases![|kind| kind.is_mariadb() && kind.held_by_session() =>
+        no_other_session_is_killed_after_a_restart,
     ]);
-    all.extend(cases![|kind| kind == Kind::MariadbAdvisory => anybody_can_take_the_same_lock_of_mysql]);
+    all.extend(cases![|kind| kind == Kind::MariadbAdvisory => other_clients_can_take_the_same_mysql_lock]);
     all.extend(cases![Kind::is_mariadb =>
         a_read_only_mysql_is_refused,
     ]);
     all
 }
 
-async fn a_row_that_somebody_keeps_locked_in_mysql_is_asked_for_again(lab: &Lab) {
+async fn a_row_locked_by_another_mysql_session_is_retried(lab: &Lab) {
     let mut a = lab.client().await;
     let job = key("job");
     let held = a.hold(&job).await;
     let blocker = lab.mariadb().keep("START TRANSACTION; SELECT 1 FROM dlock WHERE name = 'dlock:job' FOR UPDATE");
     let began = Instant::now();
-    let error = a.0.renew(&job, &held.token, None.into()).await.expect_err("it is locked");
+    let error = a.0.renew(&job, &held.token, None.into()).await.expect_err("the row is locked");
     assert!(error.is_transient() && error.effect == Effect::NotApplied, "{error:?}");
-    assert!(began.elapsed() < Duration::from_secs(2) + soon(), "whoever asked would be gone: {:?}", began.elapsed());
+    assert!(began.elapsed() < Duration::from_secs(2) + soon(), "the caller would have given up: {:?}", began.elapsed());
     drop(blocker);
     a.renewed(&held, None).await;
     a.free(&held).await;
 }
 
-async fn a_session_in_another_time_zone_is_no_matter(lab: &Lab) {
+async fn a_sessions_time_zone_does_not_matter(lab: &Lab) {
     lab.target.isolate().await;
     let mut a = lab.client().await;
     let held = a.hold(&key("job")).await;
     lab.mariadb().sql("SET GLOBAL time_zone = '+09:00'");
     let mut b = lab.client().await;
-    let left = b.refused(&request(&key("job"), LONG)).await.expires_in.expect("it ends");
+    let left = b.refused(&request(&key("job"), LONG)).await.expires_in.expect("an expiry");
     assert!(left > LONG / 2 && left <= LONG, "{left:?}");
     assert!(!lab.shedlock("dlock", "dlock:job", 30));
     a.free(&held).await;
@@ -77,13 +77,13 @@ async fn an_uncontended_acquire_is_two_round_trips(lab: &Lab) {
     let known = proxy.requests() - before;
     a.hold(&key("other")).await;
     let again = proxy.requests() - before - known;
-    // The login, a look at the server, asking for a row that isn't there and making it, and the release.
+    // The login, a query about the server, a SELECT of the missing row, its INSERT, and the release.
     assert!(known <= 5, "{known} requests");
-    assert_eq!(again, 1, "on an open connection, with a row that is there");
+    assert_eq!(again, 1, "on an open connection, with an existing row");
 }
 
-/// Somebody has the gate who neither has the lock nor looks at it.
-async fn a_stale_gate_only_slows_down(lab: &Lab) {
+/// A client has the advisory lock without holding or polling the lock.
+async fn a_stale_advisory_lock_only_slows_a_waiter(lab: &Lab) {
     let (mut a, mut b) = (lab.client().await, lab.client().await);
     let job = key("job");
     let held = a.hold(&job).await;
@@ -91,7 +91,7 @@ async fn a_stale_gate_only_slows_down(lab: &Lab) {
     let unwanted = waiting(&job, LONG);
     stale.refused(&unwanted).await;
     a.free(&held).await;
-    assert_eq!(stale.wait(&unwanted, LONG).await, Wake::Changed, "the gate is open");
+    assert_eq!(stale.wait(&unwanted, LONG).await, Wake::Changed, "the advisory lock is free");
     let held = a.hold(&job).await;
     let never = std::future::pending::<()>();
     let take = lease::acquire(&mut *b.0, &BootClock, waiting(&job, LONG), WaitPolicy::For(LONG), Limits::DEFAULT, never, |_| {});
@@ -105,7 +105,7 @@ async fn a_stale_gate_only_slows_down(lab: &Lab) {
     assert!(released.elapsed() < stretched(Duration::from_secs(6)), "{:?}", released.elapsed());
 }
 
-async fn a_holder_that_lost_its_session_takes_the_gate_again(lab: &Lab) {
+async fn a_holder_that_lost_its_session_takes_the_advisory_lock_again(lab: &Lab) {
     let (mut a, mut b) = (lab.client().await, lab.client().await);
     let job = key("job");
     let held = a.hold(&job).await;
@@ -116,12 +116,12 @@ async fn a_holder_that_lost_its_session_takes_the_gate_again(lab: &Lab) {
     a.renewed(&held, None).await;
     let wanted = waiting(&job, LONG);
     b.refused(&wanted).await;
-    assert_eq!(b.wait(&wanted, Duration::from_millis(400)).await, Wake::TimedOut, "nobody has the gate, so that the row is polled");
+    assert_eq!(b.wait(&wanted, Duration::from_millis(400)).await, Wake::TimedOut, "the row is polled");
     a.free(&held).await;
     assert_eq!(b.wait(&wanted, LONG).await, Wake::Changed);
 }
 
-async fn anybody_can_take_the_same_lock_of_mysql(lab: &Lab) {
+async fn other_clients_can_take_the_same_mysql_lock(lab: &Lab) {
     let mut a = lab.client().await;
     let database = &lab.mariadb().database;
     let held = a.hold(&key("job")).await;
@@ -140,10 +140,10 @@ async fn anybody_can_take_the_same_lock_of_mysql(lab: &Lab) {
     options.raw_names = true;
     let mut b = Client(backend(options));
     let name = format!("{database}.nightly");
-    let held = Request { metadata: Some(crate::lab::who("web1")), ..request(&key(&name), LONG) };
+    let held = Request { metadata: Some(crate::lab::runner("web1")), ..request(&key(&name), LONG) };
     b.take(&held).await;
     assert_eq!(take(&format!("'{name}'")), "0");
-    assert_eq!(b.inspect(&key(&name)).await.holders[0].metadata, Some(crate::lab::who("web1")));
+    assert_eq!(b.inspect(&key(&name)).await.holders[0].metadata, Some(crate::lab::runner("web1")));
     b.free(&held).await;
     assert_eq!(lab.mariadb().options("dlock").mode, Mode::Advisory);
 }
@@ -155,8 +155,8 @@ fn on(lab: &Lab, server: &MariaDb) -> Options {
     options
 }
 
-/// What was left blocking there is gone with the server; its number is somebody else's after that.
-async fn nobody_else_is_ended_after_a_restart(lab: &Lab) {
+/// A blocked session ends with its server. After the restart another client's session may have its id.
+async fn no_other_session_is_killed_after_a_restart(lab: &Lab) {
     let mut server = MariaDb::durable();
     server.sql("mysql", "CREATE DATABASE app");
     let options = on(lab, &server);
@@ -166,8 +166,8 @@ async fn nobody_else_is_ended_after_a_restart(lab: &Lab) {
     a.hold(&job).await;
     let wanted = waiting(&job, LONG);
     b.refused(&wanted).await;
-    // Left blocking.
-    assert!(tokio::time::timeout(SHORT / 4, b.0.wait(&wanted, LONG)).await.is_err(), "it is held");
+    // The wait is dropped, and its session stays blocked.
+    assert!(tokio::time::timeout(SHORT / 4, b.0.wait(&wanted, LONG)).await.is_err(), "the lock is held");
     let last: u64 = server.text("mysql", "SELECT MAX(id) FROM information_schema.processlist").parse().expect("a number");
     server.restart();
     let mut others = Vec::new();
@@ -179,7 +179,7 @@ async fn nobody_else_is_ended_after_a_restart(lab: &Lab) {
     });
     abandoned.await.expect("an answer");
     let left = server.text("mysql", "SELECT COUNT(*) FROM information_schema.processlist WHERE db = 'mysql' AND id <> CONNECTION_ID()");
-    assert_eq!(left.parse(), Ok(others.len()), "all of the others' sessions");
+    assert_eq!(left.parse(), Ok(others.len()), "a session of another client was killed");
 }
 
 async fn a_read_only_mysql_is_refused(lab: &Lab) {
@@ -187,7 +187,7 @@ async fn a_read_only_mysql_is_refused(lab: &Lab) {
     let mut a = lab.client().await;
     let held = a.hold(&key("held")).await;
     lab.mariadb().sql("SET GLOBAL read_only = 1");
-    // Even to a superuser, who could write to a replica.
+    // Also for a superuser, which could write to a replica.
     let error = lab.client().await.0.try_acquire(&request(&key("job"), LONG)).await.expect_err("read only");
     assert_eq!((error.kind, error.effect), (ErrorKind::Unavailable, Effect::NotApplied), "{error:?}");
     assert!(error.message.contains("read-only"), "{error}");

@@ -1,4 +1,4 @@
-//! What MySQL and MariaDB remember of the holds that sessions have, and how those are taken from them.
+//! The history of session-held locks in MySQL and MariaDB, and their eviction.
 
 use std::time::Duration;
 
@@ -12,22 +12,22 @@ use super::{
     history::{broken, history},
 };
 use crate::{
-    lab::{Client, LONG, Lab, SHORT, key, request, waiting, who},
+    lab::{Client, LONG, Lab, SHORT, key, request, runner, waiting},
     support::proxy::{Fault, Proxy},
     targets::Kind,
 };
 
 pub fn all() -> Vec<Case> {
-    cases![|kind: Kind| kind.is_mariadb() && kind.is_a_session() =>
-        remembering_costs_no_request,
-        a_lock_that_can_t_be_remembered_is_a_lock,
-        holders_that_never_give_back_are_remembered_within_bounds,
-        a_release_that_is_asked_again_is_remembered_once,
-        a_grant_whose_answer_was_lost_and_that_was_undone_is_nobody_s,
-        a_history_is_read_with_the_right_to_read,
-        whose_session_can_t_be_ended_keeps_the_lock,
-        a_mark_that_can_t_be_read_ends_nobody,
-        who_leaves_keeps_nothing_though_nothing_can_be_written,
+    cases![|kind: Kind| kind.is_mariadb() && kind.held_by_session() =>
+        recording_costs_no_request,
+        a_lock_works_without_a_writable_history,
+        holders_that_never_release_are_recorded_within_bounds,
+        a_repeated_release_is_recorded_once,
+        an_undone_grant_whose_answer_was_lost_is_not_recorded,
+        a_history_needs_only_the_right_to_read,
+        a_session_that_can_not_be_killed_keeps_the_lock,
+        an_unreadable_mark_ends_no_hold,
+        a_waiter_that_leaves_keeps_nothing_without_a_writable_table,
     ]
 }
 
@@ -35,7 +35,7 @@ fn ended(end: End) -> ReleaseInfo {
     ReleaseInfo { end: Some(end), ..Scope::Tree.into() }
 }
 
-/// A client with these rights in the case's database, and no others.
+/// Returns a client with only these rights in the case's database.
 fn with_rights(lab: &Lab, rights: &str) -> Client {
     let mut options = lab.mariadb().options("dlock");
     let user = format!("u{}", &lab.mariadb().database[lab.mariadb().database.len().saturating_sub(20)..]);
@@ -44,7 +44,7 @@ fn with_rights(lab: &Lab, rights: &str) -> Client {
     Client(backend(options))
 }
 
-async fn remembering_costs_no_request(lab: &Lab) {
+async fn recording_costs_no_request(lab: &Lab) {
     let proxy = Proxy::to(lab.mariadb().server().port);
     let mut a = lab.mariadb().through_proxy(&proxy);
     let job = key("job");
@@ -60,19 +60,19 @@ async fn remembering_costs_no_request(lab: &Lab) {
         a.renewed(&held, None).await;
         let renewed = proxy.requests();
         assert_eq!(a.0.release(&job, &held.token, &info).await.expect("release"), Release::Released);
-        // The session goes, and says so.
+        // The session ends, which is one more request.
         lab.pass(Duration::from_millis(50)).await;
         counted.push((taken - before, renewed - taken, proxy.requests() - renewed));
     }
-    // A renewal in mode=row is told of over the other session.
+    // A renewal in mode=row is recorded over the other session.
     let renewal = if lab.kind == Kind::MariadbRow { 2 } else { 1 };
     assert!(counted.iter().all(|one| *one == (counted[0].0, renewal, 2)), "{counted:?}");
-    // The login, a look at the server, and the lock; the fence over the other session.
+    // The login, a query about the server, and the lock; with mode=row the fence over the other session.
     assert!(counted[0].0 <= 2 + renewal, "{counted:?}");
 }
 
-/// Neither a grant nor a release fails because nothing can be written of it.
-async fn a_lock_that_can_t_be_remembered_is_a_lock(lab: &Lab) {
+/// A grant and a release succeed even if neither can be recorded.
+async fn a_lock_works_without_a_writable_history(lab: &Lab) {
     let job = key("job");
     lab.mariadb().sql("RENAME TABLE dlock_runs TO elsewhere");
     let (mut a, mut b) = (lab.client().await, lab.client().await);
@@ -87,13 +87,13 @@ async fn a_lock_that_can_t_be_remembered_is_a_lock(lab: &Lab) {
     drop(a);
     let wanted = waiting(&job, LONG);
     let grant = b.wait_for(&wanted, Duration::from_millis(50)).await;
-    assert!(!grant.drain_delay.is_zero(), "the holder before vanished");
+    assert!(!grant.drain_delay.is_zero(), "the previous holder vanished");
     b.free(&wanted).await;
     lab.mariadb().sql("RENAME TABLE elsewhere TO dlock_runs");
     assert_eq!(history(&mut b, &job).await.past, []);
 }
 
-async fn holders_that_never_give_back_are_remembered_within_bounds(lab: &Lab) {
+async fn holders_that_never_release_are_recorded_within_bounds(lab: &Lab) {
     let job = key("job");
     let mut last = None;
     for _ in 0..140 {
@@ -109,7 +109,7 @@ async fn holders_that_never_give_back_are_remembered_within_bounds(lab: &Lab) {
     assert!(past[0].fence == last && past.iter().all(|one| one.end == End::Expired), "{past:?}");
 }
 
-async fn a_release_that_is_asked_again_is_remembered_once(lab: &Lab) {
+async fn a_repeated_release_is_recorded_once(lab: &Lab) {
     let job = key("job");
     let row = lab.kind == Kind::MariadbRow;
     for fault in [Fault::LateReply(Duration::from_millis(300)), Fault::CutAfter] {
@@ -124,13 +124,13 @@ async fn a_release_that_is_asked_again_is_remembered_once(lab: &Lab) {
         let _ = a.0.release(&job, &held.token, &ended(End::Exited(4))).await.expect("release");
         let past = history(&mut b, &job).await.past;
         let of_it: Vec<_> = past.iter().filter(|one| one.fence == Some(fence)).map(|one| one.end.clone()).collect();
-        // A server that heard of the connection's end before the request has rolled back, and forgotten nothing of a hold that vanished.
+        // A server that noticed the connection's end before the request has rolled back, and recorded the hold as expired or not yet.
         let unheard = fault == Fault::CutAfter && (of_it.is_empty() || of_it == [End::Expired]);
         assert!(of_it == [End::Exited(3)] || unheard, "{fault:?}: {past:?}");
     }
 }
 
-async fn a_grant_whose_answer_was_lost_and_that_was_undone_is_nobody_s(lab: &Lab) {
+async fn an_undone_grant_whose_answer_was_lost_is_not_recorded(lab: &Lab) {
     for (n, fault) in [Fault::LateReply(SHORT * 3 / 2), Fault::CutAfter, Fault::CutBefore].into_iter().enumerate() {
         let proxy = Proxy::to(lab.mariadb().server().port);
         let (mut a, mut b) = (lab.mariadb().through_proxy(&proxy), lab.client().await);
@@ -148,11 +148,11 @@ async fn a_grant_whose_answer_was_lost_and_that_was_undone_is_nobody_s(lab: &Lab
     }
 }
 
-async fn a_history_is_read_with_the_right_to_read(lab: &Lab) {
+async fn a_history_needs_only_the_right_to_read(lab: &Lab) {
     let mut reader = with_rights(lab, "SELECT");
     let (job, lost) = (key("job"), key("lost"));
     let (mut a, mut b) = (lab.client().await, lab.client().await);
-    let held = dlock::lock::Request { metadata: Some(who("web1")), ..request(&lost, LONG) };
+    let held = dlock::lock::Request { metadata: Some(runner("web1")), ..request(&lost, LONG) };
     b.take(&held).await;
     drop(b);
     let held = a.hold(&job).await;
@@ -164,11 +164,11 @@ async fn a_history_is_read_with_the_right_to_read(lab: &Lab) {
         lab.pass(Duration::from_millis(20)).await;
     }
     let past = history(&mut reader, &lost).await.past;
-    assert!(past.len() == 1 && past[0].end == End::Expired && past[0].metadata == Some(who("web1")), "{past:?}");
+    assert!(past.len() == 1 && past[0].end == End::Expired && past[0].metadata == Some(runner("web1")), "{past:?}");
     assert_eq!(reader.inspect(&job).await.holders.len(), 1);
 }
 
-async fn whose_session_can_t_be_ended_keeps_the_lock(lab: &Lab) {
+async fn a_session_that_can_not_be_killed_keeps_the_lock(lab: &Lab) {
     let mut other = with_rights(lab, "SELECT, INSERT, UPDATE, DELETE");
     let mut a = lab.client().await;
     let job = key("job");
@@ -176,23 +176,23 @@ async fn whose_session_can_t_be_ended_keeps_the_lock(lab: &Lab) {
     let fence = a.take(&held).await.fence;
     let error = other.0.amend(&job, Amendment::Evict(fence, &broken("NFS"))).await.expect_err("another user's session");
     assert!(error.kind == ErrorKind::Denied && error.hint.as_deref().is_some_and(|hint| hint.contains("CONNECTION_ADMIN")), "{error:?}");
-    // Nor is it asked to stop.
+    // The hold is not marked as broken either.
     a.renewed(&held, None).await;
     assert_eq!(a.inspect(&job).await.holders[0].broken, None);
     assert!(other.0.amend(&job, Amendment::Mark(fence, &broken("NFS"))).await.expect("mark"));
-    assert_eq!(other.0.amend(&job, Amendment::Evict(fence, &broken("NFS"))).await.expect_err("as before").kind, ErrorKind::Denied);
+    assert_eq!(other.0.amend(&job, Amendment::Evict(fence, &broken("NFS"))).await.expect_err("no right").kind, ErrorKind::Denied);
     assert_eq!(a.renew(&held, None).await, Renewal::Broken(broken("NFS")));
     a.free(&held).await;
 }
 
-async fn who_leaves_keeps_nothing_though_nothing_can_be_written(lab: &Lab) {
+async fn a_waiter_that_leaves_keeps_nothing_without_a_writable_table(lab: &Lab) {
     let (mut a, mut b, mut c) = (lab.client().await, lab.client().await, lab.client().await);
     let job = key("job");
     let held = a.hold(&job).await;
     let unwanted = waiting(&job, LONG);
     b.refused(&unwanted).await;
     a.free(&held).await;
-    assert_eq!(b.wait(&unwanted, LONG).await, Wake::Changed, "its session has the lock");
+    assert_eq!(b.wait(&unwanted, LONG).await, Wake::Changed, "the waiter's session has the lock");
     let blocker = lab.mariadb().keep("LOCK TABLES dlock_sessions WRITE");
     let left = b.0.leave_queue(&unwanted).await;
     assert!(left.as_ref().err().is_none_or(dlock::lock::Error::is_transient), "{left:?}");
@@ -201,7 +201,7 @@ async fn who_leaves_keeps_nothing_though_nothing_can_be_written(lab: &Lab) {
     c.wait_for(&waiting(&job, LONG), Duration::from_millis(50)).await;
 }
 
-async fn a_mark_that_can_t_be_read_ends_nobody(lab: &Lab) {
+async fn an_unreadable_mark_ends_no_hold(lab: &Lab) {
     let mut a = lab.client().await;
     let job = key("job");
     let held = a.hold(&job).await;

@@ -1,5 +1,5 @@
-//! What happens to a MariaDB server, or is done to it by others: its clock is stepped, it is a node of a Galera cluster,
-//! other sessions deadlock with ours.
+//! Cases that change a MariaDB server: its clock is stepped, it is a node of a Galera cluster, or other sessions
+//! deadlock with ours.
 
 use std::path::PathBuf;
 
@@ -24,23 +24,23 @@ use crate::{
 
 pub fn all() -> Vec<Case> {
     let mut all = cases![|kind| kind == Kind::MariadbLease =>
-        a_clock_of_mysql_that_is_set_back_repeats_no_fence,
-        a_clock_of_mysql_that_is_set_forward_ends_leases,
-        what_was_given_back_in_mysql_is_free_wherever_its_clock_is,
-        a_deadlock_in_the_queue_is_left_again,
-        login_methods_serve_or_are_named,
+        a_mysql_clock_that_is_set_back_repeats_no_fence,
+        a_mysql_clock_that_is_set_forward_ends_leases,
+        a_lock_released_in_mysql_is_free_whatever_its_clock,
+        leaving_the_queue_survives_a_deadlock,
+        login_methods_work_or_are_named,
     ];
-    all.extend(cases![|kind| kind == Kind::MariadbRow => a_deadlock_in_a_release_gives_the_lock_back]);
-    all.extend(cases![|kind| kind.is_mariadb() && kind.is_a_session() => the_clock_of_mysql_is_no_matter_to_sessions]);
+    all.extend(cases![|kind| kind == Kind::MariadbRow => a_deadlock_in_a_release_still_frees_the_lock]);
+    all.extend(cases![|kind| kind.is_mariadb() && kind.held_by_session() => mysql_sessions_do_not_depend_on_the_clock]);
     all.extend(cases![Kind::is_mariadb =>
-        a_node_of_a_cluster_is_refused_unless_it_alone_is_written_to,
-        a_server_without_a_cluster_library_is_alone,
-        what_somebody_keeps_locked_is_asked_for_again,
+        a_galera_node_is_refused_unless_it_is_the_only_writer,
+        wsrep_on_without_a_library_is_no_cluster,
+        rows_locked_by_another_session_are_retried,
     ]);
     all
 }
 
-/// A server of the case's own.
+/// Returns the options of a client on the case's own server.
 fn on(lab: &Lab, server: &MariaDb) -> Options {
     let mut options = lab.mariadb().options("dlock");
     options.sql.server = Server::Tcp { host: "127.0.0.1".into(), port: server.port };
@@ -54,7 +54,7 @@ async fn client(options: &Options) -> Client {
     client
 }
 
-/// A server whose clock is what a file says.
+/// A server whose clock follows a file.
 struct Stepped {
     server: MariaDb,
     offset: PathBuf,
@@ -84,7 +84,7 @@ impl Stepped {
         Some(Self { server, offset, _folder: folder, options })
     }
 
-    /// By so many seconds from the real time.
+    /// Sets the clock off by this many seconds from the real time.
     fn step(&self, offset: &str) {
         let before: i64 = self.server.text("mysql", "SELECT UNIX_TIMESTAMP()").parse().expect("a time");
         std::fs::write(&self.offset, offset).expect("offset");
@@ -97,14 +97,14 @@ impl Stepped {
     }
 }
 
-async fn a_clock_of_mysql_that_is_set_back_repeats_no_fence(lab: &Lab) {
-    let Some(stepped) = Stepped::start(lab, "a_clock_of_mysql_that_is_set_back_repeats_no_fence") else { return };
+async fn a_mysql_clock_that_is_set_back_repeats_no_fence(lab: &Lab) {
+    let Some(stepped) = Stepped::start(lab, "a_mysql_clock_that_is_set_back_repeats_no_fence") else { return };
     let (mut a, mut b) = (stepped.client().await, stepped.client().await);
     let job = key("job");
     let held = request(&job, LONG);
     let first = a.take(&held).await.fence;
     stepped.step("-3600");
-    // It lasts longer, and nobody else gets it.
+    // The lease lasts longer, and no other client gets the lock.
     b.refused(&request(&job, LONG)).await;
     assert!(a.left(&job).await > LONG * 50);
     assert!(matches!(a.renew(&held, None).await, Renewal::Kept { .. }));
@@ -113,23 +113,23 @@ async fn a_clock_of_mysql_that_is_set_back_repeats_no_fence(lab: &Lab) {
     assert!(second > first, "{second} after {first}");
 }
 
-async fn a_clock_of_mysql_that_is_set_forward_ends_leases(lab: &Lab) {
-    let Some(stepped) = Stepped::start(lab, "a_clock_of_mysql_that_is_set_forward_ends_leases") else { return };
+async fn a_mysql_clock_that_is_set_forward_ends_leases(lab: &Lab) {
+    let Some(stepped) = Stepped::start(lab, "a_mysql_clock_that_is_set_forward_ends_leases") else { return };
     let (mut a, mut b) = (stepped.client().await, stepped.client().await);
     let job = key("job");
     let held = request(&job, LONG);
     let first = a.take(&held).await.fence;
     stepped.step("+3600");
-    // No promise: the resource has to check the fence.
+    // The early end breaks no promise: the resource has to check the fence.
     let second = b.take(&request(&job, LONG)).await.fence;
     assert!(second > first, "{second} after {first}");
     assert_eq!(a.renew(&held, None).await, Renewal::NotHeld);
     assert_eq!(a.release(&held, Scope::Tree).await, Release::NotHeld);
 }
 
-/// Nobody's lock must not look like somebody's until the clock has caught up, to ShedLock neither.
-async fn what_was_given_back_in_mysql_is_free_wherever_its_clock_is(lab: &Lab) {
-    let Some(stepped) = Stepped::start(lab, "what_was_given_back_in_mysql_is_free_wherever_its_clock_is") else { return };
+/// A free lock must not look held until the clock has caught up, to ShedLock neither.
+async fn a_lock_released_in_mysql_is_free_whatever_its_clock(lab: &Lab) {
+    let Some(stepped) = Stepped::start(lab, "a_lock_released_in_mysql_is_free_whatever_its_clock") else { return };
     let mut a = stepped.client().await;
     let (job, tree) = (key("job"), key("tree"));
     let held = a.hold(&job).await;
@@ -149,12 +149,12 @@ async fn what_was_given_back_in_mysql_is_free_wherever_its_clock_is(lab: &Lab) {
         "UPDATE dlock SET lock_until = TIMESTAMPADD(MICROSECOND, 30000000, UTC_TIMESTAMP(3)), locked_at = UTC_TIMESTAMP(3), locked_by = 'web7' \
          WHERE lock_until <= UTC_TIMESTAMP(3); SELECT ROW_COUNT()",
     );
-    assert_eq!(taken[0][0], "2", "ShedLock did not get locks that were given back");
+    assert_eq!(taken[0][0], "2", "ShedLock did not get released locks");
 }
 
-/// A session has the lock: when that ends is for the kernel's own clocks to say.
-async fn the_clock_of_mysql_is_no_matter_to_sessions(lab: &Lab) {
-    let Some(stepped) = Stepped::start(lab, "the_clock_of_mysql_is_no_matter_to_sessions") else { return };
+/// A session has the lock, and the kernel's own clocks determine when the session ends.
+async fn mysql_sessions_do_not_depend_on_the_clock(lab: &Lab) {
+    let Some(stepped) = Stepped::start(lab, "mysql_sessions_do_not_depend_on_the_clock") else { return };
     let (mut a, mut b) = (stepped.client().await, stepped.client().await);
     let job = key("job");
     let held = request(&job, LONG);
@@ -163,7 +163,7 @@ async fn the_clock_of_mysql_is_no_matter_to_sessions(lab: &Lab) {
         stepped.step(offset);
         assert_eq!(a.renewed(&held, None).await, last, "{offset}");
         b.refused(&request(&job, LONG)).await;
-        // libfaketime reads its file at each question of the time, and now and then a thread gets the true time instead.
+        // libfaketime reads its file at each query of the time, and now and then a thread gets the true time instead.
         let mut seen = Vec::new();
         while seen.len() < 5 && !seen.last().is_some_and(|left| *left > LONG / 2 && *left <= LONG) {
             seen.push(a.left(&job).await);
@@ -175,7 +175,7 @@ async fn the_clock_of_mysql_is_no_matter_to_sessions(lab: &Lab) {
         let (held, wanted) = (request(&job, LONG), waiting(&job, LONG));
         let fence = a.take(&held).await.fence;
         assert!(fence > last, "{fence} after {last}");
-        // Whatever became of its wait in the server.
+        // Whatever happened to the wait in the server.
         let never = std::future::pending::<()>();
         let take = lease::acquire(&mut *b.0, &BootClock, wanted, WaitPolicy::For(LONG), Limits::DEFAULT, never, |_| {});
         let step = async {
@@ -192,8 +192,8 @@ async fn the_clock_of_mysql_is_no_matter_to_sessions(lab: &Lab) {
     }
 }
 
-/// `wsrep_on` alone makes no cluster.
-async fn a_server_without_a_cluster_library_is_alone(lab: &Lab) {
+/// A server with `wsrep_on` and no cluster library is no cluster node.
+async fn wsrep_on_without_a_library_is_no_cluster(lab: &Lab) {
     let server =
         MariaDb::with(mariadb::Options { settings: vec!["--wsrep-on=ON".into(), "--binlog-format=ROW".into()], ..Default::default() });
     assert_eq!(server.text("mysql", "SELECT @@global.wsrep_on"), "1");
@@ -203,9 +203,9 @@ async fn a_server_without_a_cluster_library_is_alone(lab: &Lab) {
     a.free(&held).await;
 }
 
-async fn a_node_of_a_cluster_is_refused_unless_it_alone_is_written_to(lab: &Lab) {
+async fn a_galera_node_is_refused_unless_it_is_the_only_writer(lab: &Lab) {
     if !std::path::Path::new(mariadb::GALERA).exists() {
-        return support::skip("a_node_of_a_cluster_is_refused_unless_it_alone_is_written_to", "galera-4 is not installed");
+        return support::skip("a_galera_node_is_refused_unless_it_is_the_only_writer", "galera-4 is not installed");
     }
     let server = MariaDb::with(mariadb::Options { cluster: true, ..Default::default() });
     assert_eq!(
@@ -246,19 +246,19 @@ async fn a_node_of_a_cluster_is_refused_unless_it_alone_is_written_to(lab: &Lab)
     };
     let (outcome, freed) = tokio::join!(next, free);
     assert!(matches!(outcome, Ok(Outcome::Granted(_))), "{outcome:?}");
-    // Leases have no gate there: the lock is looked at.
+    // Leases use no advisory lock on a cluster, so waiters poll.
     assert!(freed.elapsed() < soon(), "{:?}", freed.elapsed());
 }
 
-/// The core's own question, in the time that `--backend-timeout` gives.
+/// Renews as the core does, within the time that `--backend-timeout` allows.
 async fn through_the_core(client: &mut Client, held: &Request) -> Renewal {
     let question = async |backend: &mut dyn Backend| backend.renew(&held.key, &held.token, None.into()).await;
     lease::ask(&mut *client.0, &BootClock, Limits::DEFAULT, ("ask", None), question).await.expect("an answer")
 }
 
-/// Somebody keeps what we write locked, or the whole table: each question is asked again until it is answered.
-async fn what_somebody_keeps_locked_is_asked_for_again(lab: &Lab) {
-    let table = if lab.kind.is_a_session() { "dlock_sessions" } else { "dlock" };
+/// Another session locks our row or the whole table: each request is repeated until it is answered.
+async fn rows_locked_by_another_session_are_retried(lab: &Lab) {
+    let table = if lab.kind.held_by_session() { "dlock_sessions" } else { "dlock" };
     let (mut a, mut b) = (lab.client().await, lab.client().await);
     let job = key("job");
     let before = a.hold(&job).await;
@@ -291,8 +291,8 @@ async fn what_somebody_keeps_locked_is_asked_for_again(lab: &Lab) {
     }
 }
 
-/// Statements of another session, which waits for `second` once somebody waits for `first`, in a transaction that has
-/// done more than ours, so that the server ends ours.
+/// Starts another session that locks `first`, then waits for `second`. Its transaction has written more than ours,
+/// so the server rolls ours back.
 fn deadlocking(lab: &Lab, first: &str, second: &str) -> std::thread::JoinHandle<Vec<Vec<String>>> {
     lab.mariadb().sql("CREATE TABLE IF NOT EXISTS ballast (n INT)");
     let sql = format!(
@@ -300,16 +300,16 @@ fn deadlocking(lab: &Lab, first: &str, second: &str) -> std::thread::JoinHandle<
          SELECT 1 FROM {second} FOR UPDATE; ROLLBACK; SELECT 'done'"
     );
     let (socket, database) = (lab.mariadb().server().socket(), lab.mariadb().database.clone());
-    std::thread::spawn(move || mariadb::sql_at(&socket, &database, &sql).expect("no deadlock for it"))
+    std::thread::spawn(move || mariadb::sql_at(&socket, &database, &sql).expect("the server rolls back our transaction, not this one"))
 }
 
-/// A release is in the transaction that has the lock: if the server ends that, the lock is given back as well.
-async fn a_deadlock_in_a_release_gives_the_lock_back(lab: &Lab) {
+/// The release is part of the transaction that has the lock, so the server's rollback releases the lock too.
+async fn a_deadlock_in_a_release_still_frees_the_lock(lab: &Lab) {
     let (mut a, mut b) = (lab.client().await, lab.client().await);
     let job = key("job");
     let held = a.hold(&job).await;
     let other = deadlocking(lab, "dlock_sessions WHERE name = 'dlock:job'", "dlock_rows WHERE name = 'dlock:job'");
-    // It waits for our row by then.
+    // By then the other session waits for our row.
     lab.pass(SHORT + SLACK * 2).await;
     let released = lease::release(&mut *a.0, &BootClock, &job, &held.token, &Scope::Tree.into(), Limits::DEFAULT).await;
     assert!(matches!(released, Released::Free), "{released:?}");
@@ -318,8 +318,8 @@ async fn a_deadlock_in_a_release_gives_the_lock_back(lab: &Lab) {
     b.free(&next).await;
 }
 
-/// Who leaves the queue deletes more than one row.
-async fn a_deadlock_in_the_queue_is_left_again(lab: &Lab) {
+/// A waiter that leaves the queue deletes more than one row.
+async fn leaving_the_queue_survives_a_deadlock(lab: &Lab) {
     let mut a = lab.client().await;
     let job = key("job");
     let held = a.hold(&job).await;
@@ -346,7 +346,7 @@ async fn a_deadlock_in_the_queue_is_left_again(lab: &Lab) {
     assert!(a.inspect(&job).await.waiters.is_empty());
 }
 
-async fn login_methods_serve_or_are_named(lab: &Lab) {
+async fn login_methods_work_or_are_named(lab: &Lab) {
     let server = MariaDb::with(mariadb::Options { settings: vec!["--plugin-load-add=auth_ed25519".into()], ..Default::default() });
     let me = std::process::Command::new("id").arg("-un").output().expect("id, of coreutils").stdout;
     let me = String::from_utf8(me).expect("a name").trim().to_owned();
@@ -369,7 +369,7 @@ async fn login_methods_serve_or_are_named(lab: &Lab) {
     (local.sql.password, local.sql.server) = (None, Server::Unix { path: server.socket(), port: server.port });
     client(&local).await.refused(&request(&key("job"), LONG)).await;
     a.free(&held).await;
-    let error = backend(with("ed")).try_acquire(&request(&key("job"), LONG)).await.expect_err("the driver doesn't know it");
+    let error = backend(with("ed")).try_acquire(&request(&key("job"), LONG)).await.expect_err("an unknown login method");
     assert_eq!((error.kind, error.effect), (ErrorKind::Config, Effect::NotApplied), "{error:?}");
     assert!(error.message.contains("client_ed25519") && !error.message.contains("sqlx"), "{error:?}");
     assert!(error.hint.as_deref().is_some_and(|hint| hint.contains("ALTER USER")), "{error:?}");

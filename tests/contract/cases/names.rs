@@ -8,12 +8,12 @@ pub fn all() -> Vec<Case> {
         odd_keys_are_different_locks,
         odd_keys_come_back,
         namespaces_are_apart,
-        a_listing_goes_by_the_start_literally,
+        a_listing_matches_its_prefix_literally,
         a_listing_is_sorted_and_shows_held_locks_only,
     ]
 }
 
-/// Names that some store or other takes for the same, for a pattern, or for a path.
+/// Returns names that a store might confuse with each other, with a pattern, or with a path.
 fn odd() -> Vec<String> {
     let mut odd: Vec<String> = [
         "../x",
@@ -87,7 +87,7 @@ async fn odd_keys_are_different_locks(lab: &Lab) {
     for key in &keys {
         b.refused(&request(key, LONG)).await;
     }
-    // Every second one is given back; all the others are still held.
+    // Every second lock is released; all others are still held.
     for held in held.iter().step_by(2) {
         a.free(held).await;
     }
@@ -109,7 +109,7 @@ async fn odd_keys_come_back(lab: &Lab) {
     }
     names.sort();
     assert_eq!(a.keys("").await, names);
-    // Two names in a store are never one.
+    // No two keys share a name in the store.
     let mut stored = Vec::new();
     for name in &names {
         stored.push(a.inspect(&key(name)).await.stored_as);
@@ -137,7 +137,7 @@ async fn namespaces_are_apart(lab: &Lab) {
         client.free(held).await;
         assert!(client.inspect(&job).await.holders.is_empty());
     }
-    // A fingerprint says whether two processes mean the same store and namespace.
+    // Equal fingerprints mean the same store and namespace.
     let mut prints = Vec::new();
     for namespace in namespaces {
         let print = lab.client_in(namespace).await.0.identity().fingerprint;
@@ -149,7 +149,7 @@ async fn namespaces_are_apart(lab: &Lab) {
     assert_eq!(prints.len(), namespaces.len());
 }
 
-async fn a_listing_goes_by_the_start_literally(lab: &Lab) {
+async fn a_listing_matches_its_prefix_literally(lab: &Lab) {
     let mut a = lab.client().await;
     for name in ["%", "%a", "_", "_a", "*", "*a", "?x", "[ab]", "a", "ab", "A", "a{b", "\\x", "a%b", "-", "^", "a-b"] {
         a.hold(&key(name)).await;

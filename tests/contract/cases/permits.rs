@@ -1,4 +1,4 @@
-//! Permits where those who wait stand in a line of their own places: the worst that can come between a place and its number.
+//! Permits on stores that keep positions: faults between a waiter's position and its permit number.
 
 use std::{future::pending, time::Duration};
 
@@ -17,27 +17,27 @@ use crate::{
 };
 
 pub fn all() -> Vec<Case> {
-    let mut all = cases![Kind::keeps_places =>
-        permits_that_are_asked_for_at_once_are_each_somebodys,
-        a_crowd_of_permits_never_has_one_too_many,
-        a_permit_that_comes_back_beside_a_look_is_not_missed,
-        fewer_permits_wait_until_enough_came_back,
-        who_asks_for_more_permits_is_woken_by_its_own_room,
-        who_dies_in_line_for_permits_is_gone_past,
-        one_behind_another_kind_goes_on_when_that_goes,
-        a_number_that_was_deleted_ends_its_hold,
+    let mut all = cases![Kind::keeps_positions =>
+        permits_requested_at_once_get_different_numbers,
+        many_waiters_never_hold_one_permit_too_many,
+        a_permit_released_during_a_look_is_not_missed,
+        a_smaller_permit_count_waits_for_enough_releases,
+        a_waiter_for_a_larger_permit_count_is_woken_by_its_own_room,
+        a_dead_waiter_for_permits_is_passed,
+        waiters_behind_another_kind_continue_when_that_one_leaves,
+        a_deleted_permit_number_ends_its_hold,
     ];
-    all.extend(cases![|kind| kind.keeps_places() && kind.has_server() =>
-        a_number_whose_answer_was_lost_is_taken_once,
-        a_place_that_was_lost_takes_no_number,
-        a_permit_that_comes_back_costs_as_much_with_many_who_wait,
+    all.extend(cases![|kind| kind.keeps_positions() && kind.has_server() =>
+        a_permit_number_whose_answer_was_lost_is_taken_once,
+        a_lost_position_takes_no_permit_number,
+        a_released_permit_costs_the_same_with_many_waiters,
     ]);
-    // A session is kept alive beside what it asks for, by way of another connection.
-    all.extend(cases![|kind| kind == Kind::Etcd => a_number_that_is_taken_too_late_is_not_taken]);
+    // Only etcd: ZooKeeper's session is kept alive over another connection while a request is late.
+    all.extend(cases![|kind| kind == Kind::Etcd => a_permit_number_taken_after_the_lease_is_not_granted]);
     all
 }
 
-/// So late nobody looks by itself: who isn't woken fails the case.
+/// No waiter polls within this time, so a missed wake-up fails the case.
 const NEVER: Duration = Duration::from_secs(20);
 const LIMITS: Limits<'static> = Limits::of(Duration::from_secs(2));
 
@@ -45,8 +45,8 @@ fn permit(most: u32, of: Request) -> Request {
     Request { mode: Mode::Permits(most), ..of }
 }
 
-/// Holds so many of so many permits.
-async fn hold(lab: &Lab, job: &Key, count: u32, most: u32) -> Vec<(Client, Request)> {
+/// Takes `count` of `most` permits.
+async fn hold_permits(lab: &Lab, job: &Key, count: u32, most: u32) -> Vec<(Client, Request)> {
     let mut holders = Vec::new();
     for number in 0..count {
         let (mut client, request) = (lab.client().await, permit(most, request(job, LONG)));
@@ -56,7 +56,7 @@ async fn hold(lab: &Lab, job: &Key, count: u32, most: u32) -> Vec<(Client, Reque
     holders
 }
 
-/// One who waits for one of so many permits.
+/// Queues a waiter for one of `most` permits.
 async fn queue(lab: &Lab, job: &Key, most: u32) -> (Client, Request) {
     let (mut client, wanted) = (lab.client().await, permit(most, waiting(job, LONG)));
     client.refused(&wanted).await;
@@ -67,80 +67,80 @@ async fn give_back((mut client, held): (Client, Request)) {
     client.free(&held).await;
 }
 
-/// The numbers that are held, in order.
-async fn numbers(lab: &Lab, job: &Key) -> Vec<u32> {
+/// Returns the held numbers, sorted.
+async fn permit_numbers(lab: &Lab, job: &Key) -> Vec<u32> {
     let state = lab.client().await.inspect(job).await;
-    let mut numbers: Vec<_> = state.holders.iter().map(|holder| holder.permit.expect("a number")).collect();
-    numbers.sort_unstable();
-    numbers
+    let mut permit_numbers: Vec<_> = state.holders.iter().map(|holder| holder.permit.expect("a number")).collect();
+    permit_numbers.sort_unstable();
+    permit_numbers
 }
 
-async fn core_acquire(client: &mut Client, wanted: Request, patience: WaitPolicy) -> Outcome<()> {
-    let taken = lease::acquire(&mut *client.0, &BootClock, wanted, patience, LIMITS, pending::<()>(), |_| {}).await;
+async fn core_acquire(client: &mut Client, wanted: Request, wait_policy: WaitPolicy) -> Outcome<()> {
+    let taken = lease::acquire(&mut *client.0, &BootClock, wanted, wait_policy, LIMITS, pending::<()>(), |_| {}).await;
     taken.unwrap_or_else(|error| panic!("{error:?}"))
 }
 
-async fn permits_that_are_asked_for_at_once_are_each_somebodys(lab: &Lab) {
-    for patience in [WaitPolicy::Try, WaitPolicy::For(LONG)] {
-        let job = key(&format!("{patience:?}"));
+async fn permits_requested_at_once_get_different_numbers(lab: &Lab) {
+    for wait_policy in [WaitPolicy::Try, WaitPolicy::For(LONG)] {
+        let job = key(&format!("{wait_policy:?}"));
         let mut clients = Vec::new();
         for _ in 0..6 {
             clients.push(lab.client().await);
         }
         let all = clients.iter_mut().map(|client| {
-            let waits = matches!(patience, WaitPolicy::For(_));
-            core_acquire(client, permit(6, Request { waiting: waits, ..request(&job, LONG) }), patience)
+            let waits = matches!(wait_policy, WaitPolicy::For(_));
+            core_acquire(client, permit(6, Request { waiting: waits, ..request(&job, LONG) }), wait_policy)
         });
         let outcomes = join_all(all).await;
         assert!(outcomes.iter().all(|outcome| matches!(outcome, Outcome::Granted(_))), "{outcomes:?}");
-        assert_eq!(numbers(lab, &job).await, [0, 1, 2, 3, 4, 5]);
+        assert_eq!(permit_numbers(lab, &job).await, [0, 1, 2, 3, 4, 5]);
     }
 }
 
-async fn a_crowd_of_permits_never_has_one_too_many(lab: &Lab) {
+async fn many_waiters_never_hold_one_permit_too_many(lab: &Lab) {
     const MOST: u32 = 3;
     let (job, inside) = (key("job"), std::cell::RefCell::new(Vec::new()));
-    let one = async |patience: Duration| {
+    let one = async |wait_policy: Duration| {
         let mut client = lab.client().await;
         for _ in 0..3 {
             let wanted = permit(MOST, waiting(&job, LONG));
-            let mut taken = timeout(patience, client.wait_for(&wanted, NEVER)).await;
+            let mut taken = timeout(wait_policy, client.wait_for(&wanted, NEVER)).await;
             if taken.is_err() {
-                // It gives up at any moment, also while it is granted one.
+                // The waiter gives up at any moment, also while it is granted a permit.
                 client.leave_queue(&wanted).await;
-                let release_result = client.release(&wanted, Scope::Tree).await;
-                assert!(matches!(release_result, Release::Released | Release::NotHeld), "{release_result:?}");
+                let release = client.release(&wanted, Scope::Tree).await;
+                assert!(matches!(release, Release::Released | Release::NotHeld), "{release:?}");
                 let again = permit(MOST, waiting(&job, LONG));
                 taken = Ok(client.wait_for(&again, NEVER).await);
-                held(lab, &inside, taken.expect("a grant").permit).await;
+                hold_briefly(lab, &inside, taken.expect("a grant").permit).await;
                 client.free(&again).await;
                 continue;
             }
-            held(lab, &inside, taken.expect("a grant").permit).await;
+            hold_briefly(lab, &inside, taken.expect("a grant").permit).await;
             client.free(&wanted).await;
         }
     };
     let began = Instant::now();
     join_all((0..12_u64).map(|n| one(Duration::from_millis(4 + n * 9)))).await;
     assert!(began.elapsed() < NEVER, "{:?}", began.elapsed());
-    assert_eq!(numbers(lab, &job).await, [0; 0]);
+    assert_eq!(permit_numbers(lab, &job).await, [0; 0]);
 }
 
-/// Has a permit for a moment.
-async fn held(lab: &Lab, inside: &std::cell::RefCell<Vec<u32>>, number: Option<u32>) {
+/// Holds a permit for a moment, and checks that its number is not held twice.
+async fn hold_briefly(lab: &Lab, inside: &std::cell::RefCell<Vec<u32>>, number: Option<u32>) {
     let number = number.expect("a number");
     {
         let mut inside = inside.borrow_mut();
-        assert!(!inside.contains(&number) && inside.len() < 3 && number < 3, "{number} beside {inside:?}");
+        assert!(!inside.contains(&number) && inside.len() < 3 && number < 3, "{number} next to {inside:?}");
         inside.push(number);
     }
     lab.pass(Duration::from_millis(5)).await;
     inside.borrow_mut().retain(|other| *other != number);
 }
 
-async fn a_permit_that_comes_back_beside_a_look_is_not_missed(lab: &Lab) {
+async fn a_permit_released_during_a_look_is_not_missed(lab: &Lab) {
     let job = key("job");
-    let mut holders = hold(lab, &job, 2, 2).await;
+    let mut holders = hold_permits(lab, &job, 2, 2).await;
     for step in 0..24_u64 {
         let (mut client, wanted) = (lab.client().await, permit(2, waiting(&job, LONG)));
         let leaving = holders.remove(usize::from(step % 2 == 0));
@@ -152,35 +152,35 @@ async fn a_permit_that_comes_back_beside_a_look_is_not_missed(lab: &Lab) {
         let (grant, ()) = tokio::join!(client.wait_for(&wanted, NEVER), free);
         assert!(began.elapsed() < soon() && grant.permit < Some(2), "step {step}: {:?} {grant:?}", began.elapsed());
         holders.push((client, wanted));
-        assert_eq!(numbers(lab, &job).await, [0, 1]);
+        assert_eq!(permit_numbers(lab, &job).await, [0, 1]);
     }
 }
 
-async fn fewer_permits_wait_until_enough_came_back(lab: &Lab) {
+async fn a_smaller_permit_count_waits_for_enough_releases(lab: &Lab) {
     let job = key("job");
-    let mut holders = hold(lab, &job, 4, 4).await;
+    let mut holders = hold_permits(lab, &job, 4, 4).await;
     let (mut client, wanted) = queue(lab, &job, 2).await;
     let last = holders.pop().expect("a holder");
     let free = async {
-        for (place, holder) in holders.into_iter().enumerate() {
+        for (released, holder) in holders.into_iter().enumerate() {
             lab.pass(SLACK).await;
             let wait = lab.client().await.inspect(&job).await.waiters.len();
-            assert_eq!(wait, 1, "granted with {} held", 4 - place);
+            assert_eq!(wait, 1, "granted with {} held", 4 - released);
             give_back(holder).await;
         }
         Instant::now()
     };
     let (grant, freed) = tokio::join!(client.wait_for(&wanted, NEVER), free);
     assert!(freed.elapsed() < soon(), "{:?}", freed.elapsed());
-    assert_eq!((grant.permit, numbers(lab, &job).await), (Some(0), vec![0, 3]));
+    assert_eq!((grant.permit, permit_numbers(lab, &job).await), (Some(0), vec![0, 3]));
     lab.client().await.refused(&permit(2, request(&job, LONG))).await;
     give_back(last).await;
     assert_eq!(lab.client().await.take(&permit(2, request(&job, LONG))).await.permit, Some(1));
 }
 
-async fn who_asks_for_more_permits_is_woken_by_its_own_room(lab: &Lab) {
+async fn a_waiter_for_a_larger_permit_count_is_woken_by_its_own_room(lab: &Lab) {
     let job = key("job");
-    let mut holders = hold(lab, &job, 3, 3).await;
+    let mut holders = hold_permits(lab, &job, 3, 3).await;
     let (mut few, wants_few) = queue(lab, &job, 1).await;
     let (mut more, wants_more) = queue(lab, &job, 4).await;
     let free = async |holder| {
@@ -188,7 +188,7 @@ async fn who_asks_for_more_permits_is_woken_by_its_own_room(lab: &Lab) {
         give_back(holder).await;
         Instant::now()
     };
-    // There is room for both of them as the second counts, and for none as the first one does.
+    // There is room for the waiter with the larger count, and none for the other one.
     let (grant, freed) = tokio::join!(more.wait_for(&wants_more, NEVER), free(holders.remove(0)));
     assert!(freed.elapsed() < soon() && grant.permit == Some(0), "{:?} {grant:?}", freed.elapsed());
     few.refused(&wants_few).await;
@@ -207,9 +207,9 @@ async fn few_waits(lab: &Lab, job: &Key) {
     assert_eq!(lab.client().await.inspect(job).await.waiters.len(), 1);
 }
 
-async fn who_dies_in_line_for_permits_is_gone_past(lab: &Lab) {
+async fn a_dead_waiter_for_permits_is_passed(lab: &Lab) {
     let job = key("job");
-    let mut holders = hold(lab, &job, 2, 2).await;
+    let mut holders = hold_permits(lab, &job, 2, 2).await;
     {
         let mut dying = lab.client().await;
         dying.refused(&permit(2, Request { ttl: ttl(SHORT), ..waiting(&job, LONG) })).await;
@@ -219,7 +219,7 @@ async fn who_dies_in_line_for_permits_is_gone_past(lab: &Lab) {
     give_back(holders.remove(0)).await;
     client.wait_for(&wanted, NEVER).await;
     assert!(began.elapsed() < SHORT + lab.kind.late() + soon(), "{:?}", began.elapsed());
-    // And one that leaves by itself, and one behind it.
+    // Then a waiter that leaves by itself, and another one behind it.
     let (mut leaving, unwanted) = queue(lab, &job, 2).await;
     let (mut last, wanted) = queue(lab, &job, 2).await;
     let free = async {
@@ -232,13 +232,13 @@ async fn who_dies_in_line_for_permits_is_gone_past(lab: &Lab) {
     assert!(freed.elapsed() < soon(), "{:?}", freed.elapsed());
 }
 
-async fn one_behind_another_kind_goes_on_when_that_goes(lab: &Lab) {
+async fn waiters_behind_another_kind_continue_when_that_one_leaves(lab: &Lab) {
     let job = key("job");
     for other in [Mode::Exclusive, Mode::Shared] {
-        let mut holders = hold(lab, &job, 1, 2).await;
+        let mut holders = hold_permits(lab, &job, 1, 2).await;
         let (mut middle, wanted) = (lab.client().await, Request { mode: other, ..waiting(&job, LONG) });
         middle.refused(&wanted).await;
-        // There are permits left, and not for who comes after another kind.
+        // There are free permits, but not for waiters behind another kind.
         let mut behind = Vec::new();
         for _ in 0..3 {
             behind.push(queue(lab, &job, 2).await);
@@ -264,7 +264,7 @@ async fn one_behind_another_kind_goes_on_when_that_goes(lab: &Lab) {
     }
 }
 
-/// Removes the number of a permit, as an administrator might.
+/// Deletes a permit number, as an administrator might.
 async fn delete_number(lab: &Lab, job: &str, number: u32) {
     if lab.kind.is_zookeeper() {
         let path = format!("{}/dlock.meta/{job}/permit-{number}", lab.zookeeper().chroot);
@@ -275,13 +275,13 @@ async fn delete_number(lab: &Lab, job: &str, number: u32) {
     }
 }
 
-async fn a_number_that_was_deleted_ends_its_hold(lab: &Lab) {
+async fn a_deleted_permit_number_ends_its_hold(lab: &Lab) {
     let job = key("job");
-    let mut holders = hold(lab, &job, 2, 2).await;
+    let mut holders = hold_permits(lab, &job, 2, 2).await;
     let (mut a, first) = holders.remove(0);
     a.renewed(&first, None).await;
     delete_number(lab, "job", 0).await;
-    // What it was taken for may still run.
+    // The holder's command may still run.
     let (mut b, second) = (lab.client().await, permit(2, request(&job, LONG)));
     b.refused(&second).await;
     assert_eq!(a.renew(&first, None).await, Renewal::NotHeld);
@@ -290,29 +290,29 @@ async fn a_number_that_was_deleted_ends_its_hold(lab: &Lab) {
     b.free(&second).await;
     let (mut c, held) = holders.remove(0);
     c.renewed(&held, None).await;
-    assert_eq!(numbers(lab, &job).await, [1]);
+    assert_eq!(permit_numbers(lab, &job).await, [1]);
     c.free(&held).await;
     lab.client().await.hold(&job).await;
 }
 
-/// What stands in the step that takes the first number, and in nothing before.
+/// Returns text of the request that takes the first number, which no earlier request contains.
 fn number_mark(lab: &Lab) -> &'static str {
     if lab.kind.is_zookeeper() { "/permit-0" } else { "permit/0" }
 }
 
-async fn a_number_whose_answer_was_lost_is_taken_once(lab: &Lab) {
+async fn a_permit_number_whose_answer_was_lost_is_taken_once(lab: &Lab) {
     for fault in [Fault::CutBefore, Fault::CutAfter, Fault::Swallow] {
         for waits in [true, false] {
             let job = key(&format!("{fault:?} {waits}"));
             let proxy = Proxy::to(lab.server().port());
             let mut a = Client(lab.server().through(proxy.port).await);
-            // The next request is the one that counts.
+            // The next request is the tested one.
             let warm = permit(2, request(&key("warm"), LONG));
             a.take(&warm).await;
             a.free(&warm).await;
-            let holders = if waits { hold(lab, &job, 2, 2).await } else { Vec::new() };
+            let holders = if waits { hold_permits(lab, &job, 2, 2).await } else { Vec::new() };
             proxy.trap(number_mark(lab), fault);
-            let patience = if waits { WaitPolicy::For(LONG) } else { WaitPolicy::Try };
+            let wait_policy = if waits { WaitPolicy::For(LONG) } else { WaitPolicy::Try };
             let free = async {
                 lab.pass(SLACK).await;
                 for holder in holders {
@@ -320,9 +320,9 @@ async fn a_number_whose_answer_was_lost_is_taken_once(lab: &Lab) {
                 }
             };
             let wanted = permit(2, Request { waiting: waits, ..request(&job, LONG) });
-            let (outcome, ()) = tokio::join!(core_acquire(&mut a, wanted, patience), free);
+            let (outcome, ()) = tokio::join!(core_acquire(&mut a, wanted, wait_policy), free);
             let Outcome::Granted(lease) = outcome else { panic!("{fault:?} {waits}: {outcome:?}") };
-            assert_eq!((proxy.sprung(), lease.holds, numbers(lab, &job).await), (1, 1, vec![0]), "{fault:?} {waits}");
+            assert_eq!((proxy.sprung(), lease.holds, permit_numbers(lab, &job).await), (1, 1, vec![0]), "{fault:?} {waits}");
             let state = a.inspect(&job).await;
             assert_eq!((state.holders[0].fence, state.waiters.len()), (Some(lease.fence), 0), "{state:?}");
             assert_eq!(a.0.release(&job, &lease.token, &Scope::Tree.into()).await.expect("release"), Release::Released);
@@ -331,15 +331,15 @@ async fn a_number_whose_answer_was_lost_is_taken_once(lab: &Lab) {
     }
 }
 
-async fn a_number_that_is_taken_too_late_is_not_taken(lab: &Lab) {
+async fn a_permit_number_taken_after_the_lease_is_not_granted(lab: &Lab) {
     let job = key("job");
-    let mut holders = hold(lab, &job, 1, 1).await;
+    let mut holders = hold_permits(lab, &job, 1, 1).await;
     let proxy = Proxy::to(lab.server().port());
     let mut a = Client(lab.server().through(proxy.port).await);
     let wanted = permit(1, Request { ttl: ttl(SHORT), ..waiting(&job, LONG) });
     a.refused(&wanted).await;
     let (mut b, next) = queue(lab, &job, 1).await;
-    // The lease is over when the server is asked for the number.
+    // The lease is over when the request for the number arrives.
     proxy.trap(number_mark(lab), Fault::Late(SHORT * 2 + SLACK));
     give_back(holders.remove(0)).await;
     let late = async {
@@ -354,9 +354,9 @@ async fn a_number_that_is_taken_too_late_is_not_taken(lab: &Lab) {
     b.renewed(&next, None).await;
 }
 
-async fn a_place_that_was_lost_takes_no_number(lab: &Lab) {
+async fn a_lost_position_takes_no_permit_number(lab: &Lab) {
     let job = key("job");
-    let mut holders = hold(lab, &job, 1, 1).await;
+    let mut holders = hold_permits(lab, &job, 1, 1).await;
     let mut proxy = Proxy::to(lab.server().port());
     let mut a = Client(lab.server().through(proxy.port).await);
     let wanted = permit(1, Request { ttl: ttl(SHORT), ..waiting(&job, LONG) });
@@ -373,7 +373,7 @@ async fn a_place_that_was_lost_takes_no_number(lab: &Lab) {
         assert!(began.elapsed() < stretched(SHORT * 3));
         lab.pass(SLACK).await;
     }
-    assert_eq!(numbers(lab, &job).await, [0]);
+    assert_eq!(permit_numbers(lab, &job).await, [0]);
     let free = async {
         lab.pass(SLACK).await;
         b.free(&next).await;
@@ -382,8 +382,8 @@ async fn a_place_that_was_lost_takes_no_number(lab: &Lab) {
     assert_eq!(grant.permit, Some(0));
 }
 
-/// Requests that the server was asked.
-fn asked(lab: &Lab) -> f64 {
+/// Returns the number of requests that the server got.
+fn requests_served(lab: &Lab) -> f64 {
     let count: u64 = if lab.kind.is_zookeeper() {
         lab.zookeeper().servers().nodes[0].counted("zk_packets_received").unwrap_or_default()
     } else {
@@ -392,22 +392,22 @@ fn asked(lab: &Lab) -> f64 {
     u32::try_from(count).expect("a case's").into()
 }
 
-async fn a_permit_that_comes_back_costs_as_much_with_many_who_wait(lab: &Lab) {
+async fn a_released_permit_costs_the_same_with_many_waiters(lab: &Lab) {
     const HAND_OVERS: u32 = 6;
     lab.target.isolate().await;
     let mut costs = Vec::new();
     for count in [20, 100] {
         let job = key(&format!("{count}"));
-        let mut holders: std::collections::VecDeque<_> = hold(lab, &job, 3, 3).await.into();
+        let mut holders: std::collections::VecDeque<_> = hold_permits(lab, &job, 3, 3).await.into();
         let mut waiters = std::collections::VecDeque::new();
         for _ in 0..count {
             waiters.push_back(queue(lab, &job, 3).await);
         }
-        // Who is first has been told of it.
+        // Waiters at the front receive their first notifications.
         for (client, wanted) in &mut waiters {
             client.wait(wanted, Duration::from_millis(1)).await;
         }
-        let (began, before) = (Instant::now(), asked(lab));
+        let (began, before) = (Instant::now(), requests_served(lab));
         for _ in 0..HAND_OVERS {
             give_back(holders.pop_front().expect("a holder")).await;
             let (mut next, wanted) = waiters.pop_front().expect("a waiter");
@@ -419,18 +419,18 @@ async fn a_permit_that_comes_back_costs_as_much_with_many_who_wait(lab: &Lab) {
                 if client.wait(wanted, Duration::ZERO).await == Wake::Changed {
                     woken += 1;
                     client.refused(wanted).await;
-                    // It watches from now on.
+                    // The waiter watches from now on.
                     assert_eq!(client.wait(wanted, Duration::from_millis(1)).await, Wake::TimedOut);
                 }
             }
             assert!(woken <= 1, "{woken} of {count} are woken");
         }
-        // Each proves every second and a half that it lives, and looks at the one before it.
+        // Each waiter proves every 1.5 s that it lives, and checks the one before it.
         let each = if lab.kind.is_zookeeper() { 3.0 } else { 2.0 };
         let idle = began.elapsed().as_secs_f64() / 1.5 * each * f64::from(count);
-        costs.push((asked(lab) - before - idle) / f64::from(HAND_OVERS));
+        costs.push((requests_served(lab) - before - idle) / f64::from(HAND_OVERS));
     }
-    crate::support::say(&format!("{:?}: requests for each permit that came back, with 20 and with 100 who wait: {costs:?}", lab.kind));
-    // If only each of the eighty more was told of it, that would be eighty more.
+    crate::support::say(&format!("{:?}: requests for each released permit, with 20 and with 100 waiters: {costs:?}", lab.kind));
+    // One notification to each of the 80 additional waiters would already cost 80 more.
     assert!(costs[1] < costs[0] + 30.0, "{costs:?}");
 }

@@ -1,4 +1,4 @@
-//! What only PostgreSQL does: locked rows, clocks that are set, waits in the server, poolers.
+//! Cases of PostgreSQL only: locked rows, clock changes, waits in the server, poolers.
 
 use std::time::{Duration, Instant};
 
@@ -20,27 +20,27 @@ use crate::{
 
 pub fn all() -> Vec<Case> {
     let mut all = cases![|kind| kind == Kind::PostgresLease =>
-        a_row_that_somebody_keeps_locked_is_no_answer,
-        a_read_only_server_is_a_mistake,
+        a_row_locked_by_another_session_gives_no_answer,
+        a_read_only_server_is_a_configuration_error,
         a_clock_that_is_set_back_repeats_no_fence,
-        a_clock_that_is_set_forward_ends_leases_and_is_told,
-        what_was_given_back_is_free_wherever_the_clock_is,
+        a_clock_that_is_set_forward_ends_leases_and_is_reported,
+        a_released_lock_is_free_whatever_the_clock,
         an_uncontended_acquire_is_one_round_trip_on_postgres,
-        an_acquire_that_is_undone_is_not_granted_later,
-        what_people_write_stays_text,
+        an_undone_acquire_is_not_granted_later,
+        odd_metadata_comes_back_unchanged,
     ];
-    all.extend(cases![|kind| kind.is_postgres() && kind.is_a_session() =>
-        a_wait_is_given_up_though_the_server_hears_of_it_late,
+    all.extend(cases![|kind| kind.is_postgres() && kind.held_by_session() =>
+        a_wait_is_given_up_even_if_the_cancel_arrives_late,
     ]);
-    all.extend(cases![|kind| kind == Kind::PostgresAdvisory => anybody_can_take_the_same_advisory_lock]);
+    all.extend(cases![|kind| kind == Kind::PostgresAdvisory => other_clients_can_take_the_same_advisory_lock]);
     all.extend(cases![Kind::is_postgres =>
-        waiters_that_vanished_leave_nothing_blocked,
+        vanished_waiters_leave_no_blocked_session,
         a_pooler_is_noticed,
     ]);
     all
 }
 
-async fn a_row_that_somebody_keeps_locked_is_no_answer(lab: &Lab) {
+async fn a_row_locked_by_another_session_gives_no_answer(lab: &Lab) {
     let mut a = lab.client().await;
     let job = key("job");
     let held = a.hold(&job).await;
@@ -52,20 +52,20 @@ async fn a_row_that_somebody_keeps_locked_is_no_answer(lab: &Lab) {
     a.free(&held).await;
 }
 
-async fn a_read_only_server_is_a_mistake(lab: &Lab) {
+async fn a_read_only_server_is_a_configuration_error(lab: &Lab) {
     lab.postgres().sql(&format!("ALTER DATABASE {} SET default_transaction_read_only = on", lab.postgres().database));
     let mut a = lab.client().await;
     let error = a.0.try_acquire(&request(&key("job"), LONG)).await.expect_err("read only");
     assert_eq!((error.kind, error.effect), (ErrorKind::Config, Effect::NotApplied), "{error:?}");
     assert!(error.message.contains("standby"), "{error}");
-    assert!(a.0.inspect(&key("job")).await.is_ok(), "looking needs no writing");
+    assert!(a.0.inspect(&key("job")).await.is_ok(), "an inspection writes nothing");
 }
 
 async fn an_uncontended_acquire_is_one_round_trip_on_postgres(lab: &Lab) {
     let proxy = Proxy::to(lab.postgres().server().port);
     let mut a = lab.postgres().through(&proxy);
     let held = a.hold(&key("job")).await;
-    // The login's, and one that takes a row that was not there.
+    // The login, and one statement that inserts the missing row.
     assert!(proxy.requests() <= 2, "{} requests", proxy.requests());
     a.free(&held).await;
     let before = proxy.requests();
@@ -75,8 +75,8 @@ async fn an_uncontended_acquire_is_one_round_trip_on_postgres(lab: &Lab) {
     assert_eq!(proxy.requests() - before, 3);
 }
 
-/// The server may be so slow that the release is done first.
-async fn an_acquire_that_is_undone_is_not_granted_later(lab: &Lab) {
+/// A slow server may run the release before the acquire.
+async fn an_undone_acquire_is_not_granted_later(lab: &Lab) {
     let (mut a, mut b) = (lab.client().await, lab.client().await);
     let job = key("job");
     let held = a.hold(&job).await;
@@ -90,10 +90,10 @@ async fn an_acquire_that_is_undone_is_not_granted_later(lab: &Lab) {
     b.hold(&job).await;
 }
 
-async fn what_people_write_stays_text(lab: &Lab) {
+async fn odd_metadata_comes_back_unchanged(lab: &Lab) {
     let mut a = lab.client().await;
     let odd = "it's \\ $1 $$; -- \u{e9}\u{1f512} \"x\" E'\\x41' \t{table}";
-    let held = Request { metadata: Some(crate::lab::who(odd)), ..request(&key("job"), LONG) };
+    let held = Request { metadata: Some(crate::lab::runner(odd)), ..request(&key("job"), LONG) };
     a.take(&held).await;
     let holder = a.inspect(&held.key).await.holders.remove(0);
     assert_eq!(holder.metadata, held.metadata);
@@ -101,8 +101,8 @@ async fn what_people_write_stays_text(lab: &Lab) {
     a.free(&held).await;
 }
 
-/// The server must not begin to wait after it was told to stop.
-async fn a_wait_is_given_up_though_the_server_hears_of_it_late(lab: &Lab) {
+/// The server must not start to wait after the cancel.
+async fn a_wait_is_given_up_even_if_the_cancel_arrives_late(lab: &Lab) {
     let server = lab.postgres();
     let proxy = Proxy::to(server.server().port);
     let (mut a, mut b) = (lab.client().await, server.through(&proxy));
@@ -113,18 +113,18 @@ async fn a_wait_is_given_up_though_the_server_hears_of_it_late(lab: &Lab) {
     proxy.trap("lock_timeout", support::proxy::Fault::Late(SLACK));
     let wait = tokio::time::timeout(SLACK / 2, b.0.wait(&wanted, LONG)).await;
     assert!(wait.is_err(), "{wait:?}");
-    tokio::time::timeout(soon(), b.leave_queue(&wanted)).await.expect("it is given up");
+    tokio::time::timeout(soon(), b.leave_queue(&wanted)).await.expect("the wait is given up");
     let blocked = lab.postgres().sql(BLOCKED);
     assert!(blocked.is_empty(), "{blocked:?}");
     a.free(&held).await;
     b.hold(&job).await;
 }
 
-/// Sessions of ours in the case's database that wait for a lock.
+/// Lists our sessions in the case's database that wait for a lock.
 const BLOCKED: &str = "SELECT query FROM pg_stat_activity WHERE datname = current_database() AND application_name LIKE 'dlock %' \
                        AND wait_event_type = 'Lock'";
 
-async fn waiters_that_vanished_leave_nothing_blocked(lab: &Lab) {
+async fn vanished_waiters_leave_no_blocked_session(lab: &Lab) {
     let mut a = lab.client().await;
     let job = key("job");
     let held = a.hold(&job).await;
@@ -137,16 +137,16 @@ async fn waiters_that_vanished_leave_nothing_blocked(lab: &Lab) {
         waiters.push(b);
     }
     drop(waiters);
-    assert!(!lab.postgres().sql(BLOCKED).is_empty(), "nobody waited");
+    assert!(!lab.postgres().sql(BLOCKED).is_empty(), "no session is blocked");
     let began = Instant::now();
     while !lab.postgres().sql(BLOCKED).is_empty() {
-        assert!(began.elapsed() < soon() * 2, "the server did not notice that nobody waits any more");
+        assert!(began.elapsed() < soon() * 2, "the server did not notice that the waiter is gone");
         lab.pass(Duration::from_millis(20)).await;
     }
     a.free(&held).await;
 }
 
-async fn anybody_can_take_the_same_advisory_lock(lab: &Lab) {
+async fn other_clients_can_take_the_same_advisory_lock(lab: &Lab) {
     let mut a = lab.client().await;
     let held = a.hold(&key("job")).await;
     let theirs = "SELECT pg_try_advisory_lock(hashtextextended('dlock:job', 0))";
@@ -160,16 +160,16 @@ async fn anybody_can_take_the_same_advisory_lock(lab: &Lab) {
         let mut options = lab.postgres().options("dlock");
         options.advisory_key = Some(key_of);
         let mut b = Client(backend(options));
-        let held = Request { metadata: Some(crate::lab::who("web1")), ..request(&key("job"), LONG) };
+        let held = Request { metadata: Some(crate::lab::runner("web1")), ..request(&key("job"), LONG) };
         b.take(&held).await;
         assert_eq!(lab.postgres().sql(&format!("SELECT pg_try_advisory_lock({sql})"))[0][0].as_deref(), Some("f"));
-        assert_eq!(b.inspect(&key("job")).await.holders[0].metadata, Some(crate::lab::who("web1")));
+        assert_eq!(b.inspect(&key("job")).await.holders[0].metadata, Some(crate::lab::runner("web1")));
         b.free(&held).await;
     }
     assert_eq!(lab.postgres().options("dlock").mode, Mode::Advisory);
 }
 
-/// A server whose clock is what a file says, and how to reach it.
+/// A server whose clock follows a file, and how to reach it.
 struct Stepped {
     _server: postgres::Postgres,
     offset: std::path::PathBuf,
@@ -213,9 +213,9 @@ impl Stepped {
     }
 }
 
-/// Nobody's lock must not look like somebody's until the clock has caught up, to ShedLock neither.
-async fn what_was_given_back_is_free_wherever_the_clock_is(lab: &Lab) {
-    let Some(stepped) = Stepped::start(lab, "what_was_given_back_is_free_wherever_the_clock_is") else { return };
+/// A free lock must not look held until the clock has caught up, to ShedLock neither.
+async fn a_released_lock_is_free_whatever_the_clock(lab: &Lab) {
+    let Some(stepped) = Stepped::start(lab, "a_released_lock_is_free_whatever_the_clock") else { return };
     let (mut a, mut b) = (stepped.client().await, stepped.client().await);
     let (job, tree) = (key("job"), key("tree"));
     let held = a.hold(&job).await;
@@ -237,7 +237,7 @@ async fn a_clock_that_is_set_back_repeats_no_fence(lab: &Lab) {
     let held = request(&job, LONG);
     let first = a.take(&held).await.fence;
     stepped.step("-3600");
-    // It lasts longer, and nobody else gets it.
+    // The lease lasts longer, and no other client gets the lock.
     b.refused(&request(&job, LONG)).await;
     assert!(a.left(&job).await > LONG * 50);
     assert!(matches!(a.renew(&held, None).await, Renewal::Kept { .. }));
@@ -247,21 +247,21 @@ async fn a_clock_that_is_set_back_repeats_no_fence(lab: &Lab) {
     assert!(second > first, "{second} after {first}");
 }
 
-async fn a_clock_that_is_set_forward_ends_leases_and_is_told(lab: &Lab) {
-    let Some(stepped) = Stepped::start(lab, "a_clock_that_is_set_forward_ends_leases_and_is_told") else { return };
+async fn a_clock_that_is_set_forward_ends_leases_and_is_reported(lab: &Lab) {
+    let Some(stepped) = Stepped::start(lab, "a_clock_that_is_set_forward_ends_leases_and_is_reported") else { return };
     let (mut a, mut b) = (stepped.client().await, stepped.client().await);
     let job = key("job");
     let held = request(&job, LONG);
     let first = a.take(&held).await.fence;
     stepped.step("+3600");
-    // No promise: the resource has to check the fence.
+    // The early end breaks no promise: the resource has to check the fence.
     let second = b.take(&request(&job, LONG)).await.fence;
     assert!(second > first, "{second} after {first}");
     assert_eq!(a.renew(&held, None).await, Renewal::NotHeld);
     assert_eq!(a.release(&held, Scope::Tree).await, Release::NotHeld);
 }
 
-/// pgbouncer, which hands the server's sessions out by the transaction; `None` where it isn't installed. And its port.
+/// Starts pgbouncer in transaction mode, and returns it with its port; `None` where pgbouncer isn't installed.
 pub fn start_pooler(lab: &Lab) -> Option<((support::process::Process, tempfile::TempDir), u16)> {
     let program = support::find_program("pgbouncer")?;
     let folder = support::folder();
@@ -293,8 +293,8 @@ async fn a_pooler_is_noticed(lab: &Lab) {
     };
     let (mut a, mut b) = (through(), through());
     let job = key("job");
-    if lab.kind.is_a_session() {
-        let error = a.0.try_acquire(&request(&job, LONG)).await.expect_err("its lock would go with the transaction");
+    if lab.kind.held_by_session() {
+        let error = a.0.try_acquire(&request(&job, LONG)).await.expect_err("the lock would end with the transaction");
         assert_eq!((error.kind, error.effect), (ErrorKind::Config, Effect::NotApplied), "{error:?}");
         assert!(lab.client().await.inspect(&job).await.holders.is_empty());
         return;
@@ -316,7 +316,7 @@ async fn a_pooler_is_noticed(lab: &Lab) {
         assert!(released.elapsed() < soon(), "{:?}", released.elapsed());
         b.free(&wanted).await;
     }
-    assert!(b.0.notices().iter().any(|notice| notice.text.contains("pooler")), "nothing was told");
+    assert!(b.0.notices().iter().any(|notice| notice.text.contains("pooler")), "the pooler was not reported");
     let locks = lab.postgres().sql("SELECT 1 FROM pg_locks WHERE locktype = 'advisory' AND database = (SELECT oid FROM pg_database WHERE datname = current_database())");
-    assert!(locks.is_empty(), "a gate was left in a session of the pool");
+    assert!(locks.is_empty(), "an advisory lock was left in a session of the pool");
 }

@@ -1,4 +1,4 @@
-//! Entering a hold that an ancestor has.
+//! Entering an ancestor's hold.
 
 use std::time::Duration;
 
@@ -11,25 +11,25 @@ use crate::{
 };
 
 pub fn all() -> Vec<Case> {
-    cases![Kind::hands_on =>
-        three_deep,
+    cases![Kind::crosses_processes =>
+        holds_nest_three_deep,
         entering_twice_counts_once,
-        entering_what_is_not_held_is_told,
+        entering_a_lock_that_is_not_held_fails,
         entering_does_not_shorten,
         a_nested_hold_ends_by_itself,
         a_nested_renewal_does_not_shorten_the_lock,
-        giving_back_a_hold_leaves_the_nested_ones,
-        giving_back_the_tree_drops_the_nested_ones,
-        giving_back_a_nested_tree_leaves_the_outer_hold,
+        releasing_a_hold_leaves_the_nested_ones,
+        releasing_the_tree_drops_the_nested_holds,
+        releasing_a_nested_tree_leaves_the_outer_hold,
         nested_holds_keep_others_out,
-        a_nested_hold_is_not_its_siblings,
+        a_released_nested_hold_leaves_its_sibling,
         a_hold_is_not_entered_while_the_lock_is_freed,
-        of_two_that_leave_together_one_frees_it,
+        one_of_two_simultaneous_releases_frees_the_lock,
         a_dropped_entry_does_not_keep_the_lock,
     ]
 }
 
-async fn three_deep(lab: &Lab) {
+async fn holds_nest_three_deep(lab: &Lab) {
     let (mut a, mut b, mut c) = (lab.client().await, lab.client().await, lab.client().await);
     let job = key("job");
     let outer = a.hold(&job).await;
@@ -59,7 +59,7 @@ async fn entering_twice_counts_once(lab: &Lab) {
     assert_eq!(b.release(&inner, Scope::Hold).await, Release::StillHeld(1));
 }
 
-async fn entering_what_is_not_held_is_told(lab: &Lab) {
+async fn entering_a_lock_that_is_not_held_fails(lab: &Lab) {
     let (mut a, mut b) = (lab.client().await, lab.client().await);
     let job = key("job");
     let never = Request { entry: dlock::lock::Entry::Reenter, ..request(&job, LONG) };
@@ -67,9 +67,9 @@ async fn entering_what_is_not_held_is_told(lab: &Lab) {
     let outer = a.hold(&job).await;
     assert!(matches!(b.attempt(&never).await, Attempt::NotHeld), "a lock that another owner has");
     a.free(&outer).await;
-    assert!(matches!(b.attempt(&nested(&outer)).await, Attempt::NotHeld), "a lock that was given back");
+    assert!(matches!(b.attempt(&nested(&outer)).await, Attempt::NotHeld), "a lock that was released");
     let heir = b.hold(&job).await;
-    assert!(matches!(a.attempt(&nested(&outer)).await, Attempt::NotHeld), "a lock that passed to another");
+    assert!(matches!(a.attempt(&nested(&outer)).await, Attempt::NotHeld), "a lock that passed to another owner");
     b.renewed(&heir, None).await;
     let short = lab.expiring(&key("other"), SHORT);
     a.take(&short).await;
@@ -85,7 +85,7 @@ async fn entering_does_not_shorten(lab: &Lab) {
     a.take(&outer).await;
     b.take(&Request { ttl: crate::lab::ttl(SHORT), ..nested(&outer) }).await;
     assert!(a.left(&job).await > LONG / 2);
-    // Nor does it make the outer hold's own next renewal shorter.
+    // Entering does not shorten the outer hold's next renewal either.
     a.renewed(&outer, None).await;
     assert!(a.left(&job).await > LONG * 9 / 10);
 }
@@ -116,7 +116,7 @@ async fn a_nested_renewal_does_not_shorten_the_lock(lab: &Lab) {
     assert!(a.left(&job).await > LONG / 2);
 }
 
-async fn giving_back_a_hold_leaves_the_nested_ones(lab: &Lab) {
+async fn releasing_a_hold_leaves_the_nested_ones(lab: &Lab) {
     let (mut a, mut b, mut c) = (lab.client().await, lab.client().await, lab.client().await);
     let job = key("job");
     let outer = lab.expiring(&job, LONG);
@@ -130,14 +130,14 @@ async fn giving_back_a_hold_leaves_the_nested_ones(lab: &Lab) {
     c.hold(&job).await;
 }
 
-async fn giving_back_the_tree_drops_the_nested_ones(lab: &Lab) {
+async fn releasing_the_tree_drops_the_nested_holds(lab: &Lab) {
     let (mut a, mut b, mut c) = (lab.client().await, lab.client().await, lab.client().await);
     let job = key("job");
     let outer = a.hold(&job).await;
     let inner = nested(&outer);
     b.take(&inner).await;
     if lab.kind.bound_to_processes() {
-        // The tree is given back when it is empty; a process that is left proves its hold by being there.
+        // Here a living process keeps its hold, so the nested process ends before the tree is released.
         b = lab.client().await;
     }
     assert_eq!(a.release(&outer, Scope::Tree).await, Release::Released);
@@ -147,7 +147,7 @@ async fn giving_back_the_tree_drops_the_nested_ones(lab: &Lab) {
     assert_eq!(a.inspect(&job).await.holders.len(), 1);
 }
 
-async fn giving_back_a_nested_tree_leaves_the_outer_hold(lab: &Lab) {
+async fn releasing_a_nested_tree_leaves_the_outer_hold(lab: &Lab) {
     let (mut a, mut b) = (lab.client().await, lab.client().await);
     let job = key("job");
     let outer = a.hold(&job).await;
@@ -171,7 +171,7 @@ async fn nested_holds_keep_others_out(lab: &Lab) {
     c.hold(&job).await;
 }
 
-async fn a_nested_hold_is_not_its_siblings(lab: &Lab) {
+async fn a_released_nested_hold_leaves_its_sibling(lab: &Lab) {
     let (mut a, mut b, mut c) = (lab.client().await, lab.client().await, lab.client().await);
     let job = key("job");
     let outer = a.hold(&job).await;
@@ -184,11 +184,11 @@ async fn a_nested_hold_is_not_its_siblings(lab: &Lab) {
     a.renewed(&outer, None).await;
 }
 
-/// How much later the second of two is under way than the first.
+/// The delays between two calls, in microseconds.
 const OFFSETS: [u64; 12] = [0, 100, 200, 300, 400, 500, 700, 900, 1200, 1500, 2000, 3000];
 
-/// Asks again while two get in each other's way, as the core does.
-async fn leave(client: &mut Client, held: &Request) -> Release {
+/// Releases, and repeats the request on a conflict, as the core does.
+async fn release_retrying(client: &mut Client, held: &Request) -> Release {
     loop {
         match client.0.release(&held.key, &held.token, &Scope::Hold.into()).await {
             Ok(answer) => return answer,
@@ -197,8 +197,8 @@ async fn leave(client: &mut Client, held: &Request) -> Release {
     }
 }
 
-/// The same; however often it is asked for, it is entered once.
-async fn enter(client: &mut Client, inner: &Request) -> Attempt {
+/// Enters, and repeats the request on a conflict, as the core does. Repeated requests enter once.
+async fn enter_retrying(client: &mut Client, inner: &Request) -> Attempt {
     loop {
         match client.0.try_acquire(inner).await {
             Ok(answer) => return answer,
@@ -207,8 +207,8 @@ async fn enter(client: &mut Client, inner: &Request) -> Attempt {
     }
 }
 
-/// What the outer hold leaves behind may be about to enter it (`--leftover leave`): either keeps the lock from being
-/// freed, or finds it given back.
+/// A leftover of the outer command (`--leftover leave`) may enter while the hold is released: it either keeps the lock,
+/// or finds the lock released.
 async fn a_hold_is_not_entered_while_the_lock_is_freed(lab: &Lab) {
     let (mut a, mut b, mut other) = (lab.client().await, lab.client().await, lab.client().await);
     for (offset, entry_first) in OFFSETS.into_iter().map(Duration::from_micros).flat_map(|offset| [(offset, true), (offset, false)]) {
@@ -219,28 +219,28 @@ async fn a_hold_is_not_entered_while_the_lock_is_freed(lab: &Lab) {
         let (before_entry, before_release) = if entry_first { (Duration::ZERO, offset) } else { (offset, Duration::ZERO) };
         let entry = async {
             lab.pass(before_entry).await;
-            enter(&mut b, &inner).await
+            enter_retrying(&mut b, &inner).await
         };
         let release = async {
             lab.pass(before_release).await;
-            leave(&mut a, &outer).await
+            release_retrying(&mut a, &outer).await
         };
         let (entered, left) = tokio::join!(entry, release);
         match entered {
             Attempt::Granted(_) => {
-                assert_eq!(left, Release::StillHeld(1), "{job}: somebody had entered");
+                assert_eq!(left, Release::StillHeld(1), "{job}: a nested hold had entered");
                 b.renewed(&inner, None).await;
                 other.refused(&request(&job, LONG)).await;
                 b.free(&inner).await;
             }
-            Attempt::NotHeld => assert_eq!(left, Release::Released, "{job}: nobody had entered"),
+            Attempt::NotHeld => assert_eq!(left, Release::Released, "{job}: no nested hold had entered"),
             other => panic!("{job}: {other:?}"),
         }
         other.hold(&job).await;
     }
 }
 
-async fn of_two_that_leave_together_one_frees_it(lab: &Lab) {
+async fn one_of_two_simultaneous_releases_frees_the_lock(lab: &Lab) {
     let (mut a, mut b, mut other) = (lab.client().await, lab.client().await, lab.client().await);
     for offset in OFFSETS.map(Duration::from_micros) {
         let job = key(&format!("job-{offset:?}"));
@@ -250,16 +250,16 @@ async fn of_two_that_leave_together_one_frees_it(lab: &Lab) {
         b.take(&inner).await;
         let later = async {
             lab.pass(offset).await;
-            leave(&mut b, &inner).await
+            release_retrying(&mut b, &inner).await
         };
-        let answers = tokio::join!(leave(&mut a, &outer), later);
+        let answers = tokio::join!(release_retrying(&mut a, &outer), later);
         let both = [Release::Released, Release::StillHeld(1)];
         assert!(answers.0 != answers.1 && both.contains(&answers.0) && both.contains(&answers.1), "{job}: {answers:?}");
         other.hold(&job).await;
     }
 }
 
-/// It is the last one in when the outer hold is given back, and is taken back then.
+/// The dropped entry is the last hold when the outer one is released, and is undone then.
 async fn a_dropped_entry_does_not_keep_the_lock(lab: &Lab) {
     let (mut a, mut other) = (lab.client().await, lab.client().await);
     for offset in OFFSETS.map(Duration::from_micros) {
@@ -268,8 +268,8 @@ async fn a_dropped_entry_does_not_keep_the_lock(lab: &Lab) {
         a.take(&outer).await;
         let (mut b, inner) = (lab.client().await, nested(&outer));
         let _ = tokio::time::timeout(offset, b.0.try_acquire(&inner)).await;
-        let left = leave(&mut a, &outer).await;
-        let undone = leave(&mut b, &inner).await;
+        let left = release_retrying(&mut a, &outer).await;
+        let undone = release_retrying(&mut b, &inner).await;
         assert!(
             matches!((left, undone), (Release::StillHeld(1), Release::Released) | (Release::Released, Release::NotHeld)),
             "{job}: {left:?}, {undone:?}"

@@ -1,4 +1,4 @@
-//! What `inspect` and `list` tell.
+//! The reports of `inspect` and `list`.
 
 use std::time::Duration;
 
@@ -6,22 +6,22 @@ use dlock::lock::{Metadata, Mode, Request};
 
 use super::{Case, cases, everywhere};
 use crate::{
-    lab::{LONG, Lab, SLACK, key, nested, request, waiting, who},
+    lab::{LONG, Lab, SLACK, key, nested, request, runner, waiting},
     targets::Kind,
 };
 
 pub fn all() -> Vec<Case> {
     let mut all = cases![everywhere =>
         a_free_lock_is_reported_free,
-        a_held_lock_is_reported_whole,
+        a_held_lock_is_reported_completely,
         a_hold_without_metadata_is_reported_without,
-        who_waits_is_reported_in_order,
-        an_order_is_told_only_where_it_is_kept,
+        waiters_are_reported_in_order,
+        an_order_is_reported_only_where_it_is_kept,
         listing_and_inspecting_agree,
-        looking_changes_nothing,
-        anything_in_metadata_comes_back,
+        inspecting_changes_nothing,
+        any_metadata_comes_back_unchanged,
     ];
-    all.extend(cases![Kind::hands_on => a_nested_hold_is_counted]);
+    all.extend(cases![Kind::crosses_processes => a_nested_hold_is_counted]);
     all
 }
 
@@ -34,14 +34,14 @@ async fn a_free_lock_is_reported_free(lab: &Lab) {
     assert_eq!(state.last_fence, None);
 }
 
-async fn a_held_lock_is_reported_whole(lab: &Lab) {
+async fn a_held_lock_is_reported_completely(lab: &Lab) {
     let (mut a, mut b) = (lab.client().await, lab.client().await);
     for (name, detached) in [("attached", false), ("detached", true)] {
-        if detached && !lab.kind.hands_on() {
+        if detached && !lab.kind.crosses_processes() {
             continue;
         }
         let job = key(name);
-        let held = Request { detached, metadata: Some(who("web3")), ..request(&job, LONG) };
+        let held = Request { detached, metadata: Some(runner("web3")), ..request(&job, LONG) };
         let grant = a.take(&held).await;
         lab.pass(Duration::from_millis(300)).await;
         a.renewed(&held, None).await;
@@ -49,14 +49,14 @@ async fn a_held_lock_is_reported_whole(lab: &Lab) {
         let busy = b.refused(&request(&job, LONG)).await;
         for holder in [&b.inspect(&job).await.holders[0], &busy.holders[0]] {
             assert_eq!(holder.mode, Mode::Exclusive);
-            assert_eq!(holder.metadata, Some(who("web3")));
+            assert_eq!(holder.metadata, Some(runner("web3")));
             assert_eq!(holder.fence, Some(grant.fence));
             assert!(!holder.foreign);
             assert_eq!(holder.detached, detached);
             assert_eq!(holder.holds, 1);
             let renewed = holder.renewed_ago.expect("known");
             assert!(renewed < Duration::from_secs(2), "{renewed:?}");
-            assert_eq!(holder.held_for.is_some(), lab.kind.has_clock(), "what is not known is not invented");
+            assert_eq!(holder.held_for.is_some(), lab.kind.has_clock(), "an unknown value is reported as unknown");
             if let Some(held_for) = holder.held_for {
                 assert!(held_for >= Duration::from_millis(300) && held_for < Duration::from_secs(3), "{held_for:?}");
                 assert!(renewed < held_for, "{renewed:?} of {held_for:?}");
@@ -71,8 +71,8 @@ async fn a_held_lock_is_reported_whole(lab: &Lab) {
 async fn a_hold_without_metadata_is_reported_without(lab: &Lab) {
     let mut a = lab.client().await;
     let job = key("job");
-    // The holder before left some: it must not be taken for this one's.
-    let before = Request { metadata: Some(who("web1")), ..request(&job, LONG) };
+    // The previous holder's metadata must not be reported for this one.
+    let before = Request { metadata: Some(runner("web1")), ..request(&job, LONG) };
     a.take(&before).await;
     a.free(&before).await;
     a.hold(&job).await;
@@ -84,31 +84,31 @@ async fn a_hold_without_metadata_is_reported_without(lab: &Lab) {
 async fn a_nested_hold_is_counted(lab: &Lab) {
     let (mut a, mut b) = (lab.client().await, lab.client().await);
     let job = key("job");
-    let outer = Request { metadata: Some(who("web3")), ..request(&job, LONG) };
+    let outer = Request { metadata: Some(runner("web3")), ..request(&job, LONG) };
     a.take(&outer).await;
-    b.take(&Request { metadata: Some(who("other")), ..nested(&outer) }).await;
+    b.take(&Request { metadata: Some(runner("other")), ..nested(&outer) }).await;
     let state = a.inspect(&job).await;
     assert_eq!(state.holders.len(), 1);
     assert_eq!(state.holders[0].holds, 2);
-    assert_eq!(state.holders[0].metadata, Some(who("web3")), "it is the owner's");
+    assert_eq!(state.holders[0].metadata, Some(runner("web3")), "the metadata is the owner's");
 }
 
-async fn who_waits_is_reported_in_order(lab: &Lab) {
+async fn waiters_are_reported_in_order(lab: &Lab) {
     let mut a = lab.client().await;
     let job = key("job");
     a.hold(&job).await;
     let mut queue = Vec::new();
-    for (place, host) in (1..).zip(["web1", "web2", "web3"]) {
+    for (position, host) in (1..).zip(["web1", "web2", "web3"]) {
         let mut client = lab.client().await;
-        let metadata = (place != 2).then(|| who(host));
+        let metadata = (position != 2).then(|| runner(host));
         let request = Request { metadata, ..waiting(&job, LONG) };
         let busy = client.refused(&request).await;
-        // Without an order SQLite keeps no count.
-        let told = (lab.kind != Kind::Sqlite).then_some(place);
-        assert_eq!(busy.position, told, "{host}");
+        // SQLite counts no position for unfair waiters.
+        let reported = (lab.kind != Kind::Sqlite).then_some(position);
+        assert_eq!(busy.position, reported, "{host}");
         lab.pass(Duration::from_millis(30)).await;
-        // Asked again it is the same waiter, at the same place.
-        assert_eq!(client.refused(&request).await.position, told, "{host}");
+        // A repeated request is the same waiter, at the same position.
+        assert_eq!(client.refused(&request).await.position, reported, "{host}");
         queue.push((client, request));
     }
     let state = a.inspect(&job).await;
@@ -120,7 +120,7 @@ async fn who_waits_is_reported_in_order(lab: &Lab) {
         }
         assert!(state.waiters[0].waiting_for > state.waiters[2].waiting_for);
     } else {
-        assert!(state.waiters.iter().all(|waiter| waiter.waiting_for.is_none()), "what is not known is not invented");
+        assert!(state.waiters.iter().all(|waiter| waiter.waiting_for.is_none()), "an unknown value is reported as unknown");
     }
     let (mut first, request) = queue.remove(0);
     first.leave_queue(&request).await;
@@ -128,7 +128,7 @@ async fn who_waits_is_reported_in_order(lab: &Lab) {
     assert_eq!(hosts, [None, Some("web3".to_owned())]);
 }
 
-async fn an_order_is_told_only_where_it_is_kept(lab: &Lab) {
+async fn an_order_is_reported_only_where_it_is_kept(lab: &Lab) {
     let (mut a, mut plain, mut fair) = (lab.client().await, lab.client().await, lab.client().await);
     let job = key("job");
     let (has_order, keeps_order) = (a.capabilities().fair, a.capabilities().always_fair);
@@ -137,14 +137,14 @@ async fn an_order_is_told_only_where_it_is_kept(lab: &Lab) {
     if has_order {
         fair.refused(&Request { fair: true, ..waiting(&job, LONG) }).await;
     }
-    let told: Vec<bool> = a.inspect(&job).await.waiters.into_iter().map(|waiter| waiter.in_order).collect();
-    assert_eq!(told, if has_order { vec![keeps_order, true] } else { vec![keeps_order] });
+    let reported: Vec<bool> = a.inspect(&job).await.waiters.into_iter().map(|waiter| waiter.in_order).collect();
+    assert_eq!(reported, if has_order { vec![keeps_order, true] } else { vec![keeps_order] });
 }
 
 async fn listing_and_inspecting_agree(lab: &Lab) {
     let mut a = lab.client().await;
     for name in ["one", "two"] {
-        a.take(&Request { metadata: Some(who(name)), ..request(&key(name), LONG) }).await;
+        a.take(&Request { metadata: Some(runner(name)), ..request(&key(name), LONG) }).await;
     }
     let mut waiter = lab.client().await;
     waiter.refused(&waiting(&key("two"), LONG)).await;
@@ -162,10 +162,10 @@ async fn listing_and_inspecting_agree(lab: &Lab) {
     }
 }
 
-async fn looking_changes_nothing(lab: &Lab) {
+async fn inspecting_changes_nothing(lab: &Lab) {
     let (mut a, mut b) = (lab.client().await, lab.client().await);
     let job = key("job");
-    // What is left is told in whole units of what leases are given in.
+    // The remaining lease is reported in whole units of the TTL granularity.
     let unit = a.capabilities().ttl_granularity;
     let lease = crate::lab::SHORT.max(unit * 2);
     let held = lab.expiring(&job, lease);
@@ -181,7 +181,7 @@ async fn looking_changes_nothing(lab: &Lab) {
     b.hold(&job).await;
 }
 
-async fn anything_in_metadata_comes_back(lab: &Lab) {
+async fn any_metadata_comes_back_unchanged(lab: &Lab) {
     let mut a = lab.client().await;
     let odd = "\u{1b}[2J\r\n\t\0\"'\\{}%\u{202e}\u{1f512}\u{ffff}";
     let metadata = Metadata {

@@ -1,4 +1,4 @@
-//! Nothing stays in a Redis server but fences; all else ends by itself, the history after a hundred days.
+//! Only fences stay in a Redis server; everything else expires, the history after 100 days.
 
 use std::time::Duration;
 
@@ -7,53 +7,53 @@ use tokio::time::timeout;
 
 use super::{Case, cases};
 use crate::{
-    lab::{LONG, Lab, SHORT, key, nested, request, waiting, who},
+    lab::{LONG, Lab, SHORT, key, nested, request, runner, waiting},
     targets::Kind,
 };
 
 pub fn all() -> Vec<Case> {
     cases![|kind| kind == Kind::Redis =>
-        everything_but_fences_ends_by_itself,
-        a_history_ends_by_itself_after_the_last_run,
+        everything_but_fences_expires,
+        a_history_expires_after_the_last_run,
         a_released_lock_leaves_its_fence_only,
-        a_vanished_holder_leaves_its_record_beyond_its_lease,
+        a_vanished_holders_record_outlives_its_lease,
         a_refused_attempt_leaves_nothing,
         under_memory_pressure_a_release_works,
-        under_memory_pressure_no_lock_is_left_without_end,
+        under_memory_pressure_no_lock_is_left_without_an_expiry,
     ]
 }
 
-/// How many ms a history is kept after the last run: 100 days.
+/// How long a history is kept after the last run, in ms: 100 days.
 const KEPT: i64 = 100 * 24 * 3600 * 1000;
 
-/// Kept for as long as the server lives, so that no fence repeats.
+/// Whether the key is a fence counter, which never expires, so that no fence repeats.
 fn is_fence(name: &str) -> bool {
     name.starts_with("redisson_lock_token:{")
 }
 
-/// What the history consists of.
+/// Whether the key belongs to the history.
 fn is_history(name: &str) -> bool {
     [":runs", ":bad-runs", ":skips"].iter().any(|end| name.ends_with(end))
 }
 
-/// What is stored besides fences and history, with what is left of its life in ms.
+/// Returns the keys except fences and history, with their remaining life in ms.
 fn stored(lab: &Lab) -> Vec<(String, i64)> {
     lab.redis().server().keys().into_iter().filter(|(name, _)| !is_fence(name) && !is_history(name)).collect()
 }
 
-async fn everything_but_fences_ends_by_itself(lab: &Lab) {
+async fn everything_but_fences_expires(lab: &Lab) {
     let (mut a, mut b, mut c) = (lab.client().await, lab.client().await, lab.client().await);
     let job = key("job");
-    let held = Request { metadata: Some(who("web1")), ..request(&job, LONG) };
+    let held = Request { metadata: Some(runner("web1")), ..request(&job, LONG) };
     a.take(&held).await;
     let inner = nested(&held);
     a.take(&inner).await;
-    let wanted = Request { metadata: Some(who("web2")), ..waiting(&job, LONG) };
+    let wanted = Request { metadata: Some(runner("web2")), ..waiting(&job, LONG) };
     b.refused(&wanted).await;
     c.refused(&waiting(&job, LONG)).await;
     let _ = timeout(Duration::from_millis(20), b.wait(&wanted, LONG)).await;
     a.renewed(&held, Some(LONG * 2)).await;
-    // A release with nobody blocked leaves its wake-up behind.
+    // A release without a blocked waiter leaves its wake-up behind.
     a.release(&held, Scope::Tree).await;
     let mut d = lab.client().await;
     d.take(&Request { detached: true, ..request(&job, LONG) }).await;
@@ -61,13 +61,13 @@ async fn everything_but_fences_ends_by_itself(lab: &Lab) {
     assert!(stored.len() >= 3, "{stored:?}");
     let longest = i64::try_from((LONG * 2).as_millis()).expect("small");
     for (name, left) in &stored {
-        // A record outlives its lock, for the history.
+        // A record outlives its lock, since the history needs it.
         let longest = if name.ends_with(":record") { longest + KEPT } else { longest };
         assert!(*left > 0 && *left <= longest, "{name} ends in {left} ms");
     }
 }
 
-async fn a_history_ends_by_itself_after_the_last_run(lab: &Lab) {
+async fn a_history_expires_after_the_last_run(lab: &Lab) {
     let mut a = lab.client().await;
     let held = a.hold(&key("job")).await;
     let info = ReleaseInfo { end: Some(End::Lost), ..Scope::Tree.into() };
@@ -81,7 +81,7 @@ async fn a_history_ends_by_itself_after_the_last_run(lab: &Lab) {
 async fn a_released_lock_leaves_its_fence_only(lab: &Lab) {
     let mut a = lab.client().await;
     for name in ["job", "a{b}c"] {
-        let held = Request { metadata: Some(who("web1")), ..request(&key(name), LONG) };
+        let held = Request { metadata: Some(runner("web1")), ..request(&key(name), LONG) };
         a.take(&held).await;
         a.take(&nested(&held)).await;
         a.release(&held, Scope::Tree).await;
@@ -91,15 +91,15 @@ async fn a_released_lock_leaves_its_fence_only(lab: &Lab) {
     assert_eq!(other, 2);
 }
 
-async fn a_vanished_holder_leaves_its_record_beyond_its_lease(lab: &Lab) {
+async fn a_vanished_holders_record_outlives_its_lease(lab: &Lab) {
     let (mut a, mut b) = (lab.client().await, lab.client().await);
     let job = key("job");
-    let held = Request { metadata: Some(who("web1")), ..request(&job, SHORT) };
+    let held = Request { metadata: Some(runner("web1")), ..request(&job, SHORT) };
     a.take(&held).await;
     b.take(&nested(&held)).await;
     drop((a, b));
     lab.outlast(SHORT).await;
-    // The next holder, or who asks for the history, wants to know of it.
+    // The next holder and the history need the record.
     let left = stored(lab);
     assert!(left.len() == 1 && left[0].0.ends_with(":record") && left[0].1 <= KEPT, "{left:?}");
 }
@@ -120,7 +120,7 @@ async fn a_refused_attempt_leaves_nothing(lab: &Lab) {
     assert_eq!(stored(lab), []);
 }
 
-/// Lets the server refuse whatever needs memory.
+/// Lets the server refuse every command that needs memory.
 fn starve(lab: &Lab) {
     lab.redis().server().command(&["CONFIG", "SET", "maxmemory-policy", "noeviction"]);
     lab.redis().server().command(&["CONFIG", "SET", "maxmemory", "1"]);
@@ -138,7 +138,7 @@ async fn under_memory_pressure_a_release_works(lab: &Lab) {
     assert!(a.inspect(&job).await.holders.is_empty());
 }
 
-async fn under_memory_pressure_no_lock_is_left_without_end(lab: &Lab) {
+async fn under_memory_pressure_no_lock_is_left_without_an_expiry(lab: &Lab) {
     let mut a = lab.client().await;
     let warm = a.hold(&key("warm")).await;
     starve(lab);

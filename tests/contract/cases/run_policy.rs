@@ -1,4 +1,4 @@
-//! What a run leaves for those after it: the skew guard, at-least, and at most one run in some time.
+//! The effect of a run on later runs: the skew guard, at-least, and at most one run per window.
 
 use std::time::Duration;
 
@@ -14,41 +14,41 @@ use tokio::task::LocalSet;
 
 use super::{Case, cases, everywhere};
 use crate::{
-    lab::{Client, LONG, Lab, SHORT, key, nested, request, stretched, who},
+    lab::{Client, LONG, Lab, SHORT, key, nested, request, runner, stretched},
     targets::Kind,
 };
 
 pub fn all() -> Vec<Case> {
     let mut all = cases![everywhere =>
-        a_lock_without_a_record_refuses_nobody,
-        the_skew_guard_refuses_tries_from_elsewhere,
+        a_lock_without_a_record_denies_no_run,
+        the_skew_guard_denies_tries_from_other_hosts,
         the_skew_guard_outlasts_a_runner_that_crashed,
-        at_least_refuses_everybody,
+        at_least_denies_every_run,
         at_least_outlasts_a_runner_that_crashed,
-        who_waits_waits_for_that_as_well,
+        a_waiter_waits_for_the_run_policy_too,
         a_window_has_one_run,
         a_start_stays_recorded_when_its_runner_crashed,
-        what_failed_is_tried_again_so_often,
-        what_is_undone_keeps_nobody_waiting,
-        asked_again_it_is_one_start,
-        of_many_that_fire_together_one_runs,
-        runs_without_terms_leave_the_record_alone,
-        a_record_is_a_lock_s_own,
-        the_record_is_told,
-        whatever_runs_do_the_record_is_right,
+        a_failed_run_is_retried_up_to_the_limit,
+        a_cancelled_run_denies_no_other_run,
+        a_repeated_request_is_one_start,
+        one_of_many_simultaneous_runs_starts,
+        runs_without_a_policy_leave_the_record_alone,
+        each_lock_has_its_own_record,
+        the_record_is_reported,
+        the_record_matches_the_reference_after_each_run,
         a_warning_is_claimed_once,
-        an_operator_runs_past_what_is_recorded_and_never_past_a_holder,
-        what_is_forgotten_keeps_no_run_away,
-        keys_are_known_by_their_runs,
+        an_operator_can_ignore_the_record_but_not_a_holder,
+        a_forgotten_record_denies_no_run,
+        keys_are_listed_by_their_runs,
     ];
-    all.extend(cases![Kind::hands_on => nested_runs_are_part_of_the_one_around_them]);
-    all.extend(cases![Kind::shared => at_least_refuses_readers]);
+    all.extend(cases![Kind::crosses_processes => nested_runs_belong_to_the_outer_run]);
+    all.extend(cases![Kind::shared => at_least_denies_readers]);
     all
 }
 
-/// What nobody in a case sees the end of.
+/// Outlasts every case.
 pub const WINDOW: Duration = Duration::from_secs(3600);
-/// What everybody sees the end of.
+/// Ends within a case.
 pub const BRIEF: Duration = Duration::from_secs(2);
 
 pub fn run_policy(place: &str) -> RunPolicy {
@@ -68,7 +68,7 @@ pub fn once(window: Duration, retry_failed: u32, retry_crashed: bool) -> RunPoli
 }
 
 pub fn with(run_policy: &RunPolicy, of: Request) -> Request {
-    Request { run_policy: Some(run_policy.clone()), metadata: Some(who("web1")), at_ms: Some(lease::wall_ms()), ..of }
+    Request { run_policy: Some(run_policy.clone()), metadata: Some(runner("web1")), at_ms: Some(lease::wall_ms()), ..of }
 }
 
 pub fn asking(name: &str, run_policy: &RunPolicy) -> Request {
@@ -76,15 +76,15 @@ pub fn asking(name: &str, run_policy: &RunPolicy) -> Request {
 }
 
 impl Client {
-    /// Meets a lock that is free and must be refused.
-    pub async fn judged(&mut self, request: &Request) -> Denial {
+    /// Tries to take a free lock, and returns the denial; fails on any other answer.
+    pub async fn denied(&mut self, request: &Request) -> Denial {
         match self.attempt(request).await {
             Attempt::Denied(refusal) => *refusal,
-            other => panic!("{} should have been refused: {other:?}", request.key),
+            other => panic!("{} should have been denied: {other:?}", request.key),
         }
     }
 
-    pub async fn part(&mut self, of: &Request, state: RunState) {
+    pub async fn end_run(&mut self, of: &Request, state: RunState) {
         let end = match state {
             RunState::Ok => Some(End::Exited(0)),
             RunState::Failed => Some(End::Exited(3)),
@@ -97,10 +97,10 @@ impl Client {
         assert_eq!(released, Release::Released);
     }
 
-    /// A whole run.
-    pub async fn ran(&mut self, request: &Request, state: RunState) -> Grant {
+    /// Takes the lock, and ends the run with this state.
+    pub async fn run(&mut self, request: &Request, state: RunState) -> Grant {
         let grant = self.take(request).await;
-        self.part(request, state).await;
+        self.end_run(request, state).await;
         grant
     }
 
@@ -109,28 +109,28 @@ impl Client {
     }
 }
 
-async fn a_lock_without_a_record_refuses_nobody(lab: &Lab) {
+async fn a_lock_without_a_record_denies_no_run(lab: &Lab) {
     let (mut a, mut b) = (lab.client().await, lab.client().await);
     let all = RunPolicy { skew_guard: Some(BRIEF), at_least: Some(BRIEF), ..once(WINDOW, 0, false) };
-    b.ran(&request(&key("job"), LONG), RunState::Started).await;
+    b.run(&request(&key("job"), LONG), RunState::Started).await;
     a.take(&asking("job", &all)).await;
     let other = asking("job", &guarded("b", BRIEF));
     let busy = b.refused(&other).await;
-    assert!(!busy.holders.is_empty(), "who has it comes before what is recorded: {busy:?}");
+    assert!(!busy.holders.is_empty(), "a holder is reported before the record: {busy:?}");
 }
 
-async fn the_skew_guard_refuses_tries_from_elsewhere(lab: &Lab) {
+async fn the_skew_guard_denies_tries_from_other_hosts(lab: &Lab) {
     let (mut a, mut b) = (lab.client().await, lab.client().await);
     let begun = tokio::time::Instant::now();
-    let grant = a.ran(&asking("job", &guarded("a", BRIEF)), RunState::Ok).await;
-    let refusal = b.judged(&asking("job", &guarded("b", SHORT))).await;
+    let grant = a.run(&asking("job", &guarded("a", BRIEF)), RunState::Ok).await;
+    let refusal = b.denied(&asking("job", &guarded("b", SHORT))).await;
     assert_eq!((refusal.rule, refusal.fence), (Rule::SkewGuard(BRIEF), Some(grant.fence)), "{refusal:?}");
-    assert_eq!(refusal.metadata, Some(who("web1")));
+    assert_eq!(refusal.metadata, Some(runner("web1")));
     assert!(refusal.again_in.is_none_or(|left| left <= BRIEF + SHORT), "{refusal:?}");
-    // Who does not mind, and who waits.
-    b.ran(&asking("job", &run_policy("b")), RunState::Ok).await;
-    b.ran(&request(&key("job"), LONG), RunState::Started).await;
-    assert_eq!(b.judged(&asking("job", &guarded("b", BRIEF))).await.fence, Some(grant.fence), "that of the run with a guard");
+    // A run without a guard, and one without a policy.
+    b.run(&asking("job", &run_policy("b")), RunState::Ok).await;
+    b.run(&request(&key("job"), LONG), RunState::Started).await;
+    assert_eq!(b.denied(&asking("job", &guarded("b", BRIEF))).await.fence, Some(grant.fence), "the fence is that of the run with a guard");
     lab.pass((BRIEF + lab.kind.late() + Duration::from_millis(100)).saturating_sub(begun.elapsed())).await;
     let mut late = 0;
     while let Attempt::Denied(_) = b.attempt(&asking("job", &guarded("b", BRIEF))).await {
@@ -148,12 +148,12 @@ async fn the_skew_guard_outlasts_a_runner_that_crashed(lab: &Lab) {
     lab.outlast(grant.ttl.get()).await;
     let refusal = free(lab, &mut b, &asking("job", &guarded("b", guard))).await.expect_err("the guard lasts");
     assert_eq!((refusal.rule, refusal.fence), (Rule::SkewGuard(guard), Some(grant.fence)));
-    // The same place again, over another connection.
+    // The same host again, over another connection.
     let mut again = lab.client().await;
     again.take(&asking("job", &guarded("a", guard))).await;
 }
 
-/// What comes of a lock whose holder vanished, once the store has noticed.
+/// Requests the lock of a vanished holder until the store has noticed, and returns the grant or the denial.
 async fn free(lab: &Lab, client: &mut Client, request: &Request) -> Result<Grant, Denial> {
     let until = tokio::time::Instant::now() + Duration::from_secs(5);
     loop {
@@ -166,16 +166,16 @@ async fn free(lab: &Lab, client: &mut Client, request: &Request) -> Result<Grant
     }
 }
 
-async fn at_least_refuses_everybody(lab: &Lab) {
+async fn at_least_denies_every_run(lab: &Lab) {
     let (mut a, mut b) = (lab.client().await, lab.client().await);
-    let grant = a.ran(&asking("job", &kept(WINDOW)), RunState::Ok).await;
+    let grant = a.run(&asking("job", &kept(WINDOW)), RunState::Ok).await;
     for request in [request(&key("job"), LONG), asking("job", &guarded("b", BRIEF)), asking("job", &kept(BRIEF))] {
-        let refusal = b.judged(&request).await;
+        let refusal = b.denied(&request).await;
         assert_eq!((refusal.rule, refusal.fence), (Rule::AtLeast(WINDOW), Some(grant.fence)));
     }
-    a.judged(&asking("job", &guarded("a", BRIEF))).await;
-    assert!(b.inspect(&key("job")).await.holders.is_empty(), "nobody has it");
-    a.ran(&asking("brief", &kept(SHORT)), RunState::Ok).await;
+    a.denied(&asking("job", &guarded("a", BRIEF))).await;
+    assert!(b.inspect(&key("job")).await.holders.is_empty(), "the lock has no holder");
+    a.run(&asking("brief", &kept(SHORT)), RunState::Ok).await;
     lab.outlast(SHORT).await;
     assert!(free(lab, &mut b, &request(&key("brief"), LONG)).await.is_ok());
 }
@@ -185,17 +185,17 @@ async fn at_least_outlasts_a_runner_that_crashed(lab: &Lab) {
     let grant = a.take(&with(&kept(WINDOW), lab.expiring(&key("job"), SHORT))).await;
     drop(a);
     lab.outlast(grant.ttl.get()).await;
-    let refusal = free(lab, &mut b, &request(&key("job"), LONG)).await.expect_err("it is kept");
+    let refusal = free(lab, &mut b, &request(&key("job"), LONG)).await.expect_err("at-least denies the run");
     assert_eq!((refusal.rule, refusal.fence), (Rule::AtLeast(WINDOW), Some(grant.fence)));
 }
 
-async fn at_least_refuses_readers(lab: &Lab) {
+async fn at_least_denies_readers(lab: &Lab) {
     let (mut a, mut b) = (lab.client().await, lab.client().await);
-    a.ran(&asking("job", &kept(WINDOW)), RunState::Ok).await;
-    b.judged(&Request { mode: Mode::Shared, ..request(&key("job"), LONG) }).await;
+    a.run(&asking("job", &kept(WINDOW)), RunState::Ok).await;
+    b.denied(&Request { mode: Mode::Shared, ..request(&key("job"), LONG) }).await;
 }
 
-async fn who_waits_waits_for_that_as_well(lab: &Lab) {
+async fn a_waiter_waits_for_the_run_policy_too(lab: &Lab) {
     let (mut a, mut b) = (lab.client().await, lab.client().await);
     let began = tokio::time::Instant::now();
     let held = asking("job", &RunPolicy { skew_guard: Some(WINDOW), ..kept(BRIEF) });
@@ -209,7 +209,7 @@ async fn who_waits_waits_for_that_as_well(lab: &Lab) {
     };
     let holder = async {
         lab.pass(Duration::from_millis(300)).await;
-        a.part(&held, RunState::Ok).await;
+        a.end_run(&held, RunState::Ok).await;
     };
     let (waited, ()) = tokio::join!(waiter, holder);
     let slack = lab.kind.late() + SHORT + Duration::from_millis(500);
@@ -218,15 +218,15 @@ async fn who_waits_waits_for_that_as_well(lab: &Lab) {
 
 async fn a_window_has_one_run(lab: &Lab) {
     let (mut a, mut b) = (lab.client().await, lab.client().await);
-    let grant = a.ran(&asking("job", &once(WINDOW, 9, true)), RunState::Ok).await;
-    let refusal = b.judged(&asking("job", &once(WINDOW, 9, true))).await;
+    let grant = a.run(&asking("job", &once(WINDOW, 9, true)), RunState::Ok).await;
+    let refusal = b.denied(&asking("job", &once(WINDOW, 9, true))).await;
     assert_eq!((refusal.rule, refusal.fence), (Rule::Once(RunState::Ok), Some(grant.fence)));
-    assert_eq!(refusal.metadata, Some(who("web1")));
-    a.judged(&asking("job", &once(WINDOW, 9, true))).await;
-    // Its own end, by the store's clock.
-    a.ran(&asking("brief", &once(BRIEF, 0, false)), RunState::Ok).await;
+    assert_eq!(refusal.metadata, Some(runner("web1")));
+    a.denied(&asking("job", &once(WINDOW, 9, true))).await;
+    // A window ends by the store's clock.
+    a.run(&asking("brief", &once(BRIEF, 0, false)), RunState::Ok).await;
     let began = tokio::time::Instant::now();
-    b.judged(&asking("brief", &once(BRIEF, 0, false))).await;
+    b.denied(&asking("brief", &once(BRIEF, 0, false))).await;
     lab.pass((BRIEF + lab.kind.late()).saturating_sub(began.elapsed()) + Duration::from_millis(100)).await;
     assert!(free(lab, &mut b, &asking("brief", &once(BRIEF, 0, false))).await.is_ok());
 }
@@ -236,56 +236,56 @@ async fn a_start_stays_recorded_when_its_runner_crashed(lab: &Lab) {
     let grant = a.take(&with(&once(WINDOW, 9, false), lab.expiring(&key("job"), SHORT))).await;
     drop(a);
     lab.outlast(grant.ttl.get()).await;
-    let refusal = free(lab, &mut b, &asking("job", &once(WINDOW, 9, false))).await.expect_err("it began");
+    let refusal = free(lab, &mut b, &asking("job", &once(WINDOW, 9, false))).await.expect_err("the crashed run started");
     assert_eq!((refusal.rule, refusal.fence), (Rule::Once(RunState::Started), Some(grant.fence)));
     b.take(&asking("job", &once(WINDOW, 0, true))).await;
 }
 
-async fn what_failed_is_tried_again_so_often(lab: &Lab) {
+async fn a_failed_run_is_retried_up_to_the_limit(lab: &Lab) {
     let (mut a, mut b) = (lab.client().await, lab.client().await);
     let twice = once(WINDOW, 2, false);
     for _ in 0..3 {
-        a.ran(&asking("job", &twice), RunState::Failed).await;
-        assert_eq!(b.judged(&asking("job", &once(WINDOW, 0, true))).await.rule, Rule::Once(RunState::Failed));
+        a.run(&asking("job", &twice), RunState::Failed).await;
+        assert_eq!(b.denied(&asking("job", &once(WINDOW, 0, true))).await.rule, Rule::Once(RunState::Failed));
     }
-    assert_eq!(b.judged(&asking("job", &twice)).await.rule, Rule::Once(RunState::Failed));
-    b.ran(&asking("job", &once(WINDOW, u32::MAX, false)), RunState::Ok).await;
-    assert_eq!(b.judged(&asking("job", &once(WINDOW, u32::MAX, true))).await.rule, Rule::Once(RunState::Ok));
+    assert_eq!(b.denied(&asking("job", &twice)).await.rule, Rule::Once(RunState::Failed));
+    b.run(&asking("job", &once(WINDOW, u32::MAX, false)), RunState::Ok).await;
+    assert_eq!(b.denied(&asking("job", &once(WINDOW, u32::MAX, true))).await.rule, Rule::Once(RunState::Ok));
 }
 
-async fn what_is_undone_keeps_nobody_waiting(lab: &Lab) {
+async fn a_cancelled_run_denies_no_other_run(lab: &Lab) {
     let (mut a, mut b) = (lab.client().await, lab.client().await);
     let all = |place: &str| RunPolicy { place: place.into(), skew_guard: Some(WINDOW), at_least: Some(WINDOW), ..once(WINDOW, 0, false) };
-    a.ran(&asking("job", &all("a")), RunState::Cancelled).await;
-    b.ran(&asking("job", &all("b")), RunState::Cancelled).await;
+    a.run(&asking("job", &all("a")), RunState::Cancelled).await;
+    b.run(&asking("job", &all("b")), RunState::Cancelled).await;
     let taken = asking("job", &all("a"));
     a.take(&taken).await;
     let undone = a.0.release(&taken.key, &taken.token, &ReleaseInfo::UNDO).await.expect("release");
     assert_eq!(undone, Release::Released);
-    b.ran(&asking("job", &all("b")), RunState::Ok).await;
-    assert_eq!(a.judged(&asking("job", &all("a"))).await.rule, Rule::AtLeast(WINDOW));
-    // What failed before stays so.
+    b.run(&asking("job", &all("b")), RunState::Ok).await;
+    assert_eq!(a.denied(&asking("job", &all("a"))).await.rule, Rule::AtLeast(WINDOW));
+    // A failed run before the cancelled one stays failed.
     let twice = once(WINDOW, 1, false);
-    a.ran(&asking("twice", &twice), RunState::Failed).await;
-    a.ran(&asking("twice", &twice), RunState::Cancelled).await;
-    assert_eq!(a.judged(&asking("twice", &once(WINDOW, 0, true))).await.rule, Rule::Once(RunState::Failed));
-    a.ran(&asking("twice", &twice), RunState::Failed).await;
-    assert_eq!(a.judged(&asking("twice", &twice)).await.rule, Rule::Once(RunState::Failed));
+    a.run(&asking("twice", &twice), RunState::Failed).await;
+    a.run(&asking("twice", &twice), RunState::Cancelled).await;
+    assert_eq!(a.denied(&asking("twice", &once(WINDOW, 0, true))).await.rule, Rule::Once(RunState::Failed));
+    a.run(&asking("twice", &twice), RunState::Failed).await;
+    assert_eq!(a.denied(&asking("twice", &twice)).await.rule, Rule::Once(RunState::Failed));
 }
 
-async fn asked_again_it_is_one_start(lab: &Lab) {
+async fn a_repeated_request_is_one_start(lab: &Lab) {
     let mut a = lab.client().await;
     let all = RunPolicy { skew_guard: Some(WINDOW), at_least: Some(WINDOW), ..once(WINDOW, 1, false) };
     let asked = asking("job", &all);
     let first = a.take(&asked).await;
     let again = a.take(&asked).await;
     assert_eq!(first.fence, again.fence);
-    a.part(&asked, RunState::Failed).await;
+    a.end_run(&asked, RunState::Failed).await;
     let start = a.record(&key("job")).await.start.expect("a start");
     assert_eq!((start.tries, start.state), (1, RunState::Failed));
 }
 
-async fn of_many_that_fire_together_one_runs(lab: &Lab) {
+async fn one_of_many_simultaneous_runs_starts(lab: &Lab) {
     for round in 0..3 {
         let name = format!("tick-{round}");
         let mut nodes = Vec::new();
@@ -300,8 +300,8 @@ async fn of_many_that_fire_together_one_runs(lab: &Lab) {
                 let mut ran = 0;
                 for _ in 0..4 {
                     if let Attempt::Granted(_) = node.attempt(&asked).await {
-                        // As short as a job can be.
-                        node.part(&asked, RunState::Ok).await;
+                        // The job is as short as possible.
+                        node.end_run(&asked, RunState::Ok).await;
                         ran += 1;
                     }
                 }
@@ -320,33 +320,33 @@ async fn of_many_that_fire_together_one_runs(lab: &Lab) {
     }
 }
 
-async fn runs_without_terms_leave_the_record_alone(lab: &Lab) {
+async fn runs_without_a_policy_leave_the_record_alone(lab: &Lab) {
     let (mut a, mut b) = (lab.client().await, lab.client().await);
     let all = RunPolicy { skew_guard: Some(WINDOW), ..once(WINDOW, 0, false) };
-    let grant = a.ran(&asking("job", &all), RunState::Ok).await;
-    let other = b.ran(&request(&key("job"), LONG), RunState::Started).await;
+    let grant = a.run(&asking("job", &all), RunState::Ok).await;
+    let other = b.run(&request(&key("job"), LONG), RunState::Started).await;
     assert!(other.fence > grant.fence);
     let held = request(&key("job"), LONG);
     b.take(&held).await;
     assert_eq!(b.0.release(&held.key, &held.token, &ReleaseInfo::UNDO).await.expect("release"), Release::Released);
-    let refusal = b.judged(&asking("job", &once(WINDOW, 9, true))).await;
+    let refusal = b.denied(&asking("job", &once(WINDOW, 9, true))).await;
     assert_eq!((refusal.rule, refusal.fence), (Rule::Once(RunState::Ok), Some(grant.fence)));
-    let refusal = b.judged(&asking("job", &guarded("b", SHORT))).await;
+    let refusal = b.denied(&asking("job", &guarded("b", SHORT))).await;
     assert_eq!((refusal.rule, refusal.fence), (Rule::SkewGuard(WINDOW), Some(grant.fence)));
 }
 
-async fn a_record_is_a_lock_s_own(lab: &Lab) {
+async fn each_lock_has_its_own_record(lab: &Lab) {
     let (mut a, mut b) = (lab.client().await, lab.client_in("elsewhere").await);
     let all = RunPolicy { skew_guard: Some(WINDOW), at_least: Some(WINDOW), ..once(WINDOW, 0, false) };
-    a.ran(&asking("job", &all), RunState::Ok).await;
+    a.run(&asking("job", &all), RunState::Ok).await;
     for name in ["jo", "JOB", "job/1", "job%"] {
         assert_eq!(a.record(&key(name)).await, RunRecord::default(), "{name}");
-        a.ran(&asking(name, &RunPolicy { place: "b".into(), ..all.clone() }), RunState::Ok).await;
+        a.run(&asking(name, &RunPolicy { place: "b".into(), ..all.clone() }), RunState::Ok).await;
     }
-    b.ran(&asking("job", &RunPolicy { place: "b".into(), ..all.clone() }), RunState::Ok).await;
+    b.run(&asking("job", &RunPolicy { place: "b".into(), ..all.clone() }), RunState::Ok).await;
 }
 
-async fn the_record_is_told(lab: &Lab) {
+async fn the_record_is_reported(lab: &Lab) {
     let (mut a, mut b) = (lab.client().await, lab.client().await);
     let job = key("job");
     let before = lease::wall_ms();
@@ -361,13 +361,13 @@ async fn the_record_is_told(lab: &Lab) {
         "{record:?}"
     );
     assert_eq!((start.fence, start.state, start.tries, start.window_ms), (grant.fence, RunState::Started, 1, 3_600_000), "{record:?}");
-    assert_eq!((&cooldown.metadata, &start.metadata), (&Some(who("web1")), &Some(who("web1"))));
+    assert_eq!((&cooldown.metadata, &start.metadata), (&Some(runner("web1")), &Some(runner("web1"))));
     assert!(lab.kind.clock_is_ours() || start.at_ms.abs_diff(before) < 5000, "{before} {record:?}");
-    a.part(&asked, RunState::Failed).await;
+    a.end_run(&asked, RunState::Failed).await;
     assert_eq!(b.record(&job).await.start.map(|start| start.state), Some(RunState::Failed));
 }
 
-async fn nested_runs_are_part_of_the_one_around_them(lab: &Lab) {
+async fn nested_runs_belong_to_the_outer_run(lab: &Lab) {
     let mut a = lab.client().await;
     let all = RunPolicy { skew_guard: Some(WINDOW), at_least: Some(WINDOW), ..once(WINDOW, 1, false) };
     let outer = asking("job", &all);
@@ -376,16 +376,16 @@ async fn nested_runs_are_part_of_the_one_around_them(lab: &Lab) {
     assert_eq!(a.take(&inner).await.fence, grant.fence);
     let record = a.record(&key("job")).await;
     assert_eq!(record.start.as_ref().map(|start| (start.tries, start.state)), Some((1, RunState::Started)), "{record:?}");
-    // The outer one's command is over, and the inner one outlives it.
+    // The outer command has ended, and the inner one outlives it.
     let info = ReleaseInfo { end: Some(End::Exited(0)), run_state: Some(RunState::Ok), ..Scope::Hold.into() };
     assert_eq!(a.0.release(&outer.key, &outer.token, &info).await.expect("release"), Release::StillHeld(1));
     assert_eq!(a.record(&key("job")).await.start.map(|start| start.state), Some(RunState::Ok));
     a.free(&inner).await;
-    assert_eq!(a.judged(&asking("job", &once(WINDOW, 9, true))).await.rule, Rule::AtLeast(WINDOW));
+    assert_eq!(a.denied(&asking("job", &once(WINDOW, 9, true))).await.rule, Rule::AtLeast(WINDOW));
 }
 
-/// Some thousand requests with run policy of all kinds, held against the reference.
-async fn whatever_runs_do_the_record_is_right(lab: &Lab) {
+/// Random requests with run policies of all kinds, compared with the reference.
+async fn the_record_matches_the_reference_after_each_run(lab: &Lab) {
     let mut client = lab.client().await;
     let seed = random();
     let mut state = seed | 1;
@@ -401,7 +401,7 @@ async fn whatever_runs_do_the_record_is_right(lab: &Lab) {
         let wanted = RunPolicy {
             place: if pick(2) == 0 { "a" } else { "b" }.into(),
             skew_guard: (pick(4) == 0).then_some(WINDOW),
-            // The first would be the last.
+            // Rare, because at-least denies all later runs of the case.
             at_least: (pick(40) == 0).then_some(WINDOW),
             once: (pick(3) > 0).then(|| Once {
                 window: WINDOW,
@@ -422,7 +422,7 @@ async fn whatever_runs_do_the_record_is_right(lab: &Lab) {
                 record.begin(&asked, fence, 1000);
                 let state = [RunState::Ok, RunState::Failed, RunState::Failed, RunState::Cancelled, RunState::Started]
                     [usize::try_from(pick(5)).unwrap_or(0)];
-                client.part(&asked, state).await;
+                client.end_run(&asked, state).await;
                 if state != RunState::Started {
                     record.end(fence, state);
                 }
@@ -430,13 +430,13 @@ async fn whatever_runs_do_the_record_is_right(lab: &Lab) {
             (found, expected) => panic!("seed {seed}, step {step}: {found:?} where {expected:?} was expected of {wanted:?}, {record:?}"),
         }
     }
-    let told = client.record(&key("job")).await;
+    let stored = client.record(&key("job")).await;
     let brief = |record: &RunRecord| {
         let cooldown =
             record.cooldown.as_ref().map(|cooldown| (cooldown.fence, cooldown.place.clone(), cooldown.guard_ms, cooldown.at_least_ms));
         (cooldown, record.start.as_ref().map(|start| (start.fence, start.state, start.tries)))
     };
-    assert_eq!(brief(&told), brief(&record), "seed {seed}");
+    assert_eq!(brief(&stored), brief(&record), "seed {seed}");
 }
 
 async fn a_warning_is_claimed_once(lab: &Lab) {
@@ -448,13 +448,13 @@ async fn a_warning_is_claimed_once(lab: &Lab) {
     assert!(claim(&mut b, fence, 1).await);
     assert!(!claim(&mut a, fence, 1).await && !claim(&mut b, fence, 1).await);
     assert!(claim(&mut a, fence, 3).await);
-    assert!(!claim(&mut b, fence, 2).await, "less than was warned of");
+    assert!(!claim(&mut b, fence, 2).await, "a lower level than the last warning");
     a.free(&held).await;
     let next = a.take(&request(&job, LONG)).await.fence;
     assert!(claim(&mut b, next, 1).await, "another hold");
 }
 
-async fn an_operator_runs_past_what_is_recorded_and_never_past_a_holder(lab: &Lab) {
+async fn an_operator_can_ignore_the_record_but_not_a_holder(lab: &Lab) {
     let (mut a, mut b) = (lab.client().await, lab.client().await);
     let all = RunPolicy { skew_guard: Some(WINDOW), at_least: Some(WINDOW), ..once(WINDOW, 0, false) };
     let first = asking("job", &all);
@@ -462,41 +462,41 @@ async fn an_operator_runs_past_what_is_recorded_and_never_past_a_holder(lab: &La
     let anyway = |place: &str| asking("job", &RunPolicy { place: place.into(), anyway: true, ..all.clone() });
     let busy = b.refused(&anyway("b")).await;
     assert!(!busy.holders.is_empty());
-    a.part(&first, RunState::Ok).await;
-    b.judged(&asking("job", &RunPolicy { place: "b".into(), ..all.clone() })).await;
+    a.end_run(&first, RunState::Ok).await;
+    b.denied(&asking("job", &RunPolicy { place: "b".into(), ..all.clone() })).await;
     let again = anyway("b");
-    let fence = b.ran(&again, RunState::Failed).await.fence;
+    let fence = b.run(&again, RunState::Failed).await.fence;
     let record = b.record(&key("job")).await;
     assert_eq!(
         record.cooldown.map(|cooldown| (cooldown.fence, cooldown.place)),
         Some((fence, "b".into())),
-        "it is recorded like any other"
+        "the run is recorded like any other"
     );
     assert_eq!(record.start.map(|start| (start.fence, start.state, start.tries)), Some((fence, RunState::Failed, 1)));
-    // Without a policy of its own it is let go as well.
+    // The same for a run without a policy of its own.
     let plain = asking("job", &RunPolicy { anyway: true, ..run_policy("c") });
-    a.ran(&plain, RunState::Ok).await;
-    a.judged(&asking("job", &kept(BRIEF))).await;
+    a.run(&plain, RunState::Ok).await;
+    a.denied(&asking("job", &kept(BRIEF))).await;
 }
 
-async fn what_is_forgotten_keeps_no_run_away(lab: &Lab) {
+async fn a_forgotten_record_denies_no_run(lab: &Lab) {
     let (mut a, mut b) = (lab.client().await, lab.client().await);
     let all = RunPolicy { skew_guard: Some(WINDOW), at_least: Some(WINDOW), ..once(WINDOW, 0, false) };
-    a.ran(&asking("job", &all), RunState::Ok).await;
-    b.judged(&asking("job", &all)).await;
-    b.ran(&asking("job", &RunPolicy::forgetting("b".into())), RunState::Cancelled).await;
+    a.run(&asking("job", &all), RunState::Ok).await;
+    b.denied(&asking("job", &all)).await;
+    b.run(&asking("job", &RunPolicy::forgetting("b".into())), RunState::Cancelled).await;
     let record = b.record(&key("job")).await;
     assert!(record.cooldown.is_none() && record.start.is_none_or(|start| start.state == RunState::Cancelled && start.tries == 0));
-    a.ran(&asking("job", &all), RunState::Ok).await;
+    a.run(&asking("job", &all), RunState::Ok).await;
 }
 
-async fn keys_are_known_by_their_runs(lab: &Lab) {
+async fn keys_are_listed_by_their_runs(lab: &Lab) {
     let mut a = lab.client().await;
     for (name, run_policy) in [("it-kept", kept(WINDOW)), ("it-guarded", guarded("a", WINDOW)), ("it-over", kept(SHORT / 10))] {
-        a.ran(&asking(name, &run_policy), RunState::Ok).await;
+        a.run(&asking(name, &run_policy), RunState::Ok).await;
     }
-    a.ran(&request(&key("it-plain"), LONG), RunState::Started).await;
-    a.ran(&request(&key("other/{x}%"), LONG), RunState::Started).await;
+    a.run(&request(&key("it-plain"), LONG), RunState::Started).await;
+    a.run(&request(&key("other/{x}%"), LONG), RunState::Started).await;
     let names = async |a: &mut Client, start: &str, which| {
         let known = a.0.known(start, which).await.unwrap_or_else(|error| panic!("known: {error:?}"));
         known.into_iter().map(|key| key.to_string()).collect::<Vec<_>>()
@@ -504,7 +504,7 @@ async fn keys_are_known_by_their_runs(lab: &Lab) {
     assert_eq!(names(&mut a, "it-", Which::All).await, ["it-guarded", "it-kept", "it-over", "it-plain"]);
     assert_eq!(names(&mut a, "other/{", Which::All).await, ["other/{x}%"]);
     assert!(names(&mut a, "it%", Which::All).await.is_empty());
-    // More may be told, but nothing must be left out.
+    // The list may contain more keys, but must omit none.
     let kept = names(&mut a, "it-", Which::Kept).await;
     assert!(kept.contains(&"it-guarded".into()) && kept.contains(&"it-kept".into()) && !kept.contains(&"it-plain".into()), "{kept:?}");
 }

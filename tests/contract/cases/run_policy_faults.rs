@@ -1,4 +1,4 @@
-//! Starts that were recorded, or were not, when an answer was lost; and who is kept from a lock that nobody has.
+//! Starts that may or may not be recorded after a lost answer, and waiters that a run policy denies a free lock.
 
 use std::time::Duration;
 
@@ -20,15 +20,17 @@ use crate::{
 pub fn all() -> Vec<Case> {
     let mut all = cases![Kind::has_server =>
         a_start_whose_answer_was_lost_is_one_start,
-        a_start_that_is_given_up_on_is_undone,
+        a_start_given_up_on_is_undone,
     ];
-    all.extend(cases![Kind::knows_its_starts => no_run_is_refused_by_its_own_lost_attempt]);
+    all.extend(cases![Kind::start_names_its_hold => no_run_is_denied_by_its_own_lost_attempt]);
     let redis = |kind| matches!(kind, Kind::Redis | Kind::Sentinel | Kind::Cluster | Kind::Redlock);
-    all.extend(cases![redis => asked_again_after_its_lease_a_run_is_not_refused_by_itself]);
-    all.extend(cases![Kind::hands_on => what_becomes_of_an_entry_is_nothing_to_the_run_around_it]);
-    all.extend(cases![Kind::keeps_places => who_is_kept_stays_first]);
-    all.extend(cases![|kind| kind == Kind::Etcd => recording_a_start_takes_no_longer, starts_end_with_their_leases_and_leave_none]);
-    all.extend(cases![|kind| kind == Kind::ZooKeeper => a_start_is_kept_as_long_as_somebody_goes_by_it]);
+    all.extend(cases![redis => a_run_repeated_after_its_lease_is_not_denied_by_itself]);
+    all.extend(cases![Kind::crosses_processes => an_entry_does_not_change_the_outer_runs_record]);
+    all.extend(cases![Kind::keeps_positions => a_waiter_delayed_by_at_least_stays_first]);
+    all.extend(
+        cases![|kind| kind == Kind::Etcd => recording_a_start_adds_at_most_one_round_trip, starts_end_with_their_leases_and_leave_no_lease],
+    );
+    all.extend(cases![|kind| kind == Kind::ZooKeeper => a_start_is_kept_as_long_as_a_run_policy_needs_it]);
     all
 }
 
@@ -38,23 +40,23 @@ fn everything(place: &str, retry_failed: u32) -> RunPolicy {
     RunPolicy { place: place.into(), skew_guard: Some(WINDOW), at_least: Some(WINDOW), ..once(WINDOW, retry_failed, false) }
 }
 
-/// The requests that take a lock, in turn.
+/// Returns text that identifies each request of an acquire, in order.
 fn marks(kind: Kind, lab: &Lab) -> Vec<&'static str> {
     let mut marks = vec![lab.server().taking_mark()];
     if kind == Kind::Etcd {
-        // The lease comes before the step that grants.
+        // etcd records the start, on its own lease, before the request that grants.
         marks.push("/once");
     }
     marks
 }
 
-/// A client behind a proxy that has run every script once.
+/// Returns a client behind a proxy. The client has run every script once.
 async fn warm(lab: &Lab) -> (Proxy, Client) {
     let server = lab.server();
     let proxy = Proxy::to(server.port());
     let mut client = Client(server.through(proxy.port).await);
     let held = asking("warm", &everything("a", 0));
-    client.ran(&held, RunState::Cancelled).await;
+    client.run(&held, RunState::Cancelled).await;
     client.inspect(&key("warm")).await;
     (proxy, client)
 }
@@ -69,16 +71,16 @@ async fn a_start_whose_answer_was_lost_is_one_start(lab: &Lab) {
                 lease::acquire(&mut *a.0, &BootClock, asked.clone(), WaitPolicy::Try, LIMITS, std::future::pending::<()>(), |_| {}).await;
             let Ok(Outcome::Granted(taken)) = taken else { panic!("{fault:?} {mark}: {taken:?}") };
             assert_eq!(proxy.sprung(), 1);
-            a.part(&asked, RunState::Failed).await;
+            a.end_run(&asked, RunState::Failed).await;
             let record = lab.client().await.record(&asked.key).await;
-            let told = record.start.as_ref().map(|start| (start.fence, start.tries, start.state));
-            assert_eq!(told, Some((taken.fence, 1, RunState::Failed)), "{fault:?} {mark}");
+            let recorded = record.start.as_ref().map(|start| (start.fence, start.tries, start.state));
+            assert_eq!(recorded, Some((taken.fence, 1, RunState::Failed)), "{fault:?} {mark}");
             assert_eq!(record.cooldown.map(|cooldown| cooldown.fence), Some(taken.fence), "{fault:?} {mark}");
         }
     }
 }
 
-async fn a_start_that_is_given_up_on_is_undone(lab: &Lab) {
+async fn a_start_given_up_on_is_undone(lab: &Lab) {
     for fault in [Fault::CutAfter, Fault::Swallow] {
         for (nth, mark) in marks(lab.kind, lab).into_iter().enumerate() {
             let (proxy, mut a) = warm(lab).await;
@@ -92,13 +94,13 @@ async fn a_start_that_is_given_up_on_is_undone(lab: &Lab) {
             let outcome = lease::acquire(&mut *a.0, &BootClock, asked.clone(), WaitPolicy::Try, LIMITS, stop, |_| {}).await;
             assert!(matches!(outcome, Ok(Outcome::Stopped(()))), "{outcome:?}");
             let mut b = lab.client().await;
-            b.ran(&asking(asked.key.as_str(), &everything("b", 0)), RunState::Ok).await;
+            b.run(&asking(asked.key.as_str(), &everything("b", 0)), RunState::Ok).await;
         }
     }
 }
 
-/// Whichever answer is lost, the attempt ends with its lease while the store is out of reach.
-async fn no_run_is_refused_by_its_own_lost_attempt(lab: &Lab) {
+/// Whichever answer is lost, the attempt ends with its lease while the store is unreachable.
+async fn no_run_is_denied_by_its_own_lost_attempt(lab: &Lab) {
     for nth in 0.. {
         let (mut proxy, mut a) = warm(lab).await;
         let asked = Request { ttl: ttl(SHORT), ..asking(&format!("job-{nth}"), &everything("a", 0)) };
@@ -121,32 +123,32 @@ async fn no_run_is_refused_by_its_own_lost_attempt(lab: &Lab) {
         }
         let start = lab.client().await.record(&asked.key).await.start.expect("a start");
         assert_eq!((start.fence, start.tries, start.state), (taken.fence, 1, RunState::Started), "answer {nth}");
-        // The answer that was lost may be one that nobody waited for, and the connection deaf since.
+        // The lost answer may be one that the client did not wait for, which leaves the connection without answers.
         lease::release(&mut *a.0, &BootClock, &asked.key, &asked.token, &Scope::Tree.into(), LIMITS).await;
     }
 }
 
-/// As if the answer to the first attempt had been lost, on stores of several servers.
-async fn asked_again_after_its_lease_a_run_is_not_refused_by_itself(lab: &Lab) {
+/// Stands for a lost answer to the first attempt, on stores with several servers.
+async fn a_run_repeated_after_its_lease_is_not_denied_by_itself(lab: &Lab) {
     let (mut a, mut b) = (lab.client().await, lab.client().await);
     let asked = Request { ttl: ttl(SHORT), ..asking("job", &everything("a", 1)) };
     let first = a.take(&asked).await.fence;
     lab.outlast(SHORT).await;
-    b.judged(&asking("job", &everything("b", 1))).await;
+    b.denied(&asking("job", &everything("b", 1))).await;
     let second = a.take(&asked).await.fence;
     assert!(second > first);
     let start = b.record(&asked.key).await.start.expect("a start");
     assert_eq!((start.fence, start.tries, start.state), (second, 1, RunState::Started));
-    a.part(&asked, RunState::Failed).await;
-    b.judged(&asking("job", &everything("b", 1))).await;
+    a.end_run(&asked, RunState::Failed).await;
+    b.denied(&asking("job", &everything("b", 1))).await;
 }
 
-async fn what_becomes_of_an_entry_is_nothing_to_the_run_around_it(lab: &Lab) {
+async fn an_entry_does_not_change_the_outer_runs_record(lab: &Lab) {
     let (mut a, mut b) = (lab.client().await, lab.client().await);
     let outer = asking("job", &everything("a", 0));
     let grant = a.take(&outer).await;
     for nth in 0..8 {
-        // Stopped sooner or later, so that it may have been done.
+        // The acquire is stopped after a varying time, so its outcome varies.
         let stop = lab.pass(Duration::from_micros(250 * nth));
         let inner = nested(&outer);
         let outcome = lease::acquire(&mut *b.0, &BootClock, inner.clone(), WaitPolicy::Try, LIMITS, stop, |_| {}).await.expect("an answer");
@@ -156,8 +158,8 @@ async fn what_becomes_of_an_entry_is_nothing_to_the_run_around_it(lab: &Lab) {
     }
     let start = b.record(&key("job")).await.start.expect("a start");
     assert_eq!((start.fence, start.state), (grant.fence, RunState::Started));
-    a.part(&outer, RunState::Ok).await;
-    assert_eq!(b.judged(&asking("job", &once(WINDOW, 9, true))).await.rule, Rule::AtLeast(WINDOW));
+    a.end_run(&outer, RunState::Ok).await;
+    assert_eq!(b.denied(&asking("job", &once(WINDOW, 9, true))).await.rule, Rule::AtLeast(WINDOW));
 }
 
 fn refused(attempt: Attempt) -> Denial {
@@ -167,32 +169,32 @@ fn refused(attempt: Attempt) -> Denial {
     }
 }
 
-async fn who_is_kept_stays_first(lab: &Lab) {
+async fn a_waiter_delayed_by_at_least_stays_first(lab: &Lab) {
     let (mut a, mut b, mut c) = (lab.client().await, lab.client().await, lab.client().await);
     let began = tokio::time::Instant::now();
-    let grant = a.ran(&asking("job", &kept(BRIEF * 2)), RunState::Ok).await;
+    let grant = a.run(&asking("job", &kept(BRIEF * 2)), RunState::Ok).await;
     let (first, second) = (waiting(&key("job"), LONG), waiting(&key("job"), LONG));
     let refusal = refused(b.attempt(&first).await);
     assert_eq!((refusal.rule, refusal.fence), (Rule::AtLeast(BRIEF * 2), Some(grant.fence)));
     assert!(refusal.again_in.is_some_and(|again| !again.is_zero() && again <= BRIEF * 2), "{refusal:?}");
     let busy = c.refused(&second).await;
     assert!(busy.holders.is_empty() && busy.position == Some(2), "{busy:?}");
-    // Nobody has it, and tries are told why.
+    // The lock has no holder, and tries get the reason.
     assert_eq!(refused(a.attempt(&request(&key("job"), LONG)).await).rule, Rule::AtLeast(BRIEF * 2));
     assert_eq!(refused(a.attempt(&asking("job", &guarded("a", BRIEF))).await).rule, Rule::AtLeast(BRIEF * 2));
     let state = a.inspect(&key("job")).await;
     assert!(state.holders.is_empty() && state.waiters.len() == 2, "{state:?}");
-    assert!(busy.expires_in.is_none_or(|soon| soon >= Duration::from_secs(1)), "it would ask again and again");
+    assert!(busy.expires_in.is_none_or(|soon| soon >= Duration::from_secs(1)), "the waiter would poll too often");
     assert_eq!(c.wait(&second, Duration::from_millis(300)).await, Wake::TimedOut);
-    assert!(began.elapsed() < BRIEF * 2, "too slow to tell");
-    // A lease shorter than that is kept alive by asking.
+    assert!(began.elapsed() < BRIEF * 2, "the machine was too slow for this case");
+    // Repeated requests keep the waiter's position alive.
     let (until, late) = (began + BRIEF * 2, lab.kind.late() + SHORT);
     loop {
         match b.attempt(&first).await {
             Attempt::Granted(_) => break,
             other => drop(refused(other)),
         }
-        assert!(began.elapsed() < BRIEF * 2 + late + SHORT, "it is over");
+        assert!(began.elapsed() < BRIEF * 2 + late + SHORT, "at-least is over");
         lab.pass(Duration::from_millis(200)).await;
     }
     assert!(until.elapsed() > Duration::ZERO || began.elapsed() + Duration::from_millis(50) > BRIEF * 2, "{:?}", began.elapsed());
@@ -201,27 +203,27 @@ async fn who_is_kept_stays_first(lab: &Lab) {
     c.wait_for(&second, LONG).await;
 }
 
-/// Each part of it is a lease: they are granted together with that of the lock.
-async fn recording_a_start_takes_no_longer(lab: &Lab) {
+/// Each part of a start has its own lease, which is granted at the same time as the lock's lease.
+async fn recording_a_start_adds_at_most_one_round_trip(lab: &Lab) {
     const WAY: Duration = Duration::from_millis(80);
     let (proxy, mut a) = warm(lab).await;
     proxy.delay(WAY);
     let all = RunPolicy { at_least: Some(BRIEF), ..everything("a", 0) };
     let mut tries = Vec::new();
-    // On a busy machine an answer may come late that was sent in time: the quickest of some tries tells.
+    // On a busy machine an answer may arrive late, so the fastest of several tries counts.
     for nth in 0..5 {
         let named = |name: &str| format!("{name}-{nth}");
         let guarded = asking(&named("job"), &guarded("a", WINDOW));
-        // The last one goes by what another has left.
+        // The last request overwrites the start of the one before.
         let again = asking(&named("job"), guarded.run_policy.as_ref().expect("run_policy"));
         let mut took = Vec::new();
         for asked in [request(&key(&named("plain")), LONG), asking(&named("first"), &all), guarded, again] {
             let began = tokio::time::Instant::now();
             a.take(&asked).await;
             took.push(began.elapsed());
-            a.part(&asked, RunState::Ok).await;
+            a.end_run(&asked, RunState::Ok).await;
         }
-        // There and back is a question more; what must not be overwritten by accident takes one, beside the two for any lock.
+        // `more` is one more round trip. A plain acquire takes two; only overwriting a start takes a third.
         let (plain, more) = (took[0], WAY * 2);
         if took[1] < plain + more && took[2] < plain + more && took[3] < plain * 2 {
             return;
@@ -231,7 +233,7 @@ async fn recording_a_start_takes_no_longer(lab: &Lab) {
     panic!("{tries:?}");
 }
 
-async fn starts_end_with_their_leases_and_leave_none(lab: &Lab) {
+async fn starts_end_with_their_leases_and_leave_no_lease(lab: &Lab) {
     let (mut a, mut b) = (lab.client().await, lab.client().await);
     let folder = format!("{}.meta/%last/job/", lab.etcd().namespace("dlock"));
     let leases = |name: &str| -> i64 {
@@ -239,20 +241,20 @@ async fn starts_end_with_their_leases_and_leave_none(lab: &Lab) {
         serde_json::from_str::<serde_json::Value>(&json).expect("JSON")["kvs"][0]["lease"].as_i64().expect("a lease")
     };
     let short = RunPolicy { skew_guard: Some(SHORT), at_least: None, ..once(BRIEF, 9, false) };
-    a.ran(&asking("job", &short), RunState::Failed).await;
+    a.run(&asking("job", &short), RunState::Failed).await;
     assert_eq!(lab.etcd().etcd().keys(&folder), [format!("{folder}guard"), format!("{folder}once")]);
     let first = leases("once");
-    a.ran(&asking("job", &short), RunState::Failed).await;
+    a.run(&asking("job", &short), RunState::Failed).await;
     assert_ne!(leases("once"), first);
-    assert!(!lab.etcd().etcd().leases().contains(&format!("{first:016x}")), "that of the try before is over");
+    assert!(!lab.etcd().etcd().leases().contains(&format!("{first:016x}")), "the lease of the previous try has ended");
     lab.pass(BRIEF + lab.kind.late() * 2).await;
     assert_eq!(lab.etcd().etcd().keys(&folder), [""; 0]);
-    // One that is refused leaves nothing, of leases that nobody else has.
+    // A denied run leaves no lease; the length of its leases is unique.
     let long = |place: &str| RunPolicy { skew_guard: Some(WINDOW), at_least: None, ..once(WINDOW, 0, false) }.at(place);
-    a.ran(&asking("job", &long("a")), RunState::Ok).await;
+    a.run(&asking("job", &long("a")), RunState::Ok).await;
     let odd = Duration::from_secs(4711);
     let other = RunPolicy { skew_guard: Some(odd), ..once(odd, 0, false) }.at("b");
-    b.judged(&asking("job", &other)).await;
+    b.denied(&asking("job", &other)).await;
     let held = a.hold(&key("other")).await;
     b.refused(&asking("other", &other)).await;
     let left = lab.etcd().etcd().leases();
@@ -271,20 +273,20 @@ impl At for RunPolicy {
     }
 }
 
-async fn a_start_is_kept_as_long_as_somebody_goes_by_it(lab: &Lab) {
+async fn a_start_is_kept_as_long_as_a_run_policy_needs_it(lab: &Lab) {
     let mut a = lab.client().await;
-    let fence = a.ran(&asking("long", &once(WINDOW, 0, false)), RunState::Ok).await.fence;
-    a.ran(&asking("brief", &RunPolicy { skew_guard: Some(SHORT), ..once(SHORT, 0, false) }), RunState::Ok).await;
+    let fence = a.run(&asking("long", &once(WINDOW, 0, false)), RunState::Ok).await.fence;
+    a.run(&asking("brief", &RunPolicy { skew_guard: Some(SHORT), ..once(SHORT, 0, false) }), RunState::Ok).await;
     let held = asking("held", &once(SHORT, 0, false));
     let own = a.take(&held).await.fence;
     assert!(a.0.amend(&key("held"), Amendment::Warn(own, 1)).await.expect("claim"));
-    assert!(!a.0.amend(&key("brief"), Amendment::Warn(own, 1)).await.expect("claim"), "not a hold of this lock");
+    assert!(!a.0.amend(&key("brief"), Amendment::Warn(own, 1)).await.expect("claim"), "the fence is of another lock");
     lab.pass(SHORT + Duration::from_millis(200)).await;
-    assert_eq!(a.0.collect(SHORT).await.expect("gc"), Some(1), "the record of one start, and the history of that lock");
+    assert_eq!(a.0.collect(SHORT).await.expect("gc"), Some(1), "one lock: the record of its start, and its history");
     assert_eq!(a.record(&key("brief")).await, dlock::lock::RunRecord::default());
     assert!(a.record(&key("held")).await.start.is_some());
-    let refusal = a.judged(&asking("long", &once(WINDOW, 9, true))).await;
+    let refusal = a.denied(&asking("long", &once(WINDOW, 9, true))).await;
     assert_eq!((refusal.rule, refusal.fence), (Rule::Once(RunState::Ok), Some(fence)));
     assert_eq!(a.0.release(&held.key, &held.token, &Scope::Tree.into()).await.expect("release"), Release::Released);
-    a.ran(&Request { waiting: true, ..asking("brief", &once(SHORT, 0, false)) }, RunState::Ok).await;
+    a.run(&Request { waiting: true, ..asking("brief", &once(SHORT, 0, false)) }, RunState::Ok).await;
 }

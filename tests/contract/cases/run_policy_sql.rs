@@ -1,4 +1,4 @@
-//! The starts of runs in the rows of PostgreSQL, MariaDB and MySQL: what can come between a judgement and a grant there.
+//! Run records in the rows of PostgreSQL, MariaDB and MySQL: events between applying the run policy and the grant.
 
 use std::time::Duration;
 
@@ -20,21 +20,21 @@ use crate::{
 pub fn all() -> Vec<Case> {
     let mut all = cases![is_sql =>
         tables_without_starts_are_upgraded,
-        starts_in_the_future_are_in_the_way_and_pauses_are_not,
-        who_is_refused_and_waits_keeps_nothing,
+        starts_in_the_future_deny_runs_and_pauses_do_not,
+        a_denied_waiter_keeps_nothing,
     ];
-    all.extend(cases![|kind| is_sql(kind) && !kind.is_a_session() =>
-        a_run_that_began_while_this_one_waited_for_the_row_is_in_the_way,
-        what_later_runs_go_by_is_not_collected,
-        an_unreported_start_is_no_run_before_it,
+    all.extend(cases![|kind| is_sql(kind) && !kind.held_by_session() =>
+        a_run_that_started_during_the_wait_for_the_row_counts,
+        starts_that_run_policies_need_are_not_collected,
+        a_start_repeated_after_its_lease_is_one_start,
     ]);
-    all.extend(cases![|kind| is_sql(kind) && kind.is_a_session() =>
-        a_hold_that_was_begun_before_is_one_start,
-        what_was_begun_and_not_told_is_undone,
-        a_session_s_start_whose_answer_was_lost_is_one_start,
-        a_session_s_start_that_is_given_up_on_is_undone,
+    all.extend(cases![|kind| is_sql(kind) && kind.held_by_session() =>
+        a_start_recorded_before_the_grant_is_one_start,
+        a_start_that_was_never_granted_is_undone,
+        a_sessions_start_whose_answer_was_lost_is_one_start,
+        a_sessions_start_given_up_on_is_undone,
     ]);
-    all.extend(cases![|kind| kind == Kind::PostgresLease => a_run_with_terms_is_one_round_trip]);
+    all.extend(cases![|kind| kind == Kind::PostgresLease => a_run_with_a_policy_is_one_round_trip]);
     all
 }
 
@@ -42,9 +42,9 @@ fn is_sql(kind: Kind) -> bool {
     kind.is_postgres() || kind.is_mariadb()
 }
 
-/// In PostgreSQL's words or MariaDB's. `$table` is the one with the starts.
+/// Runs PostgreSQL's statement or MariaDB's. `$table` stands for the table with the starts.
 fn sql(lab: &Lab, postgres: &str, mariadb: &str) {
-    let sessions = lab.kind.is_a_session();
+    let sessions = lab.kind.held_by_session();
     let table = lab.either(if sessions { "dlock_fences" } else { "dlock" }, if sessions { "dlock_sessions" } else { "dlock" });
     lab.sql(&lab.either(postgres, mariadb).replace("$table", table));
 }
@@ -70,7 +70,7 @@ const COLUMNS: [&str; 16] = [
 
 async fn tables_without_starts_are_upgraded(lab: &Lab) {
     let mut a = lab.client().await;
-    let before = a.ran(&request(&key("job"), LONG), RunState::Started).await.fence;
+    let before = a.run(&request(&key("job"), LONG), RunState::Started).await.fence;
     let drop = COLUMNS.map(|column| format!("DROP COLUMN {column}")).join(", ");
     let others = lab.either("dlock_fences", "dlock_sessions");
     for table in ["dlock", others] {
@@ -81,9 +81,9 @@ async fn tables_without_starts_are_upgraded(lab: &Lab) {
         let error = loop {
             match b.0.try_acquire(&request).await {
                 Err(error) => break error,
-                // The session of the try before is just ending, with what it had.
+                // The previous try's session is just ending, and still has the lock.
                 Ok(Attempt::Busy(busy)) if busy.transient => lab.pass(SLACK / 10).await,
-                other => panic!("it has not these columns yet: {other:?}"),
+                other => panic!("the table lacks these columns: {other:?}"),
             }
         };
         assert!(error.hint.as_deref().is_some_and(|hint| hint.contains("dlock init")), "{error:?}");
@@ -92,52 +92,52 @@ async fn tables_without_starts_are_upgraded(lab: &Lab) {
     let mut c = lab.client().await;
     assert_eq!(c.0.init().await.expect("init"), Init::Created);
     assert_eq!(c.0.init().await.expect("init"), Init::UpToDate);
-    let after = c.ran(&asking("job", &once(WINDOW, 0, false)), RunState::Ok).await.fence;
+    let after = c.run(&asking("job", &once(WINDOW, 0, false)), RunState::Ok).await.fence;
     assert!(after > before, "{after:?} {before:?}");
-    assert_eq!(b.judged(&asking("job", &once(WINDOW, 0, true))).await.rule, Rule::Once(RunState::Ok));
+    assert_eq!(b.denied(&asking("job", &once(WINDOW, 0, true))).await.rule, Rule::Once(RunState::Ok));
 }
 
-/// As if the server's clock had been set back by an hour.
-async fn starts_in_the_future_are_in_the_way_and_pauses_are_not(lab: &Lab) {
+/// Stands for a server clock that was set back by an hour.
+async fn starts_in_the_future_deny_runs_and_pauses_do_not(lab: &Lab) {
     let (mut a, mut b) = (lab.client().await, lab.client().await);
     let minute = Duration::from_secs(60);
     let all = RunPolicy { skew_guard: Some(minute), at_least: Some(minute), ..once(minute, 1, false) };
-    a.ran(&asking("job", &all), RunState::Failed).await;
-    assert_eq!(b.judged(&asking("job", &guarded("b", minute))).await.rule, Rule::AtLeast(minute));
+    a.run(&asking("job", &all), RunState::Failed).await;
+    assert_eq!(b.denied(&asking("job", &guarded("b", minute))).await.rule, Rule::AtLeast(minute));
     sql(
         lab,
         "UPDATE $table SET paced_at = paced_at + interval '1 hour', start_at = start_at + interval '1 hour'",
         "UPDATE $table SET paced_at = paced_at + INTERVAL 1 HOUR, start_at = start_at + INTERVAL 1 HOUR",
     );
-    let refusal = b.judged(&asking("job", &once(minute, 0, true))).await;
+    let refusal = b.denied(&asking("job", &once(minute, 0, true))).await;
     assert_eq!((refusal.rule, refusal.began), (Rule::Once(RunState::Failed), None));
-    b.ran(&asking("job", &guarded("b", minute)), RunState::Ok).await;
-    b.ran(&asking("job", &once(minute, 1, false)), RunState::Failed).await;
+    b.run(&asking("job", &guarded("b", minute)), RunState::Ok).await;
+    b.run(&asking("job", &once(minute, 1, false)), RunState::Failed).await;
     assert_eq!(b.record(&key("job")).await.start.map(|start| start.tries), Some(2));
 }
 
-async fn who_is_refused_and_waits_keeps_nothing(lab: &Lab) {
+async fn a_denied_waiter_keeps_nothing(lab: &Lab) {
     let (mut a, mut b, mut c) = (lab.client().await, lab.client().await, lab.client().await);
     let kept = RunPolicy { at_least: Some(WINDOW), ..guarded("a", WINDOW) };
-    a.ran(&asking("job", &kept), RunState::Ok).await;
+    a.run(&asking("job", &kept), RunState::Ok).await;
     let waiting = Request { waiting: true, ..request(&key("job"), LONG) };
-    let (one, two) = (b.judged(&waiting).await, c.judged(&Request { waiting: true, ..request(&key("job"), LONG) }).await);
+    let (one, two) = (b.denied(&waiting).await, c.denied(&Request { waiting: true, ..request(&key("job"), LONG) }).await);
     assert_eq!(one.rule, two.rule);
     assert!(a.inspect(&key("job")).await.holders.is_empty());
     sql(lab, "UPDATE $table SET paced_at = NULL", "UPDATE $table SET paced_at = NULL");
-    // With the session that it was refused over.
+    // The session that was denied gets the lock now.
     b.take(&waiting).await;
-    b.0.leave_queue(&waiting).await.expect("abandon");
-    b.part(&waiting, RunState::Started).await;
+    b.0.leave_queue(&waiting).await.expect("leave_queue");
+    b.end_run(&waiting, RunState::Started).await;
     a.take(&request(&key("job"), LONG)).await;
 }
 
-/// It asked before that run began, by a time from before.
-async fn a_run_that_began_while_this_one_waited_for_the_row_is_in_the_way(lab: &Lab) {
+/// The waiting request carries a time from before the other run started.
+async fn a_run_that_started_during_the_wait_for_the_row_counts(lab: &Lab) {
     let (mut a, mut b) = (lab.client().await, lab.client().await);
     let wanted = once(WINDOW, 0, false);
     let held = request(&key("job"), LONG);
-    a.ran(&held, RunState::Started).await;
+    a.run(&held, RunState::Started).await;
     let run = lab.meanwhile(lab.either(
         "BEGIN; SELECT 1 FROM dlock FOR UPDATE; SELECT pg_sleep(0.5);
          UPDATE dlock SET start_at = timezone('utc', clock_timestamp()), start_fence = fence + 1, fence = fence + 1, start_stage = 'ok',
@@ -147,29 +147,29 @@ async fn a_run_that_began_while_this_one_waited_for_the_row_is_in_the_way(lab: &
                 fence = fence + 1, start_stage = 'ok', start_tries = 1, start_window_ms = 3600000, revision = revision + 2; COMMIT",
     ));
     lab.pass(Duration::from_millis(150)).await;
-    let refusal = b.judged(&asking("job", &wanted)).await;
+    let refusal = b.denied(&asking("job", &wanted)).await;
     assert_eq!(refusal.rule, Rule::Once(RunState::Ok));
     run.join().expect("the other run");
 }
 
-/// The answer to a grant was lost, and its lease is over when it is asked for again.
-async fn an_unreported_start_is_no_run_before_it(lab: &Lab) {
+/// The answer to a grant was lost, and the lease is over when the request is repeated.
+async fn a_start_repeated_after_its_lease_is_one_start(lab: &Lab) {
     let (mut a, mut b) = (lab.client().await, lab.client().await);
     let asked = asking("job", &everything());
     let first = a.take(&asked).await;
     sql(lab, "UPDATE dlock SET lock_until = lock_until - interval '1 hour'", "UPDATE dlock SET lock_until = lock_until - INTERVAL 1 HOUR");
-    assert_eq!(b.judged(&asking("job", &everything())).await.rule, Rule::AtLeast(WINDOW));
+    assert_eq!(b.denied(&asking("job", &everything())).await.rule, Rule::AtLeast(WINDOW));
     let again = a.take(&asked).await;
     assert!(again.fence > first.fence);
     let start = b.record(&key("job")).await.start.expect("a start");
     assert_eq!((start.tries, start.fence), (1, again.fence));
 }
 
-async fn what_later_runs_go_by_is_not_collected(lab: &Lab) {
+async fn starts_that_run_policies_need_are_not_collected(lab: &Lab) {
     let mut a = lab.client().await;
     let days = |days: u64| Duration::from_secs(days * 24 * 3600);
-    a.ran(&asking("job", &once(days(10), 0, false)), RunState::Ok).await;
-    a.ran(&asking("kept", &RunPolicy { at_least: Some(days(10)), ..guarded("a", days(1)) }), RunState::Ok).await;
+    a.run(&asking("job", &once(days(10), 0, false)), RunState::Ok).await;
+    a.run(&asking("kept", &RunPolicy { at_least: Some(days(10)), ..guarded("a", days(1)) }), RunState::Ok).await;
     let age = |days: u32| {
         sql(
             lab,
@@ -187,13 +187,13 @@ async fn what_later_runs_go_by_is_not_collected(lab: &Lab) {
     };
     age(2);
     assert_eq!(a.0.collect(days(1)).await.expect("gc"), Some(0));
-    assert_eq!(a.judged(&asking("job", &once(days(10), 0, false))).await.rule, Rule::Once(RunState::Ok));
+    assert_eq!(a.denied(&asking("job", &once(days(10), 0, false))).await.rule, Rule::Once(RunState::Ok));
     age(9);
     assert_eq!(a.0.collect(days(1)).await.expect("gc"), Some(2));
 }
 
-/// What is in the tables when a fence was counted for this hold, and the answer was lost with the session.
-fn begun(lab: &Lab, of: &Request) {
+/// Writes the rows that remain when a fence was counted for this hold, and the session ended before its answer.
+fn record_start(lab: &Lab, of: &Request) {
     let hold = of.token.hold_text();
     sql(
         lab,
@@ -222,23 +222,23 @@ fn everything() -> RunPolicy {
     RunPolicy { skew_guard: Some(WINDOW), at_least: Some(WINDOW), ..once(WINDOW, 0, false) }
 }
 
-async fn a_hold_that_was_begun_before_is_one_start(lab: &Lab) {
+async fn a_start_recorded_before_the_grant_is_one_start(lab: &Lab) {
     let (mut a, mut b) = (lab.client().await, lab.client().await);
     let asked = asking("job", &everything());
-    begun(lab, &asked);
-    assert_eq!(b.judged(&asking("job", &everything())).await.rule, Rule::AtLeast(WINDOW));
+    record_start(lab, &asked);
+    assert_eq!(b.denied(&asking("job", &everything())).await.rule, Rule::AtLeast(WINDOW));
     let grant = a.take(&asked).await;
     let record = a.record(&key("job")).await;
     assert_eq!(record.start.map(|start| (start.fence, start.state, start.tries)), Some((grant.fence, RunState::Started, 1)));
     assert_eq!(record.cooldown.map(|cooldown| cooldown.fence), Some(grant.fence));
-    a.part(&asked, RunState::Failed).await;
+    a.end_run(&asked, RunState::Failed).await;
     assert_eq!(a.record(&key("job")).await.start.map(|start| start.state), Some(RunState::Failed));
 }
 
-async fn what_was_begun_and_not_told_is_undone(lab: &Lab) {
+async fn a_start_that_was_never_granted_is_undone(lab: &Lab) {
     let (mut a, mut b) = (lab.client().await, lab.client().await);
     let asked = asking("job", &everything());
-    begun(lab, &asked);
+    record_start(lab, &asked);
     assert_eq!(a.0.release(&asked.key, &asked.token, &ReleaseInfo::UNDO).await.expect("undone"), Release::NotHeld);
     let record = b.record(&key("job")).await;
     assert_eq!((record.cooldown, record.start.map(|start| (start.state, start.fence))), (None, Some((RunState::Cancelled, Fence(7)))));
@@ -246,7 +246,7 @@ async fn what_was_begun_and_not_told_is_undone(lab: &Lab) {
     assert_eq!(grant.drain_delay, Duration::ZERO, "no holder vanished");
 }
 
-/// A client behind a proxy, and what stands in the statement that counts a fence.
+/// Returns a client behind a proxy, and text of the statement that counts a fence.
 fn behind_proxy(lab: &Lab) -> (Proxy, Client, &'static str) {
     if lab.kind.is_postgres() {
         let proxy = Proxy::to(lab.postgres().server().port);
@@ -259,25 +259,25 @@ fn behind_proxy(lab: &Lab) -> (Proxy, Client, &'static str) {
 }
 
 const LIMITS: Limits<'static> = Limits::of(Duration::from_secs(3));
-/// A session that was cut off may have the lock for a moment.
-const PATIENCE: WaitPolicy = WaitPolicy::For(Duration::from_secs(10));
+/// A session that was cut off may keep the lock for a moment.
+const WAIT: WaitPolicy = WaitPolicy::For(Duration::from_secs(10));
 
-async fn a_session_s_start_whose_answer_was_lost_is_one_start(lab: &Lab) {
+async fn a_sessions_start_whose_answer_was_lost_is_one_start(lab: &Lab) {
     for fault in [Fault::CutBefore, Fault::CutAfter, Fault::Swallow] {
         let (proxy, mut a, mark) = behind_proxy(lab);
         let asked = asking(&format!("job-{fault:?}"), &everything());
         proxy.trap(mark, fault);
         let never = std::future::pending::<()>();
-        let taken = lease::acquire(&mut *a.0, &BootClock, asked.clone(), PATIENCE, LIMITS, never, |_| {}).await;
+        let taken = lease::acquire(&mut *a.0, &BootClock, asked.clone(), WAIT, LIMITS, never, |_| {}).await;
         let Ok(Outcome::Granted(taken)) = taken else { panic!("{fault:?}: {taken:?}") };
         assert_eq!(proxy.sprung(), 1);
-        a.part(&asked, RunState::Failed).await;
+        a.end_run(&asked, RunState::Failed).await;
         let start = lab.client().await.record(&asked.key).await.start.expect("a start");
         assert_eq!((start.fence, start.tries, start.state), (taken.fence, 1, RunState::Failed), "{fault:?}");
     }
 }
 
-async fn a_session_s_start_that_is_given_up_on_is_undone(lab: &Lab) {
+async fn a_sessions_start_given_up_on_is_undone(lab: &Lab) {
     for fault in [Fault::CutAfter, Fault::Swallow] {
         let (proxy, mut a, mark) = behind_proxy(lab);
         let asked = asking(&format!("job-{fault:?}"), &everything());
@@ -291,21 +291,21 @@ async fn a_session_s_start_that_is_given_up_on_is_undone(lab: &Lab) {
         assert!(matches!(outcome, Ok(Outcome::Stopped(()))), "{outcome:?}");
         let (mut b, never) = (lab.client().await, std::future::pending::<()>());
         let next = asking(asked.key.as_str(), &RunPolicy { place: "b".into(), ..everything() });
-        let taken = lease::acquire(&mut *b.0, &BootClock, next, PATIENCE, LIMITS, never, |_| {}).await;
+        let taken = lease::acquire(&mut *b.0, &BootClock, next, WAIT, LIMITS, never, |_| {}).await;
         assert!(matches!(taken, Ok(Outcome::Granted(_))), "{fault:?}: {taken:?}");
     }
 }
 
-async fn a_run_with_terms_is_one_round_trip(lab: &Lab) {
+async fn a_run_with_a_policy_is_one_round_trip(lab: &Lab) {
     let proxy = Proxy::to(lab.postgres().server().port);
     let mut a = lab.postgres().through(&proxy);
-    a.ran(&asking("job", &guarded("a", WINDOW)), RunState::Ok).await;
+    a.run(&asking("job", &guarded("a", WINDOW)), RunState::Ok).await;
     let before = proxy.requests();
-    a.ran(&asking("job", &guarded("a", WINDOW)), RunState::Ok).await;
-    a.ran(&asking("job", &RunPolicy { skew_guard: Some(WINDOW), ..once(Duration::from_millis(1), 0, false) }), RunState::Ok).await;
+    a.run(&asking("job", &guarded("a", WINDOW)), RunState::Ok).await;
+    a.run(&asking("job", &RunPolicy { skew_guard: Some(WINDOW), ..once(Duration::from_millis(1), 0, false) }), RunState::Ok).await;
     lab.pass(Duration::from_millis(5)).await;
-    a.ran(&asking("job", &RunPolicy { skew_guard: Some(WINDOW), ..once(Duration::from_millis(1), 0, false) }), RunState::Ok).await;
+    a.run(&asking("job", &RunPolicy { skew_guard: Some(WINDOW), ..once(Duration::from_millis(1), 0, false) }), RunState::Ok).await;
     assert_eq!(proxy.requests() - before, 6);
-    a.judged(&asking("job", &guarded("b", WINDOW))).await;
-    assert_eq!(proxy.requests() - before, 8, "who is refused also reads why");
+    a.denied(&asking("job", &guarded("b", WINDOW))).await;
+    assert_eq!(proxy.requests() - before, 8, "a denied run also reads the reason");
 }

@@ -1,6 +1,6 @@
-//! Redis behind sentinels: the master is found, followed, and not believed alone where replicas were asked for.
+//! Redis behind sentinels: dlock finds and follows the master, and waits for replicas where the options require them.
 //!
-//! Each case has a deployment of its own. Where a hold must outlive its master, the case waits for replicas: without that
+//! Each case has its own deployment. Where a hold must outlive its master, the case waits for replicas: otherwise
 //! nothing is promised.
 
 use std::{
@@ -19,7 +19,7 @@ use dlock::{
 
 use super::{
     Case, cases,
-    transport::{LEAST, live},
+    redis_access::{LEAST, full_cycle},
 };
 use crate::{
     lab::{Client, LONG, Lab, SHORT, key, request, soon, waiting},
@@ -38,21 +38,21 @@ pub fn all() -> Vec<Case> {
     cases![|kind| kind == Kind::Sentinel =>
         a_hold_outlives_its_master,
         a_waiter_outlives_its_master,
-        a_master_that_is_replaced_alive_is_left,
+        a_demoted_master_that_still_runs_is_left,
         an_acquire_unanswered_by_a_frozen_master_is_granted_once,
         a_master_cut_off_from_its_replicas_grants_and_renews_nothing,
         too_few_replicas_leave_nothing_behind,
-        sentinels_that_are_gone_are_passed_over,
-        an_unknown_master_is_told_with_those_that_are_known,
+        unreachable_sentinels_are_skipped,
+        an_unknown_master_is_reported_with_the_known_ones,
         sentinels_and_servers_have_credentials_of_their_own,
-        sentinels_and_servers_are_spoken_with_over_tls,
+        sentinels_and_servers_are_reached_over_tls,
         a_user_with_the_least_rights_can_do_all_and_may_ask_for_the_role,
         any_sentinel_leads_to_the_same_store,
     ]
 }
 
 const LIMITS: Limits<'static> = Limits::of(Duration::from_secs(2));
-/// More than a failover takes: a second until the master is taken for dead, and the elections.
+/// Longer than a failover takes: a second until the master counts as dead, and the elections.
 const FAILOVER: Duration = Duration::from_secs(25);
 
 fn all_of(deployment: &Deployment) -> RedisOptions {
@@ -63,17 +63,17 @@ fn client(options: RedisOptions) -> Client {
     Client(Box::new(Redis::new(options)))
 }
 
-/// Waits as long for replicas that are there as a loaded machine may take.
+/// Waits for existing replicas, for as long as a loaded machine may need.
 fn confirmed(count: u32, options: RedisOptions) -> RedisOptions {
     RedisOptions { replicas: Some(Replicas { count, within: Duration::from_secs(2) }), ..options }
 }
 
-/// Not for long, for those that are not.
+/// Waits only briefly, for replicas that don't exist.
 fn briefly(count: u32, options: RedisOptions) -> RedisOptions {
     RedisOptions { replicas: Some(Replicas { count, within: Duration::from_millis(300) }), ..options }
 }
 
-/// Renews as a holder does, until it is answered; how long that took.
+/// Renews as a holder does until an answer arrives. Returns the answer and how long it took.
 pub async fn renew_until_answered(client: &mut Client, held: &Request) -> (Renewal, Duration) {
     let began = Instant::now();
     loop {
@@ -94,7 +94,7 @@ async fn a_hold_outlives_its_master(_: &Lab) {
     let held = request(&job, LONG);
     let fence = a.take(&held).await.fence;
     deployment.servers[0].kill();
-    // There is no replica left to confirm anything.
+    // No replica is left to confirm anything.
     let mut a = {
         drop(a);
         client(all_of(&deployment))
@@ -116,14 +116,14 @@ async fn a_waiter_outlives_its_master(_: &Lab) {
     a.take(&held).await;
     let wait = lease::acquire(&mut *b.0, &BootClock, waiting(&job, LONG), WaitPolicy::For(LONG), LIMITS, pending::<()>(), |_| {});
     let release = async {
-        // It blocks at the old master.
+        // The waiter blocks at the old master.
         tokio::time::sleep(SHORT / 2).await;
         deployment.servers[0].kill();
         drop(a);
         let mut a = client(all_of(&deployment));
         let (renewal, _) = renew_until_answered(&mut a, &held).await;
         assert!(matches!(renewal, Renewal::Renewed { .. }), "{renewal:?}");
-        // And now at the new one.
+        // Now the waiter blocks at the new master.
         tokio::time::sleep(SHORT * 2).await;
         a.free(&held).await;
         Instant::now()
@@ -133,7 +133,7 @@ async fn a_waiter_outlives_its_master(_: &Lab) {
     assert!(released.elapsed() < soon(), "{:?} after the release", released.elapsed());
 }
 
-async fn a_master_that_is_replaced_alive_is_left(_: &Lab) {
+async fn a_demoted_master_that_still_runs_is_left(_: &Lab) {
     let deployment = Deployment::with(&Plan { replicas: 1, ..Plan::default() });
     let (mut a, mut b) = (client(confirmed(1, all_of(&deployment))), client(all_of(&deployment)));
     let job = key("job");
@@ -145,7 +145,7 @@ async fn a_master_that_is_replaced_alive_is_left(_: &Lab) {
     deployment.settle();
     let (renewal, _) = renew_until_answered(&mut a, &held).await;
     assert!(matches!(renewal, Renewal::Renewed { .. }), "{renewal:?}");
-    // Its old connection is no place to block on.
+    // The waiter must not block on its old connection.
     let release = async {
         tokio::time::sleep(SHORT / 2).await;
         a.free(&held).await;
@@ -163,7 +163,7 @@ async fn an_acquire_unanswered_by_a_frozen_master_is_granted_once(_: &Lab) {
     let warm = a.hold(&key("warm")).await;
     a.free(&warm).await;
     let job = key("job");
-    // It has the request, and will serve it when it wakes.
+    // The frozen master has the request, and serves it when it thaws.
     deployment.servers[0].freeze();
     let asked = request(&job, LONG);
     let outcome = lease::acquire(&mut *a.0, &BootClock, asked, WaitPolicy::For(FAILOVER), LIMITS, pending::<()>(), |_| {}).await;
@@ -177,7 +177,7 @@ async fn an_acquire_unanswered_by_a_frozen_master_is_granted_once(_: &Lab) {
     client(all_of(&deployment)).hold(&job).await;
 }
 
-/// The old master can't know that there is another one; its clients can.
+/// The old master can't know of the new one, but its clients can.
 async fn a_master_cut_off_from_its_replicas_grants_and_renews_nothing(_: &Lab) {
     let mut deployment = Deployment::with(&Plan { replicas: 1, proxied: true, ..Plan::default() });
     let (job, other) = (key("job"), key("other"));
@@ -186,13 +186,13 @@ async fn a_master_cut_off_from_its_replicas_grants_and_renews_nothing(_: &Lab) {
     let stray = deployment.stray();
     let believing = || options_at([stray.port]);
     let mut alone = client(briefly(1, believing()));
-    let error = alone.0.try_acquire(&request(&job, LONG)).await.expect_err("nobody else has it");
+    let error = alone.0.try_acquire(&request(&job, LONG)).await.expect_err("no replica has the change");
     assert_eq!((error.kind, error.effect), (ErrorKind::Unavailable, Effect::NotApplied), "{error:?}");
     assert!(error.message.contains("0 of 1 replicas") && error.hint.is_some(), "{error:?}");
-    assert!(client(believing()).inspect(&job).await.holders.is_empty(), "a grant that was refused was left behind");
-    // What was granted before the cut, or without asking for replicas, isn't renewed.
+    assert!(client(believing()).inspect(&job).await.holders.is_empty(), "an unconfirmed grant was left behind");
+    // Grants from before the cut, and grants that required no replicas, aren't renewed.
     let held = client(believing()).hold(&other).await;
-    let error = alone.0.renew(&held.key, &held.token, None.into()).await.expect_err("nobody else has it");
+    let error = alone.0.renew(&held.key, &held.token, None.into()).await.expect_err("no replica has the change");
     assert_eq!((error.kind, error.effect), (ErrorKind::Unavailable, Effect::Unknown), "{error:?}");
     let mut believed = client(all_of(&deployment));
     believed.hold(&job).await;
@@ -206,21 +206,21 @@ async fn too_few_replicas_leave_nothing_behind(_: &Lab) {
     let mut two = client(confirmed(2, all_of(&deployment)));
     let wanted = waiting(&job, LONG);
     for _ in 0..2 {
-        let error = three.0.try_acquire(&wanted).await.expect_err("there are two");
+        let error = three.0.try_acquire(&wanted).await.expect_err("there are only two replicas");
         assert_eq!((error.kind, error.effect), (ErrorKind::Unavailable, Effect::NotApplied), "{error:?}");
         assert!(error.message.contains("of 3 replicas"), "{error:?}");
     }
     three.leave_queue(&wanted).await;
     let left: Vec<_> = deployment.servers[0].keys().into_iter().filter(|(name, _)| !name.starts_with("redisson_lock_token")).collect();
-    assert_eq!(left, [], "of a grant that was refused");
+    assert_eq!(left, [], "keys of an unconfirmed grant");
     let held = request(&job, SHORT * 2);
     two.take(&held).await;
     two.renewed(&held, None).await;
-    // Entering an ancestor's hold is granted in the same way, and undone alone.
+    // An entry into an ancestor's hold needs the same confirmation, and only the entry is undone.
     let inner = crate::lab::nested(&held);
-    three.0.try_acquire(&inner).await.expect_err("there are two");
+    three.0.try_acquire(&inner).await.expect_err("there are only two replicas");
     assert_eq!(client(all_of(&deployment)).inspect(&job).await.holders[0].holds, 1);
-    // Without replicas no renewal counts, and the hold is lost in time.
+    // Without replicas no renewal counts, and the hold is lost before its lease ends.
     let wanted = request(&key("other"), SHORT * 2);
     let outcome = lease::acquire(&mut *two.0, &BootClock, wanted, WaitPolicy::Try, LIMITS, pending::<()>(), |_| {}).await;
     let Ok(Outcome::Granted(mut lease)) = outcome else { panic!("{outcome:?}") };
@@ -233,7 +233,7 @@ async fn too_few_replicas_leave_nothing_behind(_: &Lab) {
     assert_eq!(renewals, 0);
 }
 
-async fn sentinels_that_are_gone_are_passed_over(_: &Lab) {
+async fn unreachable_sentinels_are_skipped(_: &Lab) {
     let mut deployment = Deployment::with(&Plan { replicas: 1, ..Plan::default() });
     let ports: Vec<_> = deployment.sentinels.iter().map(|sentinel| sentinel.port).collect();
     deployment.sentinels[0].kill();
@@ -243,23 +243,23 @@ async fn sentinels_that_are_gone_are_passed_over(_: &Lab) {
     let held = a.hold(&key("job")).await;
     assert!(began.elapsed() < soon(), "{:?}", began.elapsed());
     a.free(&held).await;
-    // What is known needs no sentinel.
+    // A known master needs no sentinel.
     let held = a.hold(&key("job")).await;
     deployment.sentinels[1].kill();
     deployment.sentinels[2].kill();
     a.renewed(&held, None).await;
-    let error = client(options_at(ports)).0.try_acquire(&request(&key("job"), LONG)).await.expect_err("nobody knows");
+    let error = client(options_at(ports)).0.try_acquire(&request(&key("job"), LONG)).await.expect_err("no sentinel answers");
     assert_eq!((error.kind, error.effect), (ErrorKind::Unavailable, Effect::NotApplied), "{error:?}");
     assert!(error.message.contains("none of 3 sentinels answers"), "{error:?}");
-    // Nor does a master that is gone get better by asking.
+    // A dead master is an error, however often the sentinels are asked.
     let mut deployment = Deployment::with(&Plan { replicas: 1, ..Plan::default() });
     let port = deployment.servers[0].port;
     deployment.servers[0].kill();
-    let error = client(all_of(&deployment)).0.inspect(&key("job")).await.expect_err("it is gone");
+    let error = client(all_of(&deployment)).0.inspect(&key("job")).await.expect_err("the master is down");
     assert!(error.is_transient() && error.message.contains(&format!("master 127.0.0.1:{port}")), "{error:?}");
 }
 
-async fn an_unknown_master_is_told_with_those_that_are_known(_: &Lab) {
+async fn an_unknown_master_is_reported_with_the_known_ones(_: &Lab) {
     let deployment = Deployment::with(&Plan { replicas: 0, ..Plan::default() });
     let mut wrong = all_of(&deployment);
     if let dlock::backends::redis::Server::Sentinel(sentinel) = &mut wrong.server {
@@ -268,7 +268,7 @@ async fn an_unknown_master_is_told_with_those_that_are_known(_: &Lab) {
     let error = client(wrong).0.try_acquire(&request(&key("job"), LONG)).await.expect_err("no such name");
     assert_eq!((error.kind, error.effect), (ErrorKind::Config, Effect::NotApplied), "{error:?}");
     assert!(error.message.contains("prud") && error.hint.as_deref().is_some_and(|hint| hint.contains(NAME)), "{error:?}");
-    // A server is no sentinel.
+    // A data server is no sentinel.
     let error = client(options_at([deployment.servers[0].port])).0.list("").await.expect_err("no sentinel");
     assert_eq!(error.kind, ErrorKind::Config, "{error:?}");
     assert!(error.hint.as_deref().is_some_and(|hint| hint.contains("sentinel")), "{error:?}");
@@ -303,17 +303,17 @@ async fn sentinels_and_servers_have_credentials_of_their_own(_: &Lab) {
     }
 }
 
-async fn sentinels_and_servers_are_spoken_with_over_tls(_: &Lab) {
+async fn sentinels_and_servers_are_reached_over_tls(_: &Lab) {
     let folder = support::folder();
     let certificates = support::tls::Certificates::make(folder.path(), &["127.0.0.1"]);
     let ca = certificates.ca.clone();
     let deployment = Deployment::with(&Plan { replicas: 1, certificates: Some(certificates), ..Plan::default() });
     let ports = || deployment.sentinels.iter().map(|sentinel| sentinel.tls_port);
     let with = |ca_file| RedisOptions { tls: Some(Tls { ca_file, ..Tls::default() }), ..options_at(ports()) };
-    live(with(Some(ca.clone()))).await;
-    let error = client(with(None)).0.try_acquire(&request(&key("job"), LONG)).await.expect_err("an authority of our own");
+    full_cycle(with(Some(ca.clone()))).await;
+    let error = client(with(None)).0.try_acquire(&request(&key("job"), LONG)).await.expect_err("the tests' own authority is unknown");
     assert_eq!((error.kind, error.effect), (ErrorKind::Denied, Effect::NotApplied), "{error:?}");
-    // Nor is the rest of the way taken in clear.
+    // The connection to the master is encrypted too.
     let clear = options(&deployment.sentinels.iter().collect::<Vec<_>>());
     let error = client(clear).0.try_acquire(&request(&key("job"), LONG)).await.expect_err("the master's port wants TLS");
     assert_eq!(error.effect, Effect::NotApplied, "{error:?}");
@@ -327,10 +327,10 @@ async fn a_user_with_the_least_rights_can_do_all_and_may_ask_for_the_role(_: &La
         deployment.servers[0].command(&[&["ACL", "SETUSER", "app"], &rules[..], more].concat());
         RedisOptions { user: Some("app".into()), password: Some(Secret::new("secret")), ..confirmed(1, all_of(&deployment)) }
     };
-    let error = client(with(&[])).0.try_acquire(&request(&key("job"), LONG)).await.expect_err("it may be any server");
+    let error = client(with(&[])).0.try_acquire(&request(&key("job"), LONG)).await.expect_err("no right to ROLE");
     assert_eq!((error.kind, error.effect), (ErrorKind::Denied, Effect::NotApplied), "{error:?}");
     assert!(error.message.contains("'role'") && error.hint.as_deref().is_some_and(|hint| hint.contains("--print-grants run")), "{error:?}");
-    live(with(&["+role"])).await;
+    full_cycle(with(&["+role"])).await;
 }
 
 async fn any_sentinel_leads_to_the_same_store(_: &Lab) {

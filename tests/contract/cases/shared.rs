@@ -1,4 +1,4 @@
-//! Many readers or one writer, where that is declared.
+//! Many readers or one writer, where the store declares shared locks.
 
 use std::time::Duration;
 
@@ -19,14 +19,14 @@ pub fn all() -> Vec<Case> {
         readers_hold_together,
         a_writer_keeps_readers_out,
         readers_keep_a_writer_out,
-        a_reader_asked_again_is_one_reader,
+        a_reader_requested_twice_is_one_reader,
         the_last_reader_wakes_the_writer,
         a_writer_wakes_all_readers,
-        a_reader_that_vanished_ends_by_itself,
+        a_vanished_reader_expires_by_itself,
         a_reader_is_renewed_and_released_by_itself,
         a_nested_reader_is_one_reader,
         readers_have_fences_of_their_own,
-        readers_are_shown_each,
+        each_reader_is_shown,
     ];
     all.extend(cases![|kind| kind.shared() && !kind.clock_is_ours() => the_core_hands_over_between_kinds]);
     all
@@ -75,7 +75,7 @@ async fn readers_keep_a_writer_out(lab: &Lab) {
     c.hold(&job).await;
 }
 
-async fn a_reader_asked_again_is_one_reader(lab: &Lab) {
+async fn a_reader_requested_twice_is_one_reader(lab: &Lab) {
     let mut a = lab.client().await;
     let job = key("job");
     let one = shared(request(&job, LONG));
@@ -122,7 +122,7 @@ async fn a_writer_wakes_all_readers(lab: &Lab) {
     assert!(released.elapsed() < soon(), "{:?}", released.elapsed());
 }
 
-async fn a_reader_that_vanished_ends_by_itself(lab: &Lab) {
+async fn a_vanished_reader_expires_by_itself(lab: &Lab) {
     let (mut b, mut c) = (lab.client().await, lab.client().await);
     let job = key("job");
     let one = shared(lab.expiring(&job, SHORT));
@@ -133,7 +133,7 @@ async fn a_reader_that_vanished_ends_by_itself(lab: &Lab) {
         b.take(&lives).await;
     }
     lab.outlast(SHORT).await;
-    // The other reader holds on by itself, and the dead one doesn't keep the lock.
+    // The other reader keeps the lock by itself, and the dead one doesn't.
     c.refused(&request(&job, LONG)).await;
     b.free(&lives).await;
     c.wait_for(&waiting(&job, LONG), Duration::from_millis(50)).await;
@@ -184,7 +184,7 @@ async fn readers_have_fences_of_their_own(lab: &Lab) {
     assert!(c.take(&writer).await.fence > second);
 }
 
-async fn readers_are_shown_each(lab: &Lab) {
+async fn each_reader_is_shown(lab: &Lab) {
     let (mut a, mut b) = (lab.client().await, lab.client().await);
     let job = key("job");
     a.take(&shared(request(&job, LONG))).await;

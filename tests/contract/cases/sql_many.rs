@@ -1,4 +1,4 @@
-//! Many at once who share locks in SQL servers' lock tables.
+//! Many concurrent clients of shared locks in SQL servers' lock tables.
 
 use std::{
     cell::RefCell,
@@ -25,17 +25,17 @@ use crate::{
 
 pub fn all() -> Vec<Case> {
     let mut all = cases![|kind| matches!(kind, Kind::PostgresLease | Kind::MariadbLease) =>
-        many_readers_come_in_at_once,
-        many_readers_are_let_in_by_one_release,
-        all_kinds_at_once_keep_each_other_out_and_nobody_is_forgotten,
+        many_readers_are_granted_at_once,
+        one_release_admits_many_readers,
+        all_kinds_at_once_exclude_each_other_and_no_waiter_is_forgotten,
     ];
-    all.extend(cases![|kind| kind == Kind::PostgresLease => a_hand_over_costs_the_same_however_many_wait]);
+    all.extend(cases![|kind| kind == Kind::PostgresLease => a_hand_over_costs_the_same_with_many_waiters]);
     all
 }
 
 const MANY: usize = 60;
 
-async fn many_readers_come_in_at_once(lab: &Lab) {
+async fn many_readers_are_granted_at_once(lab: &Lab) {
     let job = key("job");
     let mut clients = Vec::new();
     for _ in 0..MANY {
@@ -52,7 +52,7 @@ async fn many_readers_come_in_at_once(lab: &Lab) {
     assert_eq!(column(lab, "document"), None);
 }
 
-async fn many_readers_are_let_in_by_one_release(lab: &Lab) {
+async fn one_release_admits_many_readers(lab: &Lab) {
     let (mut a, job) = (lab.client().await, key("job"));
     let held = a.hold(&job).await;
     let mut clients = Vec::new();
@@ -66,7 +66,7 @@ async fn many_readers_are_let_in_by_one_release(lab: &Lab) {
         a.free(&held).await;
         Instant::now()
     };
-    // Nobody looks by itself before the case is over.
+    // No waiter polls before the case is over.
     let never = Duration::from_secs(60);
     let all = join_all(clients.iter_mut().map(async |(client, wanted)| client.wait_for(wanted, never).await));
     let (_, released) = tokio::join!(all, release);
@@ -74,18 +74,18 @@ async fn many_readers_are_let_in_by_one_release(lab: &Lab) {
     assert_eq!(a.inspect(&job).await.holders.len(), MANY);
 }
 
-/// Who is in there at the moment.
+/// The current holders.
 #[derive(Default)]
 struct Inside {
     writers: u32,
     readers: u32,
     permits: Vec<u32>,
-    /// Since when nobody is, though others wait, and the longest that was so.
+    /// Since when the lock is free while others wait. `longest` is the longest such time.
     empty: Option<Instant>,
     longest: Duration,
 }
 
-async fn all_kinds_at_once_keep_each_other_out_and_nobody_is_forgotten(lab: &Lab) {
+async fn all_kinds_at_once_exclude_each_other_and_no_waiter_is_forgotten(lab: &Lab) {
     let job = key("job");
     let inside = RefCell::new(Inside::default());
     let seed = dlock::lock::random();
@@ -144,12 +144,12 @@ async fn all_kinds_at_once_keep_each_other_out_and_nobody_is_forgotten(lab: &Lab
         });
     }
     join_all(clients).await;
-    // Had nobody been told, they would have looked by themselves after five seconds; however slow the machine, a turn lasts one.
+    // Without a notification waiters would poll after five seconds; even on a slow machine a hold lasts at most one.
     assert!(inside.borrow().longest < Duration::from_secs(4), "{:?} of {:?}, seed {seed}", inside.borrow().longest, began.elapsed());
     assert_eq!(column(lab, "document"), None);
 }
 
-/// Requests from a holder's release to the next one's, for each of so many who want it.
+/// Returns the average number of requests between two releases, with this many waiters.
 async fn cost_of_a_hand_over(lab: &Lab, wanted: impl Fn(Request) -> Request, waiters: usize) -> f64 {
     let proxy = Proxy::to(lab.postgres().server().port);
     let (mut a, job) = (lab.postgres().through(&proxy), key("job"));
@@ -173,18 +173,18 @@ async fn cost_of_a_hand_over(lab: &Lab, wanted: impl Fn(Request) -> Request, wai
         a.free(&held).await;
     };
     tokio::join!(all, first);
-    // Each asks once at the beginning, and looks by itself every few seconds, which a slow machine takes.
+    // Each waiter sends one request at the beginning, and polls every few seconds, which matters on a slow machine.
     #[allow(clippy::cast_precision_loss)]
     let asked = (proxy.requests() - before) as f64 / waiters as f64;
     asked - began.elapsed().as_secs_f64()
 }
 
-async fn a_hand_over_costs_the_same_however_many_wait(lab: &Lab) {
+async fn a_hand_over_costs_the_same_with_many_waiters(lab: &Lab) {
     let fair = |of: Request| Request { fair: of.waiting, ..of };
     let permits = |of| Request { mode: Mode::Permits(1), ..of };
     for (name, kind) in [("fair", fair as fn(Request) -> Request), ("permits", permits)] {
         let (few, many) = (cost_of_a_hand_over(lab, kind, 4).await, cost_of_a_hand_over(lab, kind, 40).await);
-        // About seven. Waking all would take eighty.
+        // A hand-over takes about 7 requests. Waking all waiters would take 80.
         assert!(few < 20.0 && many < 20.0, "{name}: {few} with 4, {many} with 40");
     }
 }

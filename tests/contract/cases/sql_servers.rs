@@ -1,4 +1,4 @@
-//! What SQL servers make of locks when they are restarted, differ in their setup, or are shared with others.
+//! Locks in SQL servers that are restarted, set up differently, or shared with other programs.
 
 use std::{path::PathBuf, time::Duration};
 
@@ -24,35 +24,35 @@ use crate::{
 };
 
 pub fn all() -> Vec<Case> {
-    let mut all = cases![|kind| kind.is_a_session() && kind.is_ours() =>
+    let mut all = cases![|kind| kind.held_by_session() && kind.is_own_sql_server() =>
         a_hold_of_a_server_that_crashed_is_waited_out,
-        a_hold_that_was_given_back_after_a_crash_is_not_waited_out,
+        a_hold_released_after_a_crash_is_not_waited_out,
     ];
-    all.extend(cases![|kind| kind.is_ours() => modes_of_one_table_exclude_each_other]);
+    all.extend(cases![|kind| kind.is_own_sql_server() => modes_of_one_table_exclude_each_other]);
     all.extend(cases![|kind| kind == Kind::PostgresLease || kind == Kind::MariadbLease =>
         at_least_holds_for_shedlock,
         a_table_that_shedlock_may_share_is_not_collected,
-        a_session_that_took_over_a_number_is_not_ended,
+        a_session_that_reuses_an_id_is_not_killed,
         passwords_and_certificates_are_checked,
         a_unix_socket_serves,
     ]);
     all.extend(
-        cases![|kind| kind.is_sql() && kind.is_ours() => a_server_without_connections_is_asked_again, a_restarted_server_is_asked_again],
+        cases![|kind| kind.is_sql() && kind.is_own_sql_server() => a_server_without_free_connections_is_retried, a_restarted_server_is_retried],
     );
-    all.extend(cases![|kind| kind.is_postgres() => an_encoding_without_all_characters_keeps_no_job_from_running, a_standby_is_looked_at]);
+    all.extend(cases![|kind| kind.is_postgres() => an_encoding_without_all_characters_stops_no_job, a_standby_can_be_inspected]);
     all.extend(cases![|kind| kind == Kind::PostgresLease =>
-        a_grant_whose_client_died_is_not_given,
-        a_second_table_of_the_name_is_told,
-        what_the_server_refuses_is_no_bug,
+        a_dead_client_is_granted_nothing,
+        a_second_table_of_the_same_name_is_reported,
+        a_statement_the_server_rejects_is_a_configuration_error,
     ]);
-    all.extend(cases![|kind| kind == Kind::MariadbLease => a_table_of_shedlock_lacks_columns]);
+    all.extend(cases![|kind| kind == Kind::MariadbLease => a_shedlock_table_without_our_columns_is_an_error]);
     all.extend(cases![|kind| kind == Kind::MariadbAdvisory || kind == Kind::MariadbRow => a_session_survives_its_transactions]);
-    all.extend(cases![|kind| kind == Kind::MariadbAdvisory => names_go_by_the_table]);
-    all.extend(cases![|kind| kind == Kind::PostgresAdvisory || kind == Kind::MariadbAdvisory => the_name_in_the_server_is_told]);
+    all.extend(cases![|kind| kind == Kind::MariadbAdvisory => lock_names_depend_on_the_table]);
+    all.extend(cases![|kind| kind == Kind::PostgresAdvisory || kind == Kind::MariadbAdvisory => the_name_in_the_server_is_reported]);
     all
 }
 
-/// A server of the case's own, which can crash.
+/// The case's own server, which can crash.
 enum Own {
     Postgres(Postgres, postgres::Options),
     MariaDb(MariaDb, mysql::Options),
@@ -111,7 +111,7 @@ impl Own {
     }
 }
 
-/// Its holder is cut off, and hears nothing of the crash.
+/// The holder is cut off, and does not notice the crash.
 async fn a_hold_of_a_server_that_crashed_is_waited_out(lab: &Lab) {
     const LEASE: Duration = Duration::from_secs(15);
     let mut server = Own::start(lab).await;
@@ -126,7 +126,7 @@ async fn a_hold_of_a_server_that_crashed_is_waited_out(lab: &Lab) {
     let busy = b.refused(&request(&job, LEASE)).await;
     assert_eq!(busy.holders.iter().map(|holder| holder.fence).collect::<Vec<_>>(), [Some(fence)], "{busy:?}");
     let state = b.inspect(&job).await;
-    assert!(state.holders.len() == 1 && state.holders[0].renewed_ago.is_none(), "nobody knows whether it is alive: {state:?}");
+    assert!(state.holders.len() == 1 && state.holders[0].renewed_ago.is_none(), "whether the holder lives is unknown: {state:?}");
     let mut c = server.client();
     let wanted = waiting(&job, LEASE);
     let grant = c.wait_for(&wanted, LEASE * 3).await;
@@ -137,14 +137,14 @@ async fn a_hold_of_a_server_that_crashed_is_waited_out(lab: &Lab) {
     c.free(&wanted).await;
 }
 
-async fn a_hold_that_was_given_back_after_a_crash_is_not_waited_out(lab: &Lab) {
+async fn a_hold_released_after_a_crash_is_not_waited_out(lab: &Lab) {
     let mut server = Own::start(lab).await;
     let mut a = server.client();
     let job = key("job");
     let held = a.hold(&job).await;
     server.restart();
     server.client().refused(&request(&job, LONG)).await;
-    assert_eq!(a.release(&held, Scope::Tree).await, Release::NotHeld, "it was lost, and is over");
+    assert_eq!(a.release(&held, Scope::Tree).await, Release::NotHeld, "the hold was lost, and has ended");
     server.client().hold(&job).await;
 }
 
@@ -182,7 +182,7 @@ async fn modes_of_one_table_exclude_each_other(lab: &Lab) {
         a.renewed(&held, None).await;
     }
     a.free(&held).await;
-    // Whoever puts the tables in order says in which mode they are.
+    // The client that runs `init` sets the mode of the tables.
     let other = if own.contains("mode=row") { "lease" } else { "row" };
     let mut b = open(other);
     b.0.init().await.expect("init");
@@ -200,14 +200,14 @@ async fn at_least_holds_for_shedlock(lab: &Lab) {
     a.free(&held).await;
     let until = lab.either("timezone('utc', CURRENT_TIMESTAMP)", "UTC_TIMESTAMP(3)");
     let free = format!("SELECT 1 FROM dlock WHERE name = 'dlock:job' AND lock_until <= {until}");
-    assert_eq!(lab.sql(&free).len(), 0, "ShedLock is kept out");
+    assert_eq!(lab.sql(&free).len(), 0, "ShedLock took a lock that at-least keeps");
     let state = a.inspect(&job).await;
-    assert!(state.holders.is_empty(), "nobody has it: {state:?}");
+    assert!(state.holders.is_empty(), "the lock has a holder: {state:?}");
     assert!(a.keys("").await.is_empty());
-    assert!(matches!(a.attempt(&request(&job, LONG)).await, Attempt::Denied(_)), "it is kept, not held");
+    assert!(matches!(a.attempt(&request(&job, LONG)).await, Attempt::Denied(_)), "at-least does not deny the run");
     let past = a.0.history(&job).await.expect("history").past;
-    assert_eq!(past.len(), 1, "it did not vanish: {past:?}");
-    // What was undone keeps nobody out.
+    assert_eq!(past.len(), 1, "a released hold was recorded as vanished: {past:?}");
+    // An undone hold denies no other run.
     let undone = key("undone");
     let held = Request { key: undone.clone(), ..Request { run_policy: held.run_policy.clone(), ..request(&undone, LONG) } };
     a.take(&held).await;
@@ -224,14 +224,14 @@ async fn a_table_that_shedlock_may_share_is_not_collected(lab: &Lab) {
         a.0.init().await.expect("init");
         let held = a.hold(&key("job")).await;
         a.free(&held).await;
-        let error = a.0.collect(Duration::ZERO).await.expect_err("its nodes remember the row");
+        let error = a.0.collect(Duration::ZERO).await.expect_err("ShedLock's nodes remember the row");
         assert_eq!(error.kind, ErrorKind::Unsupported, "{error}");
-        open(table, namespace, true).0.collect(Duration::ZERO).await.expect("somebody vouches for it");
+        open(table, namespace, true).0.collect(Duration::ZERO).await.expect("the options say that ShedLock does not share the table");
     }
 }
 
-/// The answer to a grant is lost, the server is restarted, and others have its session's number.
-async fn a_session_that_took_over_a_number_is_not_ended(lab: &Lab) {
+/// The answer to a grant is lost, the server is restarted, and another session reuses the session's id.
+async fn a_session_that_reuses_an_id_is_not_killed(lab: &Lab) {
     let mut server = Own::start(lab).await;
     let proxy = Proxy::to(server.port());
     let mut a = server.through(proxy.port);
@@ -242,7 +242,7 @@ async fn a_session_that_took_over_a_number_is_not_ended(lab: &Lab) {
     proxy.cut();
     server.restart();
     let Own::MariaDb(database, _) = &server else {
-        // No process of the server can be given a number there; the name that its statement asks for is no other session's.
+        // PostgreSQL's process ids can't be forced to repeat, and dlock also compares the session's name.
         a.take(&wanted).await;
         return;
     };
@@ -253,10 +253,10 @@ async fn a_session_that_took_over_a_number_is_not_ended(lab: &Lab) {
     let taken = lease::acquire(&mut *a.0, &BootClock, wanted, WaitPolicy::Try, Limits::DEFAULT, std::future::pending::<()>(), |_| {}).await;
     assert!(matches!(taken, Ok(Outcome::Granted(_))), "{taken:?}");
     let left = database.text("mysql", "SELECT COUNT(*) FROM information_schema.processlist WHERE db = 'mysql' AND id <> CONNECTION_ID()");
-    assert_eq!(left.parse(), Ok(others.len()), "all of the others' sessions");
+    assert_eq!(left.parse(), Ok(others.len()), "a session of another client was killed");
 }
 
-async fn an_encoding_without_all_characters_keeps_no_job_from_running(lab: &Lab) {
+async fn an_encoding_without_all_characters_stops_no_job(lab: &Lab) {
     let server = lab.postgres().server();
     let database = format!("{}_latin1", lab.postgres().database);
     server.sql(pg::USER, &format!("CREATE DATABASE {database} ENCODING 'LATIN1' LC_COLLATE 'C' LC_CTYPE 'C' TEMPLATE template0"));
@@ -265,7 +265,7 @@ async fn an_encoding_without_all_characters_keeps_no_job_from_running(lab: &Lab)
     {
         let mut a = Client(postgres::backend(options));
         a.0.init().await.expect("init");
-        assert!(a.0.notices().iter().any(|notice| notice.text.contains("encoding")), "init says so");
+        assert!(a.0.notices().iter().any(|notice| notice.text.contains("encoding")), "init reports it");
         let job = key("job");
         let said = "\u{65e5}\u{672c} \u{1f512} \u{f8}";
         let metadata = Metadata { host: Some(said.into()), description: Some(said.into()), ..Metadata::default() };
@@ -276,14 +276,14 @@ async fn an_encoding_without_all_characters_keeps_no_job_from_running(lab: &Lab)
         assert_eq!(a.0.release(&job, &held.token, &info).await.expect("released"), Release::Released);
         let past = a.0.history(&job).await.expect("history").past;
         assert_eq!(past[0].metadata.as_ref(), Some(&metadata), "{past:?}");
-        let error = a.0.try_acquire(&request(&key(said), LONG)).await.expect_err("no such characters");
+        let error = a.0.try_acquire(&request(&key(said), LONG)).await.expect_err("the encoding lacks these characters");
         assert_eq!(error.kind, ErrorKind::Config, "{error}");
         assert!(error.hint.is_some(), "{error:?}");
     }
     server.sql(pg::USER, &format!("DROP DATABASE {database} WITH (FORCE)"));
 }
 
-async fn a_standby_is_looked_at(lab: &Lab) {
+async fn a_standby_can_be_inspected(lab: &Lab) {
     let mut server = Postgres::with(pg::Options { durable: true, ..Default::default() });
     let mut options = lab.postgres().options("dlock");
     options.sql.server = Server::Tcp { host: "127.0.0.1".into(), port: server.port };
@@ -299,26 +299,26 @@ async fn a_standby_is_looked_at(lab: &Lab) {
     assert_eq!(b.keys("").await, ["job"]);
     b.0.history(&job).await.expect("history");
     for of in [request(&job, LONG), request(&key("other"), LONG)] {
-        let error = b.0.try_acquire(&of).await.expect_err("it takes no writes");
+        let error = b.0.try_acquire(&of).await.expect_err("a standby accepts no writes");
         assert!(error.kind == ErrorKind::Config && error.message.contains("standby") && error.hint.is_some(), "{error}");
     }
 }
 
-/// Somebody keeps the lock's row locked meanwhile.
-async fn a_grant_whose_client_died_is_not_given(lab: &Lab) {
+/// Another session keeps the lock's row locked meanwhile.
+async fn a_dead_client_is_granted_nothing(lab: &Lab) {
     let job = key("job");
     let mut b = lab.client().await;
     let held = b.hold(&job).await;
     b.free(&held).await;
     let kept = lab.postgres().keep("BEGIN; SELECT 1 FROM dlock WHERE name = 'dlock:job' FOR UPDATE");
     let mut a = lab.client().await;
-    assert!(tokio::time::timeout(Duration::from_millis(300), a.0.try_acquire(&request(&job, LONG))).await.is_err(), "it waits");
+    assert!(tokio::time::timeout(Duration::from_millis(300), a.0.try_acquire(&request(&job, LONG))).await.is_err(), "the request waits");
     drop(a);
-    // The server looks twice a second whether its client is there.
+    // The server checks twice a second whether its client is connected.
     let waits = "SELECT 1 FROM pg_stat_activity WHERE datname = current_database() AND application_name LIKE 'dlock %' AND wait_event_type = 'Lock'";
     let began = std::time::Instant::now();
     while !lab.postgres().sql(waits).is_empty() {
-        assert!(began.elapsed() < stretched(Duration::from_secs(20)), "it waits yet");
+        assert!(began.elapsed() < stretched(Duration::from_secs(20)), "the dead client's session still waits");
         lab.pass(SLACK / 4).await;
     }
     drop(kept);
@@ -326,23 +326,23 @@ async fn a_grant_whose_client_died_is_not_given(lab: &Lab) {
     assert!(state.holders.is_empty(), "{state:?}");
 }
 
-async fn a_second_table_of_the_name_is_told(lab: &Lab) {
+async fn a_second_table_of_the_same_name_is_reported(lab: &Lab) {
     lab.postgres().sql("CREATE SCHEMA other; CREATE TABLE other.dlock (LIKE public.dlock)");
     let mut client = lab.client().await;
     let found = client.0.examine().await.expect("an examination");
-    let schema = found.iter().find(|finding| finding.check == "schema").expect("it is looked at");
+    let schema = found.iter().find(|finding| finding.check == "schema").expect("a finding about the schema");
     assert!(schema.text.contains("other.dlock") && schema.text.contains("public.dlock"), "{schema:?}");
     client.0.init().await.expect("init");
-    assert!(client.0.notices().iter().any(|notice| notice.text.contains("other.dlock")), "init says so");
+    assert!(client.0.notices().iter().any(|notice| notice.text.contains("other.dlock")), "init reports it");
 }
 
-async fn what_the_server_refuses_is_no_bug(lab: &Lab) {
+async fn a_statement_the_server_rejects_is_a_configuration_error(lab: &Lab) {
     lab.postgres().sql("ALTER TABLE dlock ADD CONSTRAINT strict CHECK (name <> 'dlock:job')");
     let error = lab.client().await.0.try_acquire(&request(&key("job"), LONG)).await.expect_err("refused");
     assert!(error.kind == ErrorKind::Config && error.message.contains("strict"), "{error}");
 }
 
-async fn a_table_of_shedlock_lacks_columns(lab: &Lab) {
+async fn a_shedlock_table_without_our_columns_is_an_error(lab: &Lab) {
     lab.mariadb().sql("CREATE TABLE shedlock (name VARCHAR(64) PRIMARY KEY, lock_until TIMESTAMP(3) NOT NULL, locked_at TIMESTAMP(3) NOT NULL, locked_by VARCHAR(255) NOT NULL)");
     let mut options = lab.mariadb().options("dlock");
     options.sql.table = "shedlock".into();
@@ -351,7 +351,7 @@ async fn a_table_of_shedlock_lacks_columns(lab: &Lab) {
     assert!(!error.message.contains("the lock table does not exist"), "{error}");
 }
 
-/// A server can be set up to end sessions with their transactions.
+/// The server is set up to end each session with its transaction.
 async fn a_session_survives_its_transactions(lab: &Lab) {
     lab.target.isolate().await;
     lab.mariadb().sql("SET GLOBAL completion_type = 'RELEASE'");
@@ -364,7 +364,7 @@ async fn a_session_survives_its_transactions(lab: &Lab) {
     }
 }
 
-async fn names_go_by_the_table(lab: &Lab) {
+async fn lock_names_depend_on_the_table(lab: &Lab) {
     let target = lab.mariadb();
     let other = format!("{}_two", target.database);
     target.sql(&format!("CREATE DATABASE {other}"));
@@ -384,7 +384,7 @@ async fn names_go_by_the_table(lab: &Lab) {
     target.sql(&format!("DROP DATABASE {other}"));
 }
 
-async fn the_name_in_the_server_is_told(lab: &Lab) {
+async fn the_name_in_the_server_is_reported(lab: &Lab) {
     let mut a = lab.client().await;
     for name in ["job", "JOB"] {
         a.hold(&key(name)).await;
@@ -449,7 +449,7 @@ async fn passwords_and_certificates_are_checked(lab: &Lab) {
             let encrypted = "SELECT bool_or(ssl) FROM pg_stat_ssl JOIN pg_stat_activity USING (pid) WHERE application_name LIKE 'dlock %'";
             assert_eq!(server.text("postgres", encrypted) == "t", tls != TlsMode::Disable, "{tls:?}");
             drop(a);
-            // Its session ends meanwhile.
+            // The session ends meanwhile.
             lab.pass(Duration::from_millis(100)).await;
         }
     }
@@ -465,7 +465,7 @@ async fn passwords_and_certificates_are_checked(lab: &Lab) {
     refused(client(host, TlsMode::VerifyFull, PASSWORD, &None), "the public authorities don't know it").await;
     refused(client(host, TlsMode::VerifyFull, PASSWORD, &theirs), "another authority").await;
     refused(client(host, TlsMode::VerifyCa, PASSWORD, &theirs), "another authority").await;
-    // A certificate for another name does for an authority that is known, but not for this host.
+    // With a known authority, a certificate for another name passes `verify-ca`, but not `verify-full`.
     refused(client("localhost", TlsMode::VerifyFull, PASSWORD, &ours), "another name").await;
     client("localhost", TlsMode::VerifyCa, PASSWORD, &ours).hold(&key("job")).await;
 }
@@ -490,10 +490,10 @@ async fn a_unix_socket_serves(lab: &Lab) {
     };
     let (_, released) = tokio::join!(b.wait_for(&wanted, LONG), release);
     assert!(released.elapsed() < soon(), "{:?}", released.elapsed());
-    assert!(b.0.notices().iter().all(|notice| !notice.text.contains("waiters poll")), "a Unix socket was taken for a pooler");
+    assert!(b.0.notices().iter().all(|notice| !notice.text.contains("waiters poll")), "a Unix socket was reported as a pooler");
 }
 
-async fn a_server_without_connections_is_asked_again(lab: &Lab) {
+async fn a_server_without_free_connections_is_retried(lab: &Lab) {
     let server = if lab.kind.is_postgres() {
         let settings = vec!["max_connections=8".into(), "superuser_reserved_connections=2".into()];
         let server = Postgres::with(pg::Options { settings, ..Default::default() });
@@ -509,7 +509,7 @@ async fn a_server_without_connections_is_asked_again(lab: &Lab) {
         Own::MariaDb(server, options)
     };
     server.client().0.init().await.expect("init");
-    // Its session ends meanwhile.
+    // The session ends meanwhile.
     lab.pass(Duration::from_millis(100)).await;
     let mut others: Vec<Client> = Vec::new();
     let error = loop {
@@ -533,7 +533,7 @@ async fn a_server_without_connections_is_asked_again(lab: &Lab) {
     assert!(matches!(outcome, Ok(Outcome::Granted(_))), "{outcome:?}");
 }
 
-async fn a_restarted_server_is_asked_again(lab: &Lab) {
+async fn a_restarted_server_is_retried(lab: &Lab) {
     let mut server = Own::start(lab).await;
     let mut a = server.client();
     let job = key("job");
@@ -544,9 +544,9 @@ async fn a_restarted_server_is_asked_again(lab: &Lab) {
         backend.renew(&held.key, &held.token, None.into()).await
     });
     let renewal = renewal.await.expect("an answer");
-    if lab.kind.is_a_session() {
+    if lab.kind.held_by_session() {
         assert_eq!(renewal, Renewal::NotHeld, "sessions end with the server");
-        // What it ran may run yet, until it says that it does not.
+        // The old holder's command may still run until the holder reports its end.
         server.client().refused(&request(&job, LONG)).await;
         let info = ReleaseInfo { end: Some(End::Lost), run_state: None, ..ReleaseInfo::UNDO };
         assert_eq!(a.0.release(&job, &held.token, &info).await.expect("an answer"), Release::NotHeld);

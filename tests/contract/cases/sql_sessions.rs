@@ -1,4 +1,4 @@
-//! Locks that sessions of a SQL server keep: how they end, and readers and writers of one.
+//! Locks that are held by sessions of a SQL server: how they end, and their readers and writers.
 
 use std::time::Duration;
 
@@ -12,24 +12,24 @@ use crate::{
 };
 
 pub fn all() -> Vec<Case> {
-    let mut all = cases![|kind| kind.is_a_session() && kind.is_ours() =>
+    let mut all = cases![|kind| kind.held_by_session() && kind.is_own_sql_server() =>
         a_session_that_is_ended_is_noticed_at_once,
         a_cut_connection_is_noticed_at_once,
-        a_silent_holder_is_ended_by_the_server,
+        a_silent_holder_is_disconnected_by_the_server,
         a_renewal_whose_answer_was_lost_keeps_the_lock,
-        fences_rise_though_holders_crash,
-        there_is_a_lifeline_for_each_hold,
+        fences_rise_when_holders_crash,
+        each_hold_has_a_lifeline,
     ];
-    all.extend(cases![|kind| kind.is_a_session() && kind.shared() =>
+    all.extend(cases![|kind| kind.held_by_session() && kind.shared() =>
         a_stream_of_readers_does_not_starve_a_writer,
-        a_writer_that_waits_is_not_taken_for_a_holder,
-        a_reader_whose_session_ended_keeps_no_writer_out,
+        a_waiting_writer_is_not_reported_as_a_holder,
+        a_reader_whose_session_ended_blocks_no_writer,
         a_reader_that_waited_is_a_reader,
     ]);
     all
 }
 
-/// A client that goes through a proxy.
+/// Returns a client behind a proxy.
 async fn by_proxy(lab: &Lab) -> (Proxy, Client) {
     let proxy = Proxy::to(lab.server().port());
     let client = Client(lab.server().through(proxy.port).await);
@@ -41,7 +41,7 @@ async fn a_session_that_is_ended_is_noticed_at_once(lab: &Lab) {
     let job = key("job");
     let held = a.hold(&job).await;
     let quiet = tokio::time::timeout(SLACK, a.0.tether().expect("a session").watch(&job, &held.token)).await;
-    assert!(quiet.is_err(), "nothing happened yet");
+    assert!(quiet.is_err(), "the watch ended too early");
     let number = lab.either("pid", "session");
     let number = lab.sql(&format!("SELECT {number} FROM dlock_sessions WHERE name = 'dlock:job'"))[0][0].clone();
     lab.sql(&lab.either(format!("SELECT pg_terminate_backend({number})"), format!("KILL {number}")));
@@ -50,9 +50,9 @@ async fn a_session_that_is_ended_is_noticed_at_once(lab: &Lab) {
     assert_eq!(a.release(&held, Scope::Tree).await, Release::NotHeld);
     let next = request(&job, LONG);
     let drain_delay = b.take(&next).await.drain_delay;
-    assert!(drain_delay >= Duration::from_millis(500), "{drain_delay:?} for who was ended to stop what it ran");
+    assert!(drain_delay >= Duration::from_millis(500), "{drain_delay:?} is too short for the old holder to stop its command");
     b.free(&next).await;
-    assert_eq!(a.take(&request(&job, LONG)).await.drain_delay, Duration::ZERO, "it was given back");
+    assert_eq!(a.take(&request(&job, LONG)).await.drain_delay, Duration::ZERO, "the hold was released");
 }
 
 async fn a_cut_connection_is_noticed_at_once(lab: &Lab) {
@@ -65,7 +65,7 @@ async fn a_cut_connection_is_noticed_at_once(lab: &Lab) {
     lab.client().await.wait_for(&waiting(&job, LONG), Duration::from_millis(100)).await;
 }
 
-async fn a_silent_holder_is_ended_by_the_server(lab: &Lab) {
+async fn a_silent_holder_is_disconnected_by_the_server(lab: &Lab) {
     let (mut proxy, mut a) = by_proxy(lab).await;
     let job = key("job");
     let held = request(&job, SHORT * 2);
@@ -87,10 +87,10 @@ async fn a_renewal_whose_answer_was_lost_keeps_the_lock(lab: &Lab) {
     let (proxy, mut a) = by_proxy(lab).await;
     let job = key("job");
     let held = a.hold(&job).await;
-    // MariaDB shows a renewal over another session first.
+    // MariaDB records a renewal over another session first.
     proxy.trap(lab.either("", "@dlock = CONNECTION_ID() AND"), Fault::LateReply(Duration::from_millis(300)));
-    let patience = lab.either(Duration::from_millis(100), Duration::from_millis(250));
-    let renewal = tokio::time::timeout(patience, a.0.renew(&job, &held.token, None.into())).await;
+    let give_up_after = lab.either(Duration::from_millis(100), Duration::from_millis(250));
+    let renewal = tokio::time::timeout(give_up_after, a.0.renew(&job, &held.token, None.into())).await;
     assert!(renewal.is_err(), "{renewal:?}");
     a.renewed(&held, None).await;
     lab.client().await.refused(&request(&job, LONG)).await;
@@ -98,7 +98,7 @@ async fn a_renewal_whose_answer_was_lost_keeps_the_lock(lab: &Lab) {
     lab.client().await.wait_for(&waiting(&job, LONG), Duration::from_millis(50)).await;
 }
 
-async fn fences_rise_though_holders_crash(lab: &Lab) {
+async fn fences_rise_when_holders_crash(lab: &Lab) {
     let job = key("job");
     let mut last = Fence(0);
     for _ in 0..3 {
@@ -110,7 +110,7 @@ async fn fences_rise_though_holders_crash(lab: &Lab) {
     }
 }
 
-async fn there_is_a_lifeline_for_each_hold(lab: &Lab) {
+async fn each_hold_has_a_lifeline(lab: &Lab) {
     let mut a = lab.client().await;
     assert!(a.0.tether().expect("a session").lifelines().expect("none").is_empty());
     let job = key("job");
@@ -120,7 +120,7 @@ async fn there_is_a_lifeline_for_each_hold(lab: &Lab) {
     assert_eq!(lines.len(), 2);
     drop(lines);
     a.renewed(&held, None).await;
-    // The lock is free at the latest when the last of them is closed.
+    // The lock is free at the latest when the last lifeline is closed.
     let lines = a.0.tether().expect("a session").lifelines().expect("two");
     drop(a);
     lab.pass(SLACK).await;
@@ -132,7 +132,7 @@ fn shared(of: Request) -> Request {
     Request { mode: Mode::Shared, ..of }
 }
 
-/// There is a reader at all times, and another one comes before it goes.
+/// The lock always has a reader: each one leaves only after the next has joined.
 async fn a_stream_of_readers_does_not_starve_a_writer(lab: &Lab) {
     let job = key("job");
     let mut writer = lab.client().await;
@@ -152,7 +152,7 @@ async fn a_stream_of_readers_does_not_starve_a_writer(lab: &Lab) {
             lab.pass(SLACK / 5).await;
             match held[going].take() {
                 Some(request) => readers[going].free(&request).await,
-                // Nobody reads: the writer has it.
+                // No reader is left: the writer holds the lock.
                 None if held[coming].is_none() => return,
                 None => {}
             }
@@ -163,7 +163,7 @@ async fn a_stream_of_readers_does_not_starve_a_writer(lab: &Lab) {
     assert!(began.elapsed() < stretched(Duration::from_secs(5)), "{:?}", began.elapsed());
 }
 
-async fn a_writer_that_waits_is_not_taken_for_a_holder(lab: &Lab) {
+async fn a_waiting_writer_is_not_reported_as_a_holder(lab: &Lab) {
     let job = key("job");
     let (mut a, mut b, mut c) = (lab.client().await, lab.client().await, lab.client().await);
     let reader = shared(request(&job, LONG));
@@ -185,7 +185,7 @@ async fn a_writer_that_waits_is_not_taken_for_a_holder(lab: &Lab) {
     assert!(state.holders.len() == 1 && state.holders[0].mode == Mode::Exclusive && !state.holders[0].foreign, "{state:?}");
 }
 
-async fn a_reader_whose_session_ended_keeps_no_writer_out(lab: &Lab) {
+async fn a_reader_whose_session_ended_blocks_no_writer(lab: &Lab) {
     let job = key("job");
     let mut c = lab.client().await;
     {
@@ -196,7 +196,7 @@ async fn a_reader_whose_session_ended_keeps_no_writer_out(lab: &Lab) {
     }
     let wanted = waiting(&job, LONG);
     let grant = c.wait_for(&wanted, Duration::from_secs(5)).await;
-    assert!(!grant.drain_delay.is_zero(), "what they ran may run yet");
+    assert!(!grant.drain_delay.is_zero(), "the readers' commands may still run");
     let history = c.0.history(&job).await.expect("history");
     assert_eq!(history.past.len(), 2, "{history:?}");
     c.free(&wanted).await;

@@ -1,4 +1,4 @@
-//! Shared locks in SQL servers' lock tables: what others do to the row at the wrong moment.
+//! Shared locks in SQL servers' lock tables: changes to the row by others at the wrong moment.
 
 use std::{
     future::pending,
@@ -12,7 +12,7 @@ use dlock::{
 
 use super::{Case, cases, history::history};
 use crate::{
-    lab::{Client, LONG, Lab, SHORT, SLACK, key, nested, overtaken, request, soon, waiting},
+    lab::{Client, LONG, Lab, SHORT, SLACK, key, nested, overtaking_delay, request, soon, waiting},
     support::proxy::{Fault, Proxy},
     targets::Kind,
 };
@@ -24,14 +24,14 @@ pub fn all() -> Vec<Case> {
         a_share_that_arrives_too_late_changes_nothing,
         a_share_is_not_revived_by_a_late_renewal,
         shares_keep_shedlock_out_until_the_last_ends,
-        what_shedlock_took_over_is_nobodys_share,
-        a_fair_waiter_who_comes_during_a_grant_goes_first,
-        a_reader_who_comes_during_a_release_is_woken,
-        who_was_told_before_it_listened_does_not_wait,
-        who_waited_before_it_was_shared_keeps_its_place,
-        a_waiter_is_out_of_the_row_when_it_leaves,
+        a_lock_that_shedlock_took_over_has_no_shares,
+        a_fair_waiter_that_joins_during_a_grant_goes_first,
+        a_reader_that_joins_during_a_release_is_woken,
+        a_waiter_notified_before_it_listens_does_not_wait,
+        a_waiter_keeps_its_position_when_readers_join,
+        a_waiter_that_leaves_is_removed_from_the_row,
         a_share_is_renewed_in_two_round_trips,
-        a_table_without_the_column_is_a_mistake_with_a_hint,
+        a_table_without_the_column_is_an_error_with_a_hint,
         a_newer_layout_of_shares_is_refused,
         an_older_layout_is_refused_until_init,
         rows_that_were_shared_are_collected,
@@ -48,7 +48,7 @@ fn fair(of: Request) -> Request {
     Request { fair: true, waiting: true, ..of }
 }
 
-/// What stands in the statement that writes a row back, and in no other.
+/// Returns text that only the statement contains that writes a row back.
 fn write(lab: &Lab) -> &'static str {
     lab.either("WITH written AS", "@dlock_written = ROW_COUNT()")
 }
@@ -57,13 +57,13 @@ pub fn column(lab: &Lab, what: &str) -> Option<String> {
     Some(lab.sql(&format!("SELECT {what} FROM dlock WHERE name = 'dlock:job'"))[0][0].clone()).filter(|value| value != "NULL")
 }
 
-/// Ends what ShedLock has.
+/// Ends ShedLock's hold.
 fn end_shedlock(lab: &Lab) {
     let now = lab.either("timezone('utc', clock_timestamp())", "UTC_TIMESTAMP(6)");
     lab.sql(&format!("UPDATE dlock SET lock_until = {now} WHERE locked_by = 'web7'"));
 }
 
-/// Another client's transaction that puts a document into the row, and lasts for half a second.
+/// Starts another client's transaction, which writes a document into the row, and lasts half a second.
 fn put_document(lab: &Lab, document: &str) -> std::thread::JoinHandle<()> {
     let update = format!("UPDATE dlock SET document = '{document}', revision = revision + 1");
     lab.meanwhile(
@@ -74,7 +74,7 @@ fn put_document(lab: &Lab, document: &str) -> std::thread::JoinHandle<()> {
     )
 }
 
-/// A client whose next statements go through a proxy, over a session that is there.
+/// Returns a client behind a proxy, with an open session.
 async fn through(lab: &Lab) -> (Proxy, Client) {
     let proxy = Proxy::to(lab.server().port());
     let mut client = Client(lab.server().through(proxy.port).await);
@@ -94,7 +94,7 @@ async fn a_share_whose_answer_was_lost_is_granted_once(lab: &Lab) {
             assert_eq!((proxy.sprung(), lease.holds), (1, 1));
             let state = lab.client().await.inspect(&job).await;
             assert_eq!((state.holders.len(), state.last_fence), (1, Some(lease.fence)));
-            // And the same of its release, which is done.
+            // The same for the release, which the server has done.
             proxy.trap(write(lab), fault);
             let lost = tokio::time::timeout(soon(), a.0.release(&job, &wanted.token, &Scope::Hold.into())).await;
             assert!(!matches!(lost, Ok(Ok(_))), "{lost:?}");
@@ -105,15 +105,15 @@ async fn a_share_whose_answer_was_lost_is_granted_once(lab: &Lab) {
 }
 
 async fn a_share_that_arrives_late_ends_with_its_lease(lab: &Lab) {
-    // Another session is made meanwhile.
-    let late_by = overtaken() * 2;
+    // The client opens another session meanwhile.
+    let late_by = overtaking_delay() * 2;
     let (proxy, mut a) = through(lab).await;
     let job = key("job");
     proxy.trap(write(lab), Fault::Late(late_by));
     let late = reader(request(&job, SHORT));
     let given_up = tokio::time::timeout(Duration::from_millis(150), a.0.try_acquire(&late)).await;
     assert!(given_up.is_err(), "{given_up:?}");
-    assert_eq!(a.release(&late, Scope::Hold).await, Release::NotHeld, "it has not arrived yet");
+    assert_eq!(a.release(&late, Scope::Hold).await, Release::NotHeld, "the attempt has not arrived yet");
     lab.pass(late_by).await;
     if let Some(holder) = lab.client().await.inspect(&job).await.holders.first() {
         assert!(holder.expires_in.expect("an end") <= SHORT);
@@ -122,14 +122,14 @@ async fn a_share_that_arrives_late_ends_with_its_lease(lab: &Lab) {
     lab.client().await.hold(&job).await;
 }
 
-/// It was decided by the row as it was.
+/// The late write was based on an older revision of the row.
 async fn a_share_that_arrives_too_late_changes_nothing(lab: &Lab) {
     let (proxy, mut a) = through(lab).await;
     let (mut b, job) = (lab.client().await, key("job"));
     let first = reader(request(&job, LONG));
     b.take(&first).await;
     b.free(&first).await;
-    proxy.trap(write(lab), Fault::Late(overtaken()));
+    proxy.trap(write(lab), Fault::Late(overtaking_delay()));
     let late = reader(request(&job, LONG));
     let attempt = a.0.try_acquire(&late);
     let meanwhile = async {
@@ -141,10 +141,10 @@ async fn a_share_that_arrives_too_late_changes_nothing(lab: &Lab) {
     let holders = b.inspect(&job).await.holders;
     assert!(holders.len() == 1 && holders[0].mode == Mode::Exclusive, "{holders:?}");
     b.free(&writer).await;
-    // ShedLock counts no revision.
+    // ShedLock does not change the revision.
     b.take(&first).await;
     b.free(&first).await;
-    proxy.trap(write(lab), Fault::Late(overtaken()));
+    proxy.trap(write(lab), Fault::Late(overtaking_delay()));
     let attempt = a.0.try_acquire(&late);
     let meanwhile = async {
         lab.pass(Duration::from_millis(150)).await;
@@ -155,7 +155,7 @@ async fn a_share_that_arrives_too_late_changes_nothing(lab: &Lab) {
     assert_eq!((proxy.sprung(), column(lab, "locked_by").as_deref()), (2, Some("web7")));
 }
 
-/// Nobody took it meanwhile: what is lost is lost all the same.
+/// No other client took the lock meanwhile, but an expired share stays lost.
 async fn a_share_is_not_revived_by_a_late_renewal(lab: &Lab) {
     let (proxy, mut a) = through(lab).await;
     let job = key("job");
@@ -180,16 +180,16 @@ async fn shares_keep_shedlock_out_until_the_last_ends(lab: &Lab) {
         "TIMESTAMPDIFF(SECOND, UTC_TIMESTAMP(6), lock_until)"
     };
     let left = || column(lab, left).expect("an end").parse::<u64>().expect("seconds");
-    assert!(left() > LONG.as_secs() + 10, "the latest of all");
+    assert!(left() > LONG.as_secs() + 10, "lock_until is the latest expiry");
     b.free(&two).await;
-    assert!(left() <= LONG.as_secs(), "the one that is left");
+    assert!(left() <= LONG.as_secs(), "lock_until is the remaining reader's expiry");
     assert!(!lab.shedlock("dlock", "dlock:job", 30));
     a.free(&one).await;
-    assert!(lab.shedlock("dlock", "dlock:job", 30), "ShedLock did not get a lock that was given back");
+    assert!(lab.shedlock("dlock", "dlock:job", 30), "ShedLock did not get a released lock");
     let wanted = reader(waiting(&job, LONG));
     let busy = a.refused(&wanted).await;
     assert!(busy.holders.len() == 1 && busy.holders[0].foreign, "{busy:?}");
-    // It tells nobody: some look at the row, or the core does.
+    // ShedLock notifies no waiter: on MariaDB a waiter polls the row, elsewhere the core does.
     assert_eq!(busy.notifies, lab.kind.is_mariadb());
     let end = async {
         lab.pass(SLACK).await;
@@ -201,19 +201,19 @@ async fn shares_keep_shedlock_out_until_the_last_ends(lab: &Lab) {
     assert!(ended.elapsed() < soon(), "{:?}", ended.elapsed());
 }
 
-async fn what_shedlock_took_over_is_nobodys_share(lab: &Lab) {
+async fn a_lock_that_shedlock_took_over_has_no_shares(lab: &Lab) {
     let (mut a, job) = (lab.client().await, key("job"));
     let (held, wanted) = (reader(request(&job, SHORT)), reader(waiting(&job, LONG)));
     let fence = a.take(&held).await.fence;
     lab.outlast(SHORT).await;
     assert!(lab.shedlock("dlock", "dlock:job", 30));
-    // Even if its clock was ahead, and the share is not over by its own time.
+    // Also if ShedLock's clock was ahead, so that the share has not expired by its own time.
     lab.sql("UPDATE dlock SET document = regexp_replace(document, '\"e\":[0-9]+', '\"e\":4000000000000')");
     let before = lab.sql("SELECT name, lock_until, locked_at, locked_by FROM dlock");
     assert_eq!(a.renew(&held, Some(LONG)).await, Renewal::NotHeld);
     assert_eq!(a.release(&held, Scope::Tree).await, Release::NotHeld);
     assert!(matches!(a.attempt(&nested(&held)).await, Attempt::NotHeld));
-    assert!(a.inspect(&job).await.holders.iter().all(|holder| holder.foreign), "our share was taken for a hold");
+    assert!(a.inspect(&job).await.holders.iter().all(|holder| holder.foreign), "our share was reported as a hold");
     assert_eq!(lab.sql("SELECT name, lock_until, locked_at, locked_by FROM dlock"), before);
     a.refused(&wanted).await;
     end_shedlock(lab);
@@ -222,13 +222,13 @@ async fn what_shedlock_took_over_is_nobodys_share(lab: &Lab) {
     assert!(grant.fence > fence && past.len() == 1 && (past[0].fence, &past[0].end) == (Some(fence), &End::Expired), "{past:?}");
 }
 
-/// The queue of the row's document, if there is one.
+/// Returns the queue in the row's document, if there is one.
 fn queue(lab: &Lab) -> Option<String> {
     let document = column(lab, "document")?;
     Some(document[document.find(r#","q":["#)? + 1..].trim_end_matches('}').to_owned())
 }
 
-/// The document with this waiter in it, with the holder and without, taken out of the row again.
+/// Returns the document with this waiter, with and without the holder, and restores the row.
 async fn document_with(lab: &Lab, client: &mut Client, wanted: &Request) -> (String, String) {
     let before = column(lab, "document").expect("a holder");
     client.refused(wanted).await;
@@ -237,7 +237,7 @@ async fn document_with(lab: &Lab, client: &mut Client, wanted: &Request) -> (Str
     (with_holder, format!(r#"{{"v":100,{queue}}}"#))
 }
 
-async fn a_fair_waiter_who_comes_during_a_grant_goes_first(lab: &Lab) {
+async fn a_fair_waiter_that_joins_during_a_grant_goes_first(lab: &Lab) {
     let (mut a, mut b, mut c, job) = (lab.client().await, lab.client().await, lab.client().await, key("job"));
     let held = a.hold(&job).await;
     let first = fair(request(&job, LONG));
@@ -247,12 +247,12 @@ async fn a_fair_waiter_who_comes_during_a_grant_goes_first(lab: &Lab) {
     lab.pass(SLACK).await;
     let began = Instant::now();
     let busy = c.refused(&request(&job, LONG)).await;
-    assert!(began.elapsed() > SLACK && busy.transient, "it has waited for the row: {busy:?}");
+    assert!(began.elapsed() > SLACK && busy.transient, "the request did not wait for the row: {busy:?}");
     coming.join().expect("the other session");
     b.take(&first).await;
 }
 
-async fn a_reader_who_comes_during_a_release_is_woken(lab: &Lab) {
+async fn a_reader_that_joins_during_a_release_is_woken(lab: &Lab) {
     let (mut a, mut b, job) = (lab.client().await, lab.client().await, key("job"));
     let held = a.hold(&job).await;
     let wanted = reader(waiting(&job, LONG));
@@ -271,34 +271,34 @@ async fn a_reader_who_comes_during_a_release_is_woken(lab: &Lab) {
     b.take(&wanted).await;
 }
 
-async fn who_was_told_before_it_listened_does_not_wait(lab: &Lab) {
+async fn a_waiter_notified_before_it_listens_does_not_wait(lab: &Lab) {
     let (mut a, mut b, mut c, job) = (lab.client().await, lab.client().await, lab.client().await, key("job"));
     let held = a.hold(&job).await;
     for wanted in [reader(waiting(&job, LONG)), fair(request(&job, LONG))] {
         b.refused(&wanted).await;
-        // Others who come and renewals are no reason to ask again.
+        // Other waiters and renewals don't wake this waiter.
         let other = fair(request(&job, LONG));
         c.refused(&other).await;
         a.renewed(&held, None).await;
         let began = Instant::now();
         b.wait(&wanted, SLACK).await;
-        assert!(began.elapsed() >= SLACK, "nobody told it anything");
+        assert!(began.elapsed() >= SLACK, "the waiter was woken without a reason");
         c.leave_queue(&other).await;
         b.leave_queue(&wanted).await;
     }
     let wanted = reader(waiting(&job, LONG));
     b.refused(&wanted).await;
     a.free(&held).await;
-    tokio::time::timeout(soon(), b.wait(&wanted, LONG)).await.expect("it was told already");
+    tokio::time::timeout(soon(), b.wait(&wanted, LONG)).await.expect("the waiter was notified already");
     b.take(&wanted).await;
 }
 
-async fn who_waited_before_it_was_shared_keeps_its_place(lab: &Lab) {
+async fn a_waiter_keeps_its_position_when_readers_join(lab: &Lab) {
     let (mut a, mut b, mut c, job) = (lab.client().await, lab.client().await, lab.client().await, key("job"));
     let held = a.hold(&job).await;
     let (writer, reading) = (waiting(&job, LONG), reader(waiting(&job, LONG)));
     assert_eq!(b.refused(&writer).await.position, Some(1));
-    // Who does not wait changes nothing for those who do.
+    // A client that does not wait changes nothing for the waiters.
     c.refused(&reader(request(&job, LONG))).await;
     assert_eq!(queue(lab), None);
     assert_eq!(c.refused(&reading).await.position, Some(2));
@@ -309,7 +309,7 @@ async fn who_waited_before_it_was_shared_keeps_its_place(lab: &Lab) {
         a.free(&held).await;
         Instant::now()
     };
-    // Of all who want it alone one is woken, wherever they wait.
+    // One exclusive waiter is woken, in whichever queue it is.
     let (_, freed) = tokio::join!(b.wait_for(&writer, Duration::from_secs(20)), release);
     assert!(freed.elapsed() < soon(), "{:?}", freed.elapsed());
     c.refused(&reading).await;
@@ -319,7 +319,7 @@ async fn who_waited_before_it_was_shared_keeps_its_place(lab: &Lab) {
     assert_eq!(queue(lab), None);
 }
 
-async fn a_waiter_is_out_of_the_row_when_it_leaves(lab: &Lab) {
+async fn a_waiter_that_leaves_is_removed_from_the_row(lab: &Lab) {
     let (mut a, mut b, job) = (lab.client().await, lab.client().await, key("job"));
     let held = a.hold(&job).await;
     for wanted in [reader(waiting(&job, LONG)), fair(request(&job, LONG)), Request { mode: Mode::Permits(2), ..waiting(&job, LONG) }] {
@@ -342,7 +342,7 @@ async fn a_share_is_renewed_in_two_round_trips(lab: &Lab) {
     assert_eq!(proxy.requests() - before, 4);
 }
 
-async fn a_table_without_the_column_is_a_mistake_with_a_hint(lab: &Lab) {
+async fn a_table_without_the_column_is_an_error_with_a_hint(lab: &Lab) {
     lab.sql("ALTER TABLE dlock DROP COLUMN document");
     let mut a = lab.client().await;
     for wanted in [request(&key("job"), LONG), reader(request(&key("job"), LONG))] {
@@ -354,7 +354,7 @@ async fn a_table_without_the_column_is_a_mistake_with_a_hint(lab: &Lab) {
     a.take(&reader(request(&key("job"), LONG))).await;
 }
 
-/// A lock that an older version holds is left to it.
+/// A lock that an older version of dlock holds stays untouched.
 async fn an_older_layout_is_refused_until_init(lab: &Lab) {
     let (mut a, mut b, job) = (lab.client().await, lab.client().await, key("job"));
     a.hold(&job).await;
@@ -364,7 +364,7 @@ async fn an_older_layout_is_refused_until_init(lab: &Lab) {
     assert_eq!(error.kind, ErrorKind::Layout, "{error:?}");
     assert!(error.hint.as_deref().is_some_and(|hint| hint.contains("dlock init")), "{error:?}");
     lab.sql("UPDATE dlock SET lock_until = '2001-01-01'");
-    b.0.try_acquire(&request(&job, LONG)).await.expect_err("not even if it is free");
+    b.0.try_acquire(&request(&job, LONG)).await.expect_err("a free lock is refused too");
     b.0.init().await.expect("init");
     assert_eq!(b.0.init().await.expect("init"), Init::UpToDate);
     b.hold(&job).await;
@@ -397,7 +397,7 @@ async fn rows_that_were_shared_are_collected(lab: &Lab) {
     a.free(&held).await;
     lab.sql(old);
     assert_eq!(a.0.collect(Duration::from_secs(60)).await.expect("gc"), Some(1));
-    let Attempt::Granted(_) = a.attempt(&held).await else { panic!("a row that is gone is made anew") };
+    let Attempt::Granted(_) = a.attempt(&held).await else { panic!("a deleted row is created again") };
     let busy: Busy = a.refused(&request(&job, LONG)).await;
     assert_eq!(busy.holders.len(), 1);
 }

@@ -1,4 +1,4 @@
-//! The table of leases of a SQL server: ShedLock's statements on the same rows, layouts, and what is collected.
+//! The lease table of a SQL server: ShedLock's statements on the same rows, layouts, and the collection of unused rows.
 
 use std::time::{Duration, Instant};
 
@@ -15,32 +15,32 @@ use crate::{
 
 pub fn all() -> Vec<Case> {
     let mut all = cases![|kind| kind == Kind::PostgresLease || kind == Kind::MariadbLease =>
-        a_shedlock_that_is_held_is_busy,
-        a_shedlock_that_was_given_back_is_free,
-        a_lock_of_ours_keeps_shedlock_out,
-        what_shedlock_took_over_is_not_held,
+        a_held_shedlock_is_busy,
+        a_released_shedlock_is_free,
+        our_lock_keeps_shedlock_out,
+        a_lock_that_shedlock_took_over_is_not_held,
         an_existing_shedlock_table_is_upgraded,
         a_shared_table_is_not_collected,
-        a_missing_table_is_a_mistake_with_a_hint,
+        a_missing_table_is_an_error_with_a_hint,
         a_newer_layout_is_refused,
-        leases_that_are_never_given_back_are_remembered_within_bounds,
+        leases_that_are_never_released_are_recorded_within_bounds,
         unused_rows_are_collected_and_fences_rise_on,
     ];
     all.extend(cases![|kind| kind == Kind::PostgresLease => a_column_with_a_time_zone_is_refused]);
     all
 }
 
-async fn a_shedlock_that_is_held_is_busy(lab: &Lab) {
+async fn a_held_shedlock_is_busy(lab: &Lab) {
     let mut a = lab.client().await;
     let job = key("job");
     assert!(lab.shedlock("dlock", "dlock:job", 30));
     let busy = a.refused(&request(&job, LONG)).await;
     assert!(busy.holders[0].foreign && busy.holders[0].fence.is_none(), "{busy:?}");
-    // On MariaDB the waiter with the gate looks at the row for the others.
+    // On MariaDB the waiter with the advisory lock polls the row for the others.
     assert_eq!(busy.notifies, lab.kind.is_mariadb(), "{busy:?}");
-    let left = busy.expires_in.expect("it ends");
+    let left = busy.expires_in.expect("an expiry");
     assert!(left > Duration::from_secs(25) && left <= Duration::from_secs(30), "{left:?}");
-    assert_eq!(a.inspect(&job).await.holders[0].metadata.as_ref().and_then(|who| who.host.as_deref()), Some("web7"));
+    assert_eq!(a.inspect(&job).await.holders[0].metadata.as_ref().and_then(|metadata| metadata.host.as_deref()), Some("web7"));
     assert_eq!(a.keys("").await, ["job"]);
     let mine = request(&job, LONG);
     assert_eq!(a.renew(&mine, None).await, Renewal::NotHeld);
@@ -48,7 +48,7 @@ async fn a_shedlock_that_is_held_is_busy(lab: &Lab) {
     a.refused(&request(&job, LONG)).await;
 }
 
-async fn a_shedlock_that_was_given_back_is_free(lab: &Lab) {
+async fn a_released_shedlock_is_free(lab: &Lab) {
     let job = key("job");
     let mut a = lab.client().await;
     assert!(lab.shedlock("dlock", "dlock:job", 30));
@@ -61,27 +61,27 @@ async fn a_shedlock_that_was_given_back_is_free(lab: &Lab) {
     };
     let (outcome, freed) = tokio::join!(take, free);
     assert!(matches!(outcome, Ok(Outcome::Granted(_))), "{outcome:?}");
-    // ShedLock wakes no waiter: dlock looks.
+    // ShedLock wakes no waiter, so dlock polls.
     assert!(freed.elapsed() < soon(), "{:?}", freed.elapsed());
 }
 
-/// ShedLock's clock on MariaDB has milliseconds.
-async fn a_millisecond(lab: &Lab) {
+/// Waits for the next millisecond: ShedLock's times on MariaDB have that resolution.
+async fn pass_a_millisecond(lab: &Lab) {
     lab.pass(Duration::from_millis(5)).await;
 }
 
-async fn a_lock_of_ours_keeps_shedlock_out(lab: &Lab) {
+async fn our_lock_keeps_shedlock_out(lab: &Lab) {
     let mut a = lab.client().await;
     let held = a.hold(&key("job")).await;
-    assert!(!lab.shedlock("dlock", "dlock:job", 30), "ShedLock took a lock that we hold");
+    assert!(!lab.shedlock("dlock", "dlock:job", 30), "ShedLock took a lock that dlock holds");
     assert!(!lab.shedlock_unlocks("dlock", "dlock:job"));
     a.free(&held).await;
-    a_millisecond(lab).await;
-    assert!(lab.shedlock("dlock", "dlock:job", 30), "ShedLock did not get a lock that was given back");
+    pass_a_millisecond(lab).await;
+    assert!(lab.shedlock("dlock", "dlock:job", 30), "ShedLock did not get a released lock");
     a.refused(&request(&key("job"), LONG)).await;
 }
 
-async fn what_shedlock_took_over_is_not_held(lab: &Lab) {
+async fn a_lock_that_shedlock_took_over_is_not_held(lab: &Lab) {
     const ROW: &str = "SELECT name, lock_until, locked_at, locked_by FROM dlock";
     let mut a = lab.client().await;
     let job = key("job");
@@ -94,11 +94,11 @@ async fn what_shedlock_took_over_is_not_held(lab: &Lab) {
     assert_eq!(a.release(&held, Scope::Tree).await, Release::NotHeld);
     assert!(matches!(a.attempt(&nested(&held)).await, Attempt::NotHeld));
     a.refused(&held).await;
-    assert!(a.inspect(&job).await.holders[0].foreign, "what we left behind was taken for ShedLock's");
+    assert!(a.inspect(&job).await.holders[0].foreign, "the rest of dlock's hold was reported instead of ShedLock's");
     assert_eq!(lab.sql(ROW), before);
 }
 
-/// As ShedLock's documentation has it.
+/// Creates the table as ShedLock's documentation does.
 fn create_shedlock(lab: &Lab) -> &'static str {
     lab.either(
         "CREATE TABLE shedlock(name VARCHAR(64) NOT NULL, lock_until TIMESTAMP NOT NULL, locked_at TIMESTAMP NOT NULL, \
@@ -116,26 +116,26 @@ async fn an_existing_shedlock_table_is_upgraded(lab: &Lab) {
     lab.sql(create_shedlock(lab));
     assert!(lab.shedlock("shedlock", "nightly", 30));
     let mut a = on_shedlock(lab);
-    let error = a.0.try_acquire(&request(&key("job"), LONG)).await.expect_err("it has not our columns yet");
+    let error = a.0.try_acquire(&request(&key("job"), LONG)).await.expect_err("the table lacks dlock's columns");
     assert_eq!((error.kind, error.hint.is_some_and(|hint| hint.contains("dlock init"))), (ErrorKind::Config, true));
     assert_eq!(a.0.init().await.expect("init"), Init::Created);
     assert_eq!(a.0.init().await.expect("init"), Init::UpToDate);
-    assert!(a.refused(&request(&key("nightly"), LONG)).await.holders[0].foreign, "the upgrade moved its end");
+    assert!(a.refused(&request(&key("nightly"), LONG)).await.holders[0].foreign, "the upgrade moved the hold's end");
     for name in [&*"x".repeat(255), "NIGHTLY", "nightly "] {
         a.hold(&key(name)).await;
     }
     assert!(lab.shedlock_unlocks("shedlock", "nightly"));
-    a_millisecond(lab).await;
+    pass_a_millisecond(lab).await;
     let held = a.hold(&key("nightly")).await;
     assert!(!lab.shedlock("shedlock", "nightly", 30));
     a.free(&held).await;
-    a_millisecond(lab).await;
+    pass_a_millisecond(lab).await;
     assert!(lab.shedlock("shedlock", "nightly", 30));
 }
 
 async fn a_column_with_a_time_zone_is_refused(lab: &Lab) {
     lab.sql(&create_shedlock(lab).replace("lock_until TIMESTAMP", "lock_until TIMESTAMPTZ"));
-    let error = on_shedlock(lab).0.init().await.expect_err("it would mean another time in each time zone");
+    let error = on_shedlock(lab).0.init().await.expect_err("the column would mean another time in each time zone");
     assert_eq!(error.kind, ErrorKind::Config, "{error:?}");
 }
 
@@ -145,10 +145,10 @@ async fn a_shared_table_is_not_collected(lab: &Lab) {
     assert_eq!(error.kind, ErrorKind::Unsupported, "{error:?}");
 }
 
-async fn a_missing_table_is_a_mistake_with_a_hint(lab: &Lab) {
+async fn a_missing_table_is_an_error_with_a_hint(lab: &Lab) {
     let mut a = lab.client_with("dlock", |options| options.table = "elsewhere".into());
     let error = a.0.try_acquire(&request(&key("job"), LONG)).await.expect_err("no table");
-    // MariaDB is asked in several statements.
+    // MariaDB needs several statements, so the effect may be unknown.
     assert!(error.kind == ErrorKind::Config && (lab.kind.is_mariadb() || error.effect == Effect::NotApplied), "{error:?}");
     assert!(error.hint.as_deref().is_some_and(|hint| hint.contains("dlock init")), "{error:?}");
     assert_eq!(a.0.init().await.expect("init"), Init::Created);
@@ -170,12 +170,12 @@ async fn a_newer_layout_is_refused(lab: &Lab) {
     lab.sql("UPDATE dlock SET layout = 299");
     a.renewed(&held, None).await;
     a.free(&held).await;
-    // Not even if it is free.
+    // A free lock is refused too.
     lab.sql("UPDATE dlock SET layout = 300");
     assert_eq!(a.0.try_acquire(&request(&job, LONG)).await.expect_err("newer").kind, ErrorKind::Layout);
 }
 
-async fn leases_that_are_never_given_back_are_remembered_within_bounds(lab: &Lab) {
+async fn leases_that_are_never_released_are_recorded_within_bounds(lab: &Lab) {
     let (mut a, job) = (lab.client().await, key("job"));
     let mut last = None;
     for _ in 0..140 {
@@ -203,11 +203,11 @@ async fn unused_rows_are_collected_and_fences_rise_on(lab: &Lab) {
         "UPDATE dlock SET lock_until = lock_until - INTERVAL '2' DAY, locked_at = locked_at - INTERVAL '2' DAY, \
          renewed_at = renewed_at - INTERVAL '2' DAY WHERE name = 'dlock:old'",
     );
-    // Its fence is not older than the day: a clock that is set back by less could repeat it.
+    // The row's fence is less than a day old, so a clock that is set back by less could repeat the fence.
     assert_eq!(a.0.collect(day).await.expect("gc"), Some(0));
     lab.sql("UPDATE dlock SET fence = fence - 172800000000 WHERE name = 'dlock:old'");
     assert_eq!(a.0.collect(day).await.expect("gc"), Some(1));
-    // What is remembered goes by its own age.
+    // The history is collected by its own age.
     assert_eq!(history(&mut a, &key("old")).await.past.len(), 1);
     lab.sql("UPDATE dlock_runs SET ended = ended - INTERVAL '2' DAY WHERE name = 'dlock:old'");
     a.0.collect(day).await.expect("gc");

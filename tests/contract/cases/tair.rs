@@ -1,4 +1,4 @@
-//! Tair's commands and their traps.
+//! Tair's commands and their pitfalls.
 
 use std::time::Duration;
 
@@ -14,7 +14,7 @@ use super::{
     run_policy::{WINDOW, asking, once},
 };
 use crate::{
-    lab::{Client, LONG, Lab, SHORT, SLACK, key, nested, overtaken, request},
+    lab::{Client, LONG, Lab, SHORT, SLACK, key, nested, overtaking_delay, request},
     support::{
         self,
         proxy::{Fault, Proxy},
@@ -25,17 +25,17 @@ use crate::{
 pub fn all() -> Vec<Case> {
     cases![|kind| matches!(kind, Kind::Tair | Kind::TairVersion) =>
         a_server_without_the_commands_is_refused,
-        every_step_keeps_an_end,
-        plain_users_of_cas_are_kept_out_and_keep_out,
-        users_of_versions_are_kept_out_and_keep_out,
-        what_has_no_end_is_no_lock_unless_it_is_a_string,
-        what_another_scheme_left_is_not_in_the_way,
-        a_count_that_comes_after_the_lease_is_refused,
-        a_start_that_was_not_written_is_written_when_asked_again,
-        others_counting_meanwhile_does_not_repeat_a_fence,
-        a_counter_that_is_none_is_an_error_and_leaves_nothing,
+        every_step_keeps_an_expiry,
+        plain_users_of_cas_and_dlock_exclude_each_other,
+        users_of_versions_and_dlock_exclude_each_other,
+        a_key_without_an_expiry_is_no_lock_unless_it_is_a_string,
+        keys_of_another_scheme_block_no_lock,
+        a_count_after_the_lease_is_refused,
+        a_missing_start_is_written_by_a_repeated_request,
+        concurrent_counting_repeats_no_fence,
+        an_invalid_counter_is_an_error_and_leaves_nothing,
         a_deleted_lock_is_not_revived_by_its_version,
-        only_the_counter_stays,
+        only_the_counter_remains,
     ]
 }
 
@@ -46,7 +46,7 @@ fn left(lab: &Lab) -> i64 {
     redis::from_redis_value(lab.tair().server().command(&["PTTL", NAME])).expect("a number")
 }
 
-/// A client behind a proxy, with its connection open.
+/// Returns a client behind a proxy, with an open connection.
 async fn warm(lab: &Lab) -> (Proxy, Client) {
     let proxy = Proxy::to(lab.tair().server().port());
     let mut client = Client(lab.tair().client(proxy.port, "dlock"));
@@ -63,11 +63,11 @@ async fn a_server_without_the_commands_is_refused(lab: &Lab) {
     assert_eq!((error.kind, error.effect), (ErrorKind::Config, Effect::NotApplied), "{error:?}");
     let command = if lab.tair().mode == TairMode::Plain { "CAS and CAD" } else { "EXCAS" };
     assert!(error.message.contains(command) && error.hint.is_some(), "{error:?}");
-    assert!(plain.keys().is_empty(), "it was asked all the same");
+    assert!(plain.keys().is_empty(), "the refused server has keys");
 }
 
-/// The commands take the expiry away unless they are told one.
-async fn every_step_keeps_an_end(lab: &Lab) {
+/// Tair's write commands remove the expiry unless they set one.
+async fn every_step_keeps_an_expiry(lab: &Lab) {
     let mut a = lab.client().await;
     let held = a.hold(&key("job")).await;
     let (long, all) = (i64::try_from(LONG.as_millis()).expect("small"), |lab: &Lab| left(lab));
@@ -76,13 +76,13 @@ async fn every_step_keeps_an_end(lab: &Lab) {
     assert!(all(lab) > long && all(lab) <= long * 2);
     let inner = nested(&held);
     a.take(&inner).await;
-    assert!(all(lab) > long, "entering shortened it");
+    assert!(all(lab) > long, "entering shortened the expiry");
     assert_eq!(a.release(&held, Scope::Hold).await, Release::StillHeld(1));
-    assert!(all(lab) > 0 && all(lab) <= long, "what is left lasts as long as its own holds");
+    assert!(all(lab) > 0 && all(lab) <= long, "the expiry is not that of the remaining holds");
     a.free(&inner).await;
 }
 
-async fn plain_users_of_cas_are_kept_out_and_keep_out(lab: &Lab) {
+async fn plain_users_of_cas_and_dlock_exclude_each_other(lab: &Lab) {
     let server = lab.tair().server();
     let mut a = lab.client().await;
     let job = key("job");
@@ -90,7 +90,7 @@ async fn plain_users_of_cas_are_kept_out_and_keep_out(lab: &Lab) {
     let busy = a.refused(&request(&job, LONG)).await;
     assert!(busy.holders[0].foreign && busy.expires_in.is_some_and(|left| left <= Duration::from_secs(5)), "{busy:?}");
     assert!(a.inspect(&job).await.holders[0].foreign);
-    assert_eq!(server.command(&["CAS", NAME, "theirs", "still theirs", "PX", "5000"]), Value::Int(1), "it was touched");
+    assert_eq!(server.command(&["CAS", NAME, "theirs", "still theirs", "PX", "5000"]), Value::Int(1), "dlock changed another client's key");
     assert_eq!(server.command(&["CAD", NAME, "still theirs"]), Value::Int(1));
     let held = a.hold(&job).await;
     assert_eq!(server.command(&["SET", NAME, "theirs", "NX", "PX", "5000"]), Value::Nil);
@@ -101,18 +101,18 @@ async fn plain_users_of_cas_are_kept_out_and_keep_out(lab: &Lab) {
     a.renewed(&held, None).await;
 }
 
-async fn users_of_versions_are_kept_out_and_keep_out(lab: &Lab) {
+async fn users_of_versions_and_dlock_exclude_each_other(lab: &Lab) {
     let server = lab.tair().server();
     let mut a = lab.client().await;
     let job = key("job");
     assert_eq!(server.command(&["EXSET", NAME, "theirs", "NX", "PX", "5000"]), Value::Okay);
     let busy = a.refused(&request(&job, LONG)).await;
     assert!(busy.holders[0].foreign && busy.expires_in.is_some(), "{busy:?}");
-    assert_eq!(server.command(&["EXCAD", NAME, "1"]), Value::Int(1), "it was touched");
+    assert_eq!(server.command(&["EXCAD", NAME, "1"]), Value::Int(1), "dlock changed another client's key");
     let held = a.hold(&job).await;
     if lab.tair().mode == TairMode::Version {
         assert_eq!(server.command(&["EXSET", NAME, "theirs", "NX", "PX", "5000"]), Value::Nil);
-        // What a stale user of version 1 would do.
+        // A stale user of version 1 would send these commands.
         assert_eq!(server.command(&["EXCAD", NAME, "1"]), Value::Int(0));
         let refused: Vec<Value> = redis::from_redis_value(server.command(&["EXCAS", NAME, "x", "1", "PX", "5000"])).expect("a list");
         assert_eq!(refused[0], Value::SimpleString("CAS_FAILED".into()));
@@ -120,7 +120,7 @@ async fn users_of_versions_are_kept_out_and_keep_out(lab: &Lab) {
     a.renewed(&held, None).await;
 }
 
-async fn what_has_no_end_is_no_lock_unless_it_is_a_string(lab: &Lab) {
+async fn a_key_without_an_expiry_is_no_lock_unless_it_is_a_string(lab: &Lab) {
     let server = lab.tair().server();
     let mut a = lab.client().await;
     server.command(&["SET", NAME, "0a1b2c", "NX"]);
@@ -130,14 +130,14 @@ async fn what_has_no_end_is_no_lock_unless_it_is_a_string(lab: &Lab) {
     server.command(&["DEL", NAME]);
     for words in [&["HSET", NAME, "not", "a lock"][..], &["EXSET", NAME, "not a lock"]] {
         server.command(words);
-        let error = a.0.try_acquire(&request(&key("job"), LONG)).await.expect_err("cron would skip silently for ever");
+        let error = a.0.try_acquire(&request(&key("job"), LONG)).await.expect_err("cron would skip every run silently");
         assert_eq!(error.kind, ErrorKind::Data, "{error:?}");
         assert_eq!(a.0.inspect(&key("job")).await.expect_err("no lock").kind, ErrorKind::Data);
         server.command(&["DEL", NAME]);
     }
 }
 
-async fn a_count_that_comes_after_the_lease_is_refused(lab: &Lab) {
+async fn a_count_after_the_lease_is_refused(lab: &Lab) {
     let (proxy, mut a) = warm(lab).await;
     proxy.trap_nth("", 1, 1, Fault::Late(SHORT + SLACK * 3));
     let late = request(&key("job"), SHORT);
@@ -158,12 +158,12 @@ async fn a_count_that_comes_after_the_lease_is_refused(lab: &Lab) {
     assert_eq!(proxy.sprung(), 1);
     assert_eq!(a.renew(&late, None).await, Renewal::NotHeld);
     b.free(&held).await;
-    // Whatever it counted, the next one is above.
+    // The next fence is above any number that the late count took.
     assert!(b.take(&request(&key("job"), LONG)).await.fence > fence);
 }
 
-/// As if the packet that granted it had been cut short.
-async fn a_start_that_was_not_written_is_written_when_asked_again(lab: &Lab) {
+/// Stands for a granting packet that was cut short.
+async fn a_missing_start_is_written_by_a_repeated_request(lab: &Lab) {
     let mut a = lab.client().await;
     let asked = asking("job", &RunPolicy { skew_guard: Some(WINDOW), ..once(WINDOW, 0, false) });
     let fence = a.take(&asked).await.fence;
@@ -175,13 +175,13 @@ async fn a_start_that_was_not_written_is_written_when_asked_again(lab: &Lab) {
     assert_eq!(record.cooldown.map(|cooldown| cooldown.fence), Some(fence));
 }
 
-async fn others_counting_meanwhile_does_not_repeat_a_fence(lab: &Lab) {
+async fn concurrent_counting_repeats_no_fence(lab: &Lab) {
     let (proxy, mut a) = warm(lab).await;
-    proxy.trap_nth("", 1, 1, Fault::Late(overtaken()));
+    proxy.trap_nth("", 1, 1, Fault::Late(overtaking_delay()));
     let held = request(&key("job"), LONG);
     let count = async {
         lab.pass(SLACK).await;
-        // As one whose attempt was over by then.
+        // Stands for another client whose attempt was over by then.
         lab.tair().server().command(&["INCRBY", COUNTER, "1000"]);
     };
     let (grant, ()) = tokio::join!(a.take(&held), count);
@@ -192,19 +192,19 @@ async fn others_counting_meanwhile_does_not_repeat_a_fence(lab: &Lab) {
     assert!(lab.client().await.take(&request(&key("job"), LONG)).await.fence.0 > counter);
 }
 
-async fn a_counter_that_is_none_is_an_error_and_leaves_nothing(lab: &Lab) {
+async fn an_invalid_counter_is_an_error_and_leaves_nothing(lab: &Lab) {
     let server = lab.tair().server();
     for counter in ["seven", "9007199254740991"] {
         server.command(&["SET", COUNTER, counter]);
         let error = lab.client().await.0.try_acquire(&request(&key("job"), LONG)).await.expect_err("no counter");
         assert_eq!(error.kind, ErrorKind::Data, "{error:?}");
-        assert_eq!(left(lab), -2, "a lock that nobody has");
+        assert_eq!(left(lab), -2, "the failed acquire left a key");
     }
     server.command(&["DEL", COUNTER]);
     lab.client().await.hold(&key("job")).await;
 }
 
-/// Versions begin anew with each key.
+/// Versions start at 1 again with each new key.
 async fn a_deleted_lock_is_not_revived_by_its_version(lab: &Lab) {
     let mut a = lab.client().await;
     let stale = a.hold(&key("job")).await;
@@ -219,7 +219,7 @@ async fn a_deleted_lock_is_not_revived_by_its_version(lab: &Lab) {
     b.renewed(&held, None).await;
 }
 
-async fn only_the_counter_stays(lab: &Lab) {
+async fn only_the_counter_remains(lab: &Lab) {
     let (mut a, mut b) = (lab.client().await, lab.client().await);
     let held = a.hold(&key("job")).await;
     let wanted = crate::lab::waiting(&key("job"), LONG);
@@ -228,21 +228,21 @@ async fn only_the_counter_stays(lab: &Lab) {
     assert_eq!(endless(lab).len(), 1, "{:?}", endless(lab));
     b.leave_queue(&wanted).await;
     a.free(&held).await;
-    // And the history, which ends a hundred days after the last run.
+    // The history also remains, for 100 days after the last run.
     let left: Vec<(String, bool)> = lab.tair().server().keys().into_iter().map(|(name, left)| (name, left < 0)).collect();
     assert_eq!(left, [("dlock:{dlock:job}:runs".to_owned(), false), (COUNTER.to_owned(), true)]);
 }
 
-/// What `redis://` or the other mode left beside a lock is of another type.
-async fn what_another_scheme_left_is_not_in_the_way(lab: &Lab) {
+/// Keys that `redis://` or the other mode left have another type.
+async fn keys_of_another_scheme_block_no_lock(lab: &Lab) {
     let server = lab.tair().server();
     server.command(&["HSET", "dlock:{dlock:job}:starts", "ps", "1"]);
     let mut a = lab.client().await;
-    a.ran(&asking("job", &once(WINDOW, 0, false)), RunState::Ok).await;
+    a.run(&asking("job", &once(WINDOW, 0, false)), RunState::Ok).await;
     let other = match lab.tair().mode {
         TairMode::Plain => "exstrtype",
         TairMode::Version => "string",
     };
     server.command(&["HSET", &format!("dlock:{{dlock:job}}:starts-{other}"), "ps", "1"]);
-    assert_eq!(a.judged(&asking("job", &once(WINDOW, 0, false))).await.rule, Rule::Once(RunState::Ok));
+    assert_eq!(a.denied(&asking("job", &once(WINDOW, 0, false))).await.rule, Rule::Once(RunState::Ok));
 }

@@ -1,4 +1,4 @@
-//! Shares in a Tair's value: what others do to it at the wrong moment, and what comes late.
+//! Shares in a Tair value: changes by others at the wrong moment, and late requests.
 
 use std::{cell::RefCell, rc::Rc, time::Duration};
 
@@ -12,7 +12,7 @@ use tokio::task::{LocalSet, spawn_local};
 
 use super::{Case, cases, history::history};
 use crate::{
-    lab::{Client, LONG, Lab, SHORT, SLACK, key, nested, overtaken, request, waiting, who},
+    lab::{Client, LONG, Lab, SHORT, SLACK, key, nested, overtaking_delay, request, runner, waiting},
     support::proxy::{Fault, Proxy},
     targets::Kind,
 };
@@ -20,22 +20,22 @@ use crate::{
 pub fn all() -> Vec<Case> {
     cases![|kind| matches!(kind, Kind::Tair | Kind::TairVersion) =>
         a_share_whose_answer_was_lost_is_granted_once,
-        a_share_that_is_granted_late_is_nobodys,
-        a_share_that_others_get_in_before_is_granted_all_the_same,
-        an_attempt_to_share_that_is_asked_again_is_one,
-        a_renewal_of_a_share_that_comes_late_does_not_revive_it,
-        a_renewal_of_a_share_whose_answer_was_lost_is_asked_again,
-        a_release_of_a_share_that_comes_late_leaves_the_others,
+        a_share_granted_too_late_is_not_held,
+        a_share_overtaken_by_others_is_still_granted,
+        a_repeated_attempt_to_share_counts_once,
+        a_late_renewal_of_a_share_does_not_revive_it,
+        a_renewal_of_a_share_whose_answer_was_lost_is_repeated,
+        a_late_release_of_a_share_leaves_the_others,
         a_release_of_a_share_whose_answer_was_lost_frees_it_once,
-        others_are_kept_out_by_shares,
-        others_go_while_nobody_has_the_lock,
-        a_lock_that_others_took_is_no_reader_s,
-        shares_have_an_end,
-        a_break_that_others_get_in_before_is_of_one_share,
-        nothing_of_shares_stays,
-        who_looks_at_a_lock_changes_nothing_of_it,
-        who_lost_its_turn_is_taken_out_by_who_goes,
-        many_of_all_kinds_at_once_have_their_turns,
+        shares_keep_other_clients_out,
+        other_clients_can_take_an_offered_lock,
+        a_lock_taken_by_other_clients_has_no_readers,
+        shares_have_an_expiry,
+        a_delayed_break_affects_only_its_share,
+        shares_leave_nothing_behind,
+        inspecting_a_shared_lock_changes_nothing,
+        a_waiter_that_missed_its_offer_is_removed_by_the_next_holder,
+        all_kinds_at_once_get_the_lock,
     ]
 }
 
@@ -45,7 +45,7 @@ fn reader(lease: Duration) -> Request {
     Request { mode: Mode::Shared, ..request(&key("job"), lease) }
 }
 
-/// A client behind a proxy, with its connection open.
+/// Returns a client behind a proxy, with an open connection.
 async fn warm(lab: &Lab) -> (Proxy, Client) {
     let proxy = Proxy::to(lab.tair().server().port());
     let mut client = Client(lab.tair().client(proxy.port, "dlock"));
@@ -53,7 +53,7 @@ async fn warm(lab: &Lab) -> (Proxy, Client) {
     (proxy, client)
 }
 
-/// A reader who stays.
+/// Takes a share that stays.
 async fn other(lab: &Lab) -> (Client, Request, Fence) {
     let (mut client, held) = (lab.client().await, reader(LONG));
     let fence = client.take(&held).await.fence;
@@ -88,7 +88,7 @@ async fn a_share_whose_answer_was_lost_is_granted_once(lab: &Lab) {
     }
 }
 
-async fn a_share_that_is_granted_late_is_nobodys(lab: &Lab) {
+async fn a_share_granted_too_late_is_not_held(lab: &Lab) {
     let (_b, _, fence) = other(lab).await;
     let (proxy, mut a) = warm(lab).await;
     proxy.trap("INCRBY", Fault::Late(SLACK * 3));
@@ -99,15 +99,15 @@ async fn a_share_that_is_granted_late_is_nobodys(lab: &Lab) {
     lab.pass(SLACK * 4).await;
     assert_eq!(fences(lab).await, [fence]);
     assert_eq!(a.renew(&held, None).await, Renewal::NotHeld);
-    // The next one is above what was counted for nobody.
+    // The next fence is above the number that the late attempt counted.
     let counter: u64 = redis::from_redis_value(lab.tair().server().command(&["GET", "redisson_lock_token:{dlock:job}"])).expect("a number");
     assert!(lab.client().await.take(&reader(LONG)).await.fence.0 > counter);
 }
 
-async fn a_share_that_others_get_in_before_is_granted_all_the_same(lab: &Lab) {
+async fn a_share_overtaken_by_others_is_still_granted(lab: &Lab) {
     let (mut b, there, _) = other(lab).await;
     let (proxy, mut a) = warm(lab).await;
-    proxy.trap("INCRBY", Fault::Late(overtaken()));
+    proxy.trap("INCRBY", Fault::Late(overtaking_delay()));
     let held = reader(LONG);
     let meanwhile = async {
         lab.pass(SLACK).await;
@@ -121,11 +121,11 @@ async fn a_share_that_others_get_in_before_is_granted_all_the_same(lab: &Lab) {
     assert!(grant.fence > next);
     assert_eq!(fences(lab).await, [next, grant.fence]);
     let past = history(&mut b, &key("job")).await.past;
-    assert_eq!(past.len(), 1, "who was not granted is not remembered: {past:?}");
+    assert_eq!(past.len(), 1, "a failed attempt was recorded: {past:?}");
 }
 
-/// The first packet was served, and nothing else.
-async fn an_attempt_to_share_that_is_asked_again_is_one(lab: &Lab) {
+/// The server has served only the first packet of the attempt.
+async fn a_repeated_attempt_to_share_counts_once(lab: &Lab) {
     let (proxy, mut a) = warm(lab).await;
     proxy.trap("INCRBY", Fault::CutBefore);
     let held = Request { mode: Mode::Permits(2), ..request(&key("job"), LONG) };
@@ -137,8 +137,8 @@ async fn an_attempt_to_share_that_is_asked_again_is_one(lab: &Lab) {
     lab.client().await.hold(&key("job")).await;
 }
 
-async fn a_renewal_of_a_share_that_comes_late_does_not_revive_it(lab: &Lab) {
-    for told in ["itself", "a writer"] {
+async fn a_late_renewal_of_a_share_does_not_revive_it(lab: &Lab) {
+    for repeated_by in ["itself", "a writer"] {
         let (_b, _, fence) = other(lab).await;
         let (proxy, mut a) = warm(lab).await;
         let held = reader(SHORT);
@@ -147,26 +147,26 @@ async fn a_renewal_of_a_share_that_comes_late_does_not_revive_it(lab: &Lab) {
         proxy.trap_nth("", 1, 1, Fault::Late(over + SLACK * 2));
         let unanswered = tokio::time::timeout(over, a.renew(&held, Some(LONG))).await;
         assert!(unanswered.is_err() && proxy.sprung() == 1, "{unanswered:?}");
-        if told == "itself" {
+        if repeated_by == "itself" {
             assert_eq!(lab.client().await.0.renew(&held.key, &held.token, Intent::Probe).await.expect("verify"), Renewal::NotHeld);
         } else {
             assert_eq!(lab.client().await.refused(&request(&key("job"), LONG)).await.holders.len(), 1);
         }
         lab.pass(SLACK * 4).await;
-        assert_eq!(fences(lab).await, [fence], "{told}");
+        assert_eq!(fences(lab).await, [fence], "{repeated_by}");
         assert_eq!(a.renew(&held, None).await, Renewal::NotHeld);
         lab.target.lose_data().await;
     }
 }
 
-async fn a_renewal_of_a_share_whose_answer_was_lost_is_asked_again(lab: &Lab) {
+async fn a_renewal_of_a_share_whose_answer_was_lost_is_repeated(lab: &Lab) {
     for fault in [Fault::CutBefore, Fault::CutAfter] {
         let (mut b, there, fence) = other(lab).await;
         let (proxy, mut a) = warm(lab).await;
         let held = reader(LONG);
         let own = a.take(&held).await.fence;
         proxy.trap_nth("", 1, 1, fault);
-        // Within the same ms there would be nothing to write.
+        // Within the same millisecond the renewal would write nothing.
         lab.pass(Duration::from_millis(2)).await;
         a.0.renew(&held.key, &held.token, None.into()).await.expect_err("no answer");
         assert_eq!((a.renewed(&held, None).await, proxy.sprung()), (own, 1));
@@ -176,7 +176,7 @@ async fn a_renewal_of_a_share_whose_answer_was_lost_is_asked_again(lab: &Lab) {
     }
 }
 
-async fn a_release_of_a_share_that_comes_late_leaves_the_others(lab: &Lab) {
+async fn a_late_release_of_a_share_leaves_the_others(lab: &Lab) {
     let (mut b, there, fence) = other(lab).await;
     let (proxy, mut a) = warm(lab).await;
     let held = reader(LONG);
@@ -214,7 +214,7 @@ async fn a_release_of_a_share_whose_answer_was_lost_frees_it_once(lab: &Lab) {
     }
 }
 
-async fn others_are_kept_out_by_shares(lab: &Lab) {
+async fn shares_keep_other_clients_out(lab: &Lab) {
     let server = lab.tair().server();
     let (mut b, there, _) = other(lab).await;
     let (mut c, next, _) = other(lab).await;
@@ -245,8 +245,8 @@ async fn others_are_kept_out_by_shares(lab: &Lab) {
     }
 }
 
-/// Only who has the lock keeps others out, and never who waits.
-async fn others_go_while_nobody_has_the_lock(lab: &Lab) {
+/// Only a holder keeps other clients out, never a waiter.
+async fn other_clients_can_take_an_offered_lock(lab: &Lab) {
     let (mut a, mut b, mut c) = (lab.client().await, lab.client().await, lab.client().await);
     let held = a.hold(&key("job")).await;
     let first = Request { fair: true, ..waiting(&key("job"), LONG) };
@@ -256,11 +256,11 @@ async fn others_go_while_nobody_has_the_lock(lab: &Lab) {
     assert_eq!(lab.tair().server().command(&["SET", NAME, "theirs", "NX", "PX", "5000"]), Value::Okay);
     assert!(b.refused(&first).await.holders[0].foreign);
     lab.tair().server().command(&["DEL", NAME]);
-    assert!(c.refused(&reader(LONG)).await.transient, "it has kept its place");
+    assert!(c.refused(&reader(LONG)).await.transient, "the waiter has lost its position");
     b.take(&first).await;
 }
 
-async fn a_lock_that_others_took_is_no_reader_s(lab: &Lab) {
+async fn a_lock_taken_by_other_clients_has_no_readers(lab: &Lab) {
     let (mut b, there, _) = other(lab).await;
     let server = lab.tair().server();
     server.command(&["DEL", NAME]);
@@ -272,8 +272,8 @@ async fn a_lock_that_others_took_is_no_reader_s(lab: &Lab) {
     assert!(b.inspect(&key("job")).await.holders[0].foreign);
 }
 
-/// The commands take it away unless they are told one.
-async fn shares_have_an_end(lab: &Lab) {
+/// Tair's write commands remove the expiry unless they set one.
+async fn shares_have_an_expiry(lab: &Lab) {
     let (mut a, mut b) = (lab.client().await, lab.client().await);
     let (short, long) = (reader(LONG), reader(LONG * 2));
     a.take(&short).await;
@@ -284,21 +284,21 @@ async fn shares_have_an_end(lab: &Lab) {
     assert!(left(lab) > LONG * 2 && left(lab) <= LONG * 3);
     let inner = nested(&long);
     b.take(&inner).await;
-    assert!(left(lab) > LONG * 2, "entering shortened it");
+    assert!(left(lab) > LONG * 2, "entering shortened the expiry");
     a.free(&short).await;
-    assert!(left(lab) > LONG && left(lab) <= LONG * 2, "what is left lasts as long as the others");
+    assert!(left(lab) > LONG && left(lab) <= LONG * 2, "the expiry is not that of the remaining shares");
     assert_eq!(b.release(&inner, Scope::Hold).await, Release::StillHeld(1));
     assert!(left(lab) <= LONG * 2);
     b.free(&long).await;
 }
 
-async fn a_break_that_others_get_in_before_is_of_one_share(lab: &Lab) {
+async fn a_delayed_break_affects_only_its_share(lab: &Lab) {
     let (mut b, there, fence) = other(lab).await;
     let (mut c, next, other) = other(lab).await;
     let (proxy, mut a) = warm(lab).await;
     let mark = Break { by: "ana@ops1".into(), why: None, seen: false };
     for evicts in [false, true] {
-        proxy.trap_nth("", 1, 1, Fault::Late(overtaken()));
+        proxy.trap_nth("", 1, 1, Fault::Late(overtaking_delay()));
         let job = key("job");
         let breaking = async {
             if evicts {
@@ -322,15 +322,15 @@ async fn a_break_that_others_get_in_before_is_of_one_share(lab: &Lab) {
     assert!(past.len() == 1 && past[0].fence == Some(fence), "{past:?}");
 }
 
-async fn nothing_of_shares_stays(lab: &Lab) {
+async fn shares_leave_nothing_behind(lab: &Lab) {
     let (mut b, there, _) = other(lab).await;
     let (mut c, mut d) = (lab.client().await, lab.client().await);
-    let writer = Request { metadata: Some(who("web1")), ..waiting(&key("job"), LONG) };
+    let writer = Request { metadata: Some(runner("web1")), ..waiting(&key("job"), LONG) };
     let behind = Request { fair: true, waiting: true, ..reader(LONG) };
     c.refused(&writer).await;
     assert_eq!(d.refused(&behind).await.position, Some(2));
     b.free(&there).await;
-    assert!(d.refused(&behind).await.transient, "it is the writer's turn");
+    assert!(d.refused(&behind).await.transient, "the lock is not offered to the writer");
     let endless = lab.tair().server().keys().into_iter().filter(|(_, left)| *left < 0).count();
     assert_eq!(endless, 1, "only the counter has no end");
     c.take(&writer).await;
@@ -341,8 +341,8 @@ async fn nothing_of_shares_stays(lab: &Lab) {
     assert_eq!(names, ["dlock:{dlock:job}:runs", "redisson_lock_token:{dlock:job}"]);
 }
 
-/// Not even what is over, which others are told of when they ask for the lock.
-async fn who_looks_at_a_lock_changes_nothing_of_it(lab: &Lab) {
+/// An inspection removes no expired share either: the next request for the lock does.
+async fn inspecting_a_shared_lock_changes_nothing(lab: &Lab) {
     let (mut b, there, fence) = other(lab).await;
     b.take(&reader(SHORT)).await;
     lab.outlast(SHORT).await;
@@ -358,8 +358,8 @@ async fn who_looks_at_a_lock_changes_nothing_of_it(lab: &Lab) {
     assert_ne!(lab.tair().server().command(&words), before);
 }
 
-/// Or it would have another turn the next time, and hold everybody up once more.
-async fn who_lost_its_turn_is_taken_out_by_who_goes(lab: &Lab) {
+/// Otherwise the waiter would get another offer, and delay the others again.
+async fn a_waiter_that_missed_its_offer_is_removed_by_the_next_holder(lab: &Lab) {
     for mode in [Mode::Shared, Mode::Permits(2), Mode::Exclusive] {
         let (mut a, mut c) = (lab.client().await, lab.client().await);
         let held = a.hold(&key("job")).await;
@@ -376,7 +376,7 @@ async fn who_lost_its_turn_is_taken_out_by_who_goes(lab: &Lab) {
     }
 }
 
-/// Who is inside at the moment, and what was handed out.
+/// The current holds, and all fences so far.
 #[derive(Default)]
 struct Inside {
     holds: Vec<(Mode, Option<u32>, Fence)>,
@@ -398,7 +398,7 @@ impl Inside {
     }
 }
 
-async fn come_and_go(mut client: Client, kinds: Vec<(Mode, bool)>, inside: Rc<RefCell<Inside>>) {
+async fn hold_and_release(mut client: Client, kinds: Vec<(Mode, bool)>, inside: Rc<RefCell<Inside>>) {
     let limits = Limits::of(Duration::from_secs(5));
     for (mode, fair) in kinds {
         let wanted = Request { mode, fair, ..waiting(&key("job"), LONG) };
@@ -419,7 +419,7 @@ async fn come_and_go(mut client: Client, kinds: Vec<(Mode, bool)>, inside: Rc<Re
     }
 }
 
-async fn many_of_all_kinds_at_once_have_their_turns(lab: &Lab) {
+async fn all_kinds_at_once_get_the_lock(lab: &Lab) {
     const CLIENTS: usize = 12;
     let kinds = [Mode::Shared, Mode::Permits(2), Mode::Exclusive, Mode::Shared];
     let inside = Rc::new(RefCell::new(Inside::default()));
@@ -427,11 +427,11 @@ async fn many_of_all_kinds_at_once_have_their_turns(lab: &Lab) {
         .run_until(async {
             let mut all = Vec::new();
             for n in 0..CLIENTS {
-                let turns = (0..4).map(|turn| (kinds[(n + turn) % kinds.len()], (n / 4 + turn) % 2 == 0)).collect();
-                all.push(spawn_local(come_and_go(lab.client().await, turns, Rc::clone(&inside))));
+                let requests = (0..4).map(|nth| (kinds[(n + nth) % kinds.len()], (n / 4 + nth) % 2 == 0)).collect();
+                all.push(spawn_local(hold_and_release(lab.client().await, requests, Rc::clone(&inside))));
             }
             for one in all {
-                one.await.expect("all turns");
+                one.await.expect("all grants");
             }
         })
         .await;

@@ -1,4 +1,4 @@
-//! Whether a token holds a lock, asked by whoever has the token.
+//! Verification: whether a token holds a lock.
 
 use std::time::Duration;
 
@@ -13,30 +13,32 @@ use crate::{
 pub fn all() -> Vec<Case> {
     let mut all = cases![everywhere =>
         a_hold_is_verified_by_its_token_alone,
-        no_more_is_left_than_was_asked_for,
+        the_lease_left_never_exceeds_the_ttl,
         a_free_lock_is_held_by_no_token,
         a_stale_token_holds_nothing,
         a_waiters_token_holds_nothing,
         a_token_holds_its_own_lock_only,
-        a_verified_hold_ends_when_it_would_have,
+        verifying_does_not_extend_a_hold,
     ];
-    all.extend(cases![Kind::hands_on => nested_holds_are_verified_each, a_detached_hold_is_verified, a_renewal_at_once_shortens_nothing]);
+    all.extend(
+        cases![Kind::crosses_processes => each_nested_hold_is_verified, a_detached_hold_is_verified, an_immediate_renewal_shortens_nothing],
+    );
     all
 }
 
-/// What is left of the lease that `token` has; `None` if it has none.
+/// Returns the remaining lease of `token`; `None` if `token` has no hold.
 async fn left(client: &mut Client, key: &Key, token: &Token) -> Option<Duration> {
     match client.0.renew(key, token, Intent::Probe).await.unwrap_or_else(|error| panic!("verify: {error:?}")) {
-        Renewal::Kept { expires_in } => Some(expires_in.expect("a lease that ends")),
+        Renewal::Kept { expires_in } => Some(expires_in.expect("an expiry")),
         Renewal::NotHeld => None,
         other => panic!("a probe was answered by {other:?}"),
     }
 }
 
-/// `token` has a lease with about `lease` left.
+/// Checks that about `lease` is left.
 #[track_caller]
 fn assert_left(left: Option<Duration>, lease: Duration) {
-    let left = left.expect("it is held");
+    let left = left.expect("a hold");
     assert!(left <= lease && left + SLACK + Duration::from_secs(2) >= lease, "{left:?} of {lease:?}");
 }
 
@@ -47,7 +49,7 @@ async fn a_hold_is_verified_by_its_token_alone(lab: &Lab) {
     for client in [&mut a, &mut b] {
         assert_left(left(client, &job, &held.token).await, LONG);
     }
-    // It is still the holder's to renew and to give back.
+    // The holder can still renew and release.
     a.renewed(&held, None).await;
     assert_left(left(&mut b, &job, &held.token).await, LONG);
     a.free(&held).await;
@@ -56,15 +58,15 @@ async fn a_hold_is_verified_by_its_token_alone(lab: &Lab) {
     }
 }
 
-/// A store that rounds an end up and its clock down says a millisecond more for every other hold.
-async fn no_more_is_left_than_was_asked_for(lab: &Lab) {
+/// A store that rounds an expiry up and its clock down would report a millisecond too much for every other hold.
+async fn the_lease_left_never_exceeds_the_ttl(lab: &Lab) {
     let mut a = lab.client().await;
     let job = key("job");
     for _ in 0..20 {
         let held = a.hold(&job).await;
         assert_left(left(&mut a, &job, &held.token).await, LONG);
-        let told = a.inspect(&job).await.holders[0].expires_in;
-        assert!(told.is_none_or(|told| told <= LONG), "{told:?} of {LONG:?}");
+        let reported = a.inspect(&job).await.holders[0].expires_in;
+        assert!(reported.is_none_or(|reported| reported <= LONG), "{reported:?} of {LONG:?}");
         a.free(&held).await;
     }
 }
@@ -73,7 +75,7 @@ async fn a_free_lock_is_held_by_no_token(lab: &Lab) {
     let mut a = lab.client().await;
     assert_eq!(left(&mut a, &key("never"), &Token::random()).await, None);
     assert!(a.inspect(&key("never")).await.holders.is_empty());
-    // Asking left nothing that would keep it.
+    // The verification left nothing that would hold the lock.
     a.hold(&key("never")).await;
 }
 
@@ -85,7 +87,7 @@ async fn a_stale_token_holds_nothing(lab: &Lab) {
     let second = b.hold(&job).await;
     assert_eq!(left(&mut a, &job, &first.token).await, None);
     assert_eq!(left(&mut b, &job, &first.token).await, None);
-    // Another hold of the owner, which was never granted, is none.
+    // An ungranted nested hold of the owner holds nothing.
     assert_eq!(left(&mut a, &job, &second.token.nested()).await, None);
     assert_left(left(&mut a, &job, &second.token).await, LONG);
 }
@@ -110,13 +112,13 @@ async fn a_token_holds_its_own_lock_only(lab: &Lab) {
     }
 }
 
-async fn a_verified_hold_ends_when_it_would_have(lab: &Lab) {
+async fn verifying_does_not_extend_a_hold(lab: &Lab) {
     let (mut a, mut b) = (lab.client().await, lab.client().await);
     let job = key("job");
     let held = lab.expiring(&job, SHORT);
     let ttl = a.take(&held).await.ttl.get();
     drop(a);
-    // Asking again and again is no renewal.
+    // Repeated verifications don't renew the hold.
     let step = ttl / 8;
     let mut asked = Duration::ZERO;
     while left(&mut b, &job, &held.token).await.is_some() {
@@ -127,12 +129,12 @@ async fn a_verified_hold_ends_when_it_would_have(lab: &Lab) {
     let next = request(&job, LONG);
     let until = std::time::Instant::now() + lab.kind.late() + SLACK;
     while !matches!(b.attempt(&next).await, dlock::lock::Attempt::Granted(_)) {
-        assert!(std::time::Instant::now() < until, "nobody holds it, and it isn't free");
+        assert!(std::time::Instant::now() < until, "no token holds the lock, and it isn't free");
         lab.pass(step).await;
     }
 }
 
-async fn nested_holds_are_verified_each(lab: &Lab) {
+async fn each_nested_hold_is_verified(lab: &Lab) {
     let (mut a, mut b, mut c) = (lab.client().await, lab.client().await, lab.client().await);
     let job = key("job");
     let outer = a.hold(&job).await;
@@ -144,7 +146,7 @@ async fn nested_holds_are_verified_each(lab: &Lab) {
     assert_eq!(b.release(&inner, Scope::Hold).await, Release::StillHeld(1));
     assert_eq!(left(&mut c, &job, &inner.token).await, None);
     assert_left(left(&mut c, &job, &outer.token).await, LONG);
-    // The inner one keeps the lock, and is all that holds it then.
+    // The nested hold then keeps the lock alone.
     b.take(&inner).await;
     assert_eq!(a.release(&outer, Scope::Hold).await, Release::StillHeld(1));
     assert_eq!(left(&mut c, &job, &outer.token).await, None);
@@ -162,8 +164,8 @@ async fn a_detached_hold_is_verified(lab: &Lab) {
     assert_eq!(left(&mut b, &job, &held.token).await, None);
 }
 
-/// A store that rounds an end up and its clock down finds that the same TTL ends sooner, if it is asked within the same millisecond.
-async fn a_renewal_at_once_shortens_nothing(lab: &Lab) {
+/// A store that rounds an expiry up and its clock down would compute an earlier expiry within the same millisecond.
+async fn an_immediate_renewal_shortens_nothing(lab: &Lab) {
     let (mut a, mut b) = (lab.client().await, lab.client().await);
     let job = key("job");
     for _ in 0..20 {

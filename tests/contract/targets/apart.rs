@@ -1,4 +1,4 @@
-//! Cases that share a store, each in namespaces of its own.
+//! Cases that share a store, each in its own namespaces.
 
 use std::sync::atomic::{AtomicU32, Ordering};
 
@@ -10,16 +10,16 @@ pub struct Apart(String);
 impl Apart {
     pub fn new() -> Self {
         static NEXT: AtomicU32 = AtomicU32::new(0);
-        // Of one width, so that none is the beginning of another.
+        // All names have the same width, so none is a prefix of another.
         Self(format!("case{:04}-", NEXT.fetch_add(1, Ordering::Relaxed)))
     }
 
-    /// The namespace that this case knows by a name. There is one empty one; no two cases may use it.
+    /// Returns this case's namespace for a name. The empty namespace is shared, so only one case may use it.
     pub fn namespace(&self, name: &str) -> String {
         if name.is_empty() { String::new() } else { format!("{}{name}", self.0) }
     }
 
-    /// Removes all that lies in this case's part of a server.
+    /// Removes all keys in this case's part of a server.
     pub fn wipe(&self, server: &Redis) {
         for (name, _) in server.keys().into_iter().filter(|(name, _)| name.contains(&self.0)) {
             server.command(&["DEL", &name]);

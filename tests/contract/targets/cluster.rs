@@ -18,7 +18,7 @@ pub struct Target {
     apart: Apart,
 }
 
-/// How a client finds the cluster by nodes on these ports.
+/// Returns options to reach the cluster through the nodes on these ports.
 pub fn options_at(seeds: impl IntoIterator<Item = u16>) -> RedisOptions {
     let seeds = seeds.into_iter().map(|port| Address { host: "127.0.0.1".into(), port }).collect();
     RedisOptions::new(Server::Cluster(seeds))

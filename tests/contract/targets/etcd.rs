@@ -1,4 +1,4 @@
-//! One etcd for all cases, each in namespaces of its own: a member alone, or three of which each client asks any.
+//! One etcd for all cases, each in its own namespaces: a single member, or three, any of which a client may use.
 
 use std::{
     cell::RefCell,
@@ -16,10 +16,10 @@ use dlock::{
 
 use crate::support::{self, ports};
 
-/// The servers that cases share, while there are any.
+/// The servers that cases share.
 static SHARED: [Mutex<Option<Arc<support::etcd::Etcd>>>; 2] = [Mutex::new(None), Mutex::new(None)];
 
-/// Ends what cases shared.
+/// Ends the shared servers.
 pub fn end() {
     for shared in &SHARED {
         shared.lock().unwrap_or_else(std::sync::PoisonError::into_inner).take();
@@ -34,11 +34,11 @@ fn shared(members: usize) -> Arc<support::etcd::Etcd> {
 
 pub struct Target {
     etcd: RefCell<Arc<support::etcd::Etcd>>,
-    /// What this case's namespaces begin with.
+    /// The prefix of this case's namespaces.
     case: String,
 }
 
-/// A client of the members on these ports.
+/// Returns a client of the members on these ports.
 pub fn client(ports: &[u16], namespace: &str) -> Box<dyn Backend> {
     let mut options = EtcdOptions::new(ports.iter().map(|port| ("127.0.0.1".into(), *port)).collect());
     options.namespace = Namespace::new(namespace).expect("a namespace");
@@ -48,7 +48,7 @@ pub fn client(ports: &[u16], namespace: &str) -> Box<dyn Backend> {
 impl Target {
     pub fn make(members: usize) -> Self {
         static NEXT: AtomicU32 = AtomicU32::new(0);
-        // Of one width, so that none is the beginning of another.
+        // All names have the same width, so none is a prefix of another.
         let case = format!("case{:04}", NEXT.fetch_add(1, Ordering::Relaxed));
         Self { etcd: RefCell::new(shared(members)), case }
     }
@@ -57,7 +57,7 @@ impl Target {
         Arc::clone(&self.etcd.borrow())
     }
 
-    /// The namespace that this case knows by a name, the empty one too.
+    /// Returns this case's namespace for a name, which may be empty.
     pub fn namespace(&self, name: &str) -> String {
         if name.is_empty() { self.case.clone() } else { format!("{}.{name}", self.case) }
     }
@@ -73,7 +73,7 @@ impl super::Target for Target {
         client(&[ports::free()], "dlock")
     }
 
-    /// Not the revision, which is all of the cluster's, and with it the fences: one that lost its disks is another cluster.
+    /// Deletes the keys but not the cluster's revision, from which fences come: a cluster that lost its disks is another one.
     async fn lose_data(&self) {
         self.etcd().ctl(&["del", "--prefix", &self.case]);
     }
@@ -101,7 +101,7 @@ impl super::Server for Target {
         client(&[port], &self.namespace("dlock"))
     }
 
-    /// The grant of a lease of a minute with an id: nothing else has both.
+    /// The request for a one-minute lease with an id: no other request has both.
     fn acquire_mark(&self) -> &'static str {
         "\u{8}\u{3c}\u{10}"
     }

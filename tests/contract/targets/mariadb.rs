@@ -1,4 +1,4 @@
-//! A database of its own for each case, on one server for all of them.
+//! A database for each case, on one server for all cases.
 
 use std::{
     cell::OnceCell,
@@ -25,13 +25,13 @@ pub struct Target {
     mode: Mode,
     pub database: String,
     shared: Arc<MariaDb>,
-    /// In place of the one that all share.
+    /// The case's own server, instead of the shared one.
     own: OnceCell<MariaDb>,
 }
 
 static SHARED: Mutex<Option<Arc<MariaDb>>> = Mutex::new(None);
 
-/// The one server that cases share.
+/// Returns the shared server.
 fn shared() -> Arc<MariaDb> {
     let mut shared = SHARED.lock().unwrap_or_else(PoisonError::into_inner);
     let start = || Arc::new(MariaDb::with(Options { settings: vec!["--max-connections=600".into()], ..Options::default() }));
@@ -60,7 +60,7 @@ impl Target {
         target
     }
 
-    /// Every case but those about it finds the tables there.
+    /// Creates the tables, which every case needs except those about creating them.
     fn create_tables(&self) {
         self.sql(&backend(self.options("dlock")).schema().expect("a schema"));
     }
@@ -69,30 +69,30 @@ impl Target {
         options(self.server().port, &self.database, self.mode, namespace)
     }
 
-    /// What the server answers to statements in the case's database.
+    /// Returns the server's answer to statements in the case's database.
     #[track_caller]
     pub fn sql(&self, sql: &str) -> Vec<Vec<String>> {
         self.server().sql(&self.database, sql)
     }
 
-    /// Runs statements while the case goes on.
+    /// Runs statements in the background.
     pub fn meanwhile(&self, sql: &str) -> std::thread::JoinHandle<()> {
         let (shared, database, sql) = (Arc::clone(&self.shared), self.database.clone(), sql.to_owned());
         std::thread::spawn(move || drop(shared.sql(&database, &sql)))
     }
 
-    /// A client that goes through a proxy.
+    /// Returns a client behind a proxy.
     pub fn through_proxy(&self, proxy: &Proxy) -> crate::lab::Client {
         crate::lab::Client(backend(options(proxy.port, &self.database, self.mode, "dlock")))
     }
 
-    /// The numbers of the sessions that clients have in the case's database.
+    /// Returns the ids of the client sessions in the case's database.
     pub fn sessions(&self) -> Vec<String> {
         let sql = format!("SELECT id FROM information_schema.processlist WHERE db = '{}' AND id <> CONNECTION_ID()", self.database);
         self.sql(&sql).into_iter().map(|row| row[0].clone()).collect()
     }
 
-    /// A session that runs these statements and then keeps what they got until it is dropped.
+    /// Returns a session that has run these statements, and keeps their locks until it is dropped.
     pub fn keep(&self, sql: &str) -> support::mariadb::Kept {
         self.server().keep(&self.database, sql)
     }
@@ -113,7 +113,7 @@ impl super::Target for Target {
     }
 
     async fn lose_data(&self) {
-        // Clients that were dropped end when the runtime comes to it, and their sessions a little later.
+        // Dropped clients end with some delay, and their sessions a little later.
         for _ in 0..200 {
             if self.mode == Mode::Lease || self.sessions().is_empty() {
                 break;
@@ -168,7 +168,7 @@ impl Drop for Target {
     }
 }
 
-/// A database of its own on a server that somebody else keeps.
+/// A database on a MySQL server that the tests don't start.
 pub struct Elsewhere {
     mode: Mode,
     server: External,

@@ -1,4 +1,4 @@
-//! The reference.
+//! The in-memory store, which is the reference.
 
 use async_trait::async_trait;
 use dlock::{

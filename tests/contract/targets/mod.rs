@@ -1,4 +1,4 @@
-//! The stores that the suite runs against, each made anew for each case.
+//! The stores that the suite runs against. Each case gets a new one.
 
 mod apart;
 pub mod cluster;
@@ -32,13 +32,13 @@ pub enum Kind {
     Sentinel,
     Cluster,
     Redlock,
-    /// A member alone.
+    /// A single member.
     Etcd,
-    /// Three members: another one is asked when one does not answer, and each step takes two of them.
+    /// Three members: a client tries another one if a member does not answer, and each step needs two of them.
     Etcd3,
-    /// A server alone.
+    /// A single server.
     ZooKeeper,
-    /// Three servers: each step takes two of them, and what one has done another one may not know yet.
+    /// Three servers: each step needs two of them, and one may not know the latest step yet.
     ZooKeeper3,
     PostgresLease,
     PostgresRow,
@@ -46,7 +46,7 @@ pub enum Kind {
     MariadbLease,
     MariadbRow,
     MariadbAdvisory,
-    /// A MySQL server that somebody else keeps, named by `DLOCK_TEST_MYSQL_URL`.
+    /// A MySQL server that the tests don't start, named by `DLOCK_TEST_MYSQL_URL`.
     MysqlLease,
     MysqlRow,
     MysqlAdvisory,
@@ -78,7 +78,7 @@ pub const ALL: [Kind; 21] = [
     Kind::TairVersion,
 ];
 
-/// Ends what several cases shared.
+/// Ends the servers that cases shared.
 pub fn end() {
     sentinel::end();
     cluster::end();
@@ -115,7 +115,7 @@ impl Kind {
         }
     }
 
-    /// What isn't there to run this store with.
+    /// Returns why this store can't run here; `None` if it can.
     pub fn missing(self) -> Option<String> {
         let programs: &[&str] = match self {
             Self::Redis | Self::Sentinel | Self::Cluster | Self::Redlock => &[support::redis::Redis::PROGRAM],
@@ -130,50 +130,50 @@ impl Kind {
         missing.map(|program| format!("{program} is not installed"))
     }
 
-    /// Whether it is nobody's fault if this store isn't there, not even in CI: no distribution that the tests run on has it.
+    /// Whether the store may be missing even in CI: no distribution that the tests run on packages it.
     pub fn is_optional(self) -> bool {
         matches!(self, Self::MysqlLease | Self::MysqlRow | Self::MysqlAdvisory)
     }
 
-    /// Whether the runtime's clock can be stopped, because the store goes by it.
+    /// Whether the store uses the runtime's clock, so that the test can stop it.
     pub fn clock_is_ours(self) -> bool {
         self == Self::Memory
     }
 
-    /// Whether a hold ends with its process and not before: its TTL rules detached holds only.
+    /// Whether a hold ends exactly with its process: its TTL applies to detached holds only.
     pub fn bound_to_processes(self) -> bool {
         self == Self::Sqlite
     }
 
-    /// Whether a hold lasts as long as its process at least, renewed or not: its TTL rules detached holds, and what a process
-    /// leaves behind.
+    /// Whether a hold lasts at least as long as its process, renewed or not: its TTL applies to detached holds, and to holds
+    /// of dead processes.
     pub fn lasts_with_its_process(self) -> bool {
         self.bound_to_processes() || self.is_zookeeper()
     }
 
-    /// How late it may be to see that a lease is over, beyond what every store may be: etcd looks twice a second.
+    /// How late the store may notice the end of a lease, in addition to [`crate::lab::SLACK`]: etcd checks twice a second.
     pub fn late(self) -> Duration {
         if self.is_etcd() { Duration::from_millis(650) } else { Duration::ZERO }
     }
 
-    /// Whether a renewal can ask for another TTL than the hold was taken with: as [`dlock::lock::Capabilities`] says, which
-    /// is proven in the cases about refusal.
+    /// Whether a renewal can change the hold's TTL: the cases in `unsupported` compare this
+    /// with [`dlock::lock::Capabilities`].
     pub fn adjusts_ttl(self) -> bool {
         !self.is_etcd() && !self.is_zookeeper()
     }
 
-    /// Whether it can tell how long ago something was.
+    /// Whether the store can tell how long ago an event was.
     pub fn has_clock(self) -> bool {
         !self.is_etcd()
     }
 
-    /// Whether those who wait have a place that nobody else can take: not even who comes when the lock is free, and not
-    /// sooner than its lease ends if they died.
-    pub fn keeps_places(self) -> bool {
+    /// Whether a waiter has a position that no other client can pass: not even a newcomer to a free lock. A dead waiter
+    /// keeps its position until its lease ends.
+    pub fn keeps_positions(self) -> bool {
         self.is_etcd() || self.is_zookeeper()
     }
 
-    /// One server or more.
+    /// Whether the store is ZooKeeper, with one server or more.
     pub fn is_zookeeper(self) -> bool {
         matches!(self, Self::ZooKeeper | Self::ZooKeeper3)
     }
@@ -182,66 +182,66 @@ impl Kind {
         matches!(self, Self::Etcd | Self::Etcd3)
     }
 
-    /// Whether a hold is what one session of its process has: it ends with that, can't be given to another process, nor
-    /// entered by one, and a lost connection is a lost lock.
-    pub fn is_a_session(self) -> bool {
+    /// Whether a hold belongs to one session of its process: it ends with that session, and no other process can take it over
+    /// or enter it. A lost connection is a lost lock.
+    pub fn held_by_session(self) -> bool {
         matches!(
             self,
             Self::PostgresRow | Self::PostgresAdvisory | Self::MariadbRow | Self::MariadbAdvisory | Self::MysqlRow | Self::MysqlAdvisory
         )
     }
 
-    /// Whether the server is a MariaDB of our own.
+    /// Whether the server is a MariaDB that the tests start.
     pub fn is_mariadb(self) -> bool {
         matches!(self, Self::MariadbLease | Self::MariadbRow | Self::MariadbAdvisory)
     }
 
-    /// Whether they are in a SQL server that the cases start themselves.
-    pub fn is_ours(self) -> bool {
+    /// Whether the store is a SQL server that the tests start.
+    pub fn is_own_sql_server(self) -> bool {
         self.is_postgres() || self.is_mariadb()
     }
 
-    /// Whether the locks are in a SQL server.
+    /// Whether the store is a SQL server.
     pub fn is_sql(self) -> bool {
         self.is_postgres() || self.is_mariadb() || matches!(self, Self::MysqlLease | Self::MysqlRow | Self::MysqlAdvisory)
     }
 
-    /// Whether the server is PostgreSQL.
+    /// Whether the store is PostgreSQL.
     pub fn is_postgres(self) -> bool {
         matches!(self, Self::PostgresLease | Self::PostgresRow | Self::PostgresAdvisory)
     }
 
-    /// Whether a hold ends with its process, or at the latest with its TTL.
+    /// Whether a hold ends with its process, at the latest after its TTL.
     pub fn ends_with_its_process(self) -> bool {
-        self.bound_to_processes() || self.is_a_session()
+        self.bound_to_processes() || self.held_by_session()
     }
 
-    /// Whether a hold can be entered by another process, and outlive its own.
-    pub fn hands_on(self) -> bool {
-        !self.is_a_session()
+    /// Whether another process can enter a hold, and a hold can outlive its process.
+    pub fn crosses_processes(self) -> bool {
+        !self.held_by_session()
     }
 
-    /// Whether readers hold together: as [`dlock::lock::Capabilities`] says, which is proven in the cases about refusal.
+    /// Whether readers can share a lock: the cases in `unsupported` compare this with [`dlock::lock::Capabilities`].
     pub fn shared(self) -> bool {
         !matches!(self, Self::MariadbAdvisory | Self::MysqlAdvisory)
     }
 
-    /// Whether up to so many hold together, likewise.
+    /// Whether the store has permits, likewise.
     pub fn permits(self) -> bool {
-        !self.is_a_session() && self != Self::Redlock
+        !self.held_by_session() && self != Self::Redlock
     }
 
-    /// Whether those who wait can ask to be served in their order, likewise.
+    /// Whether waiters can request fair order, likewise.
     pub fn fair(self) -> bool {
-        !self.is_a_session() && self != Self::Redlock
+        !self.held_by_session() && self != Self::Redlock
     }
 
-    /// Whether a release wakes those who wait; elsewhere they look by themselves, after pauses.
+    /// Whether a release wakes a waiter; on other stores waiters poll.
     pub fn notifies(self) -> bool {
         !matches!(self, Self::Redlock | Self::Tair | Self::TairVersion)
     }
 
-    /// Whether there is a server behind one TCP port, which a proxy can be put before and which can be frozen.
+    /// Whether the store is one server behind one TCP port, so that a proxy can precede it, and the case can freeze it.
     pub fn has_server(self) -> bool {
         matches!(
             self,
@@ -249,8 +249,8 @@ impl Kind {
         )
     }
 
-    /// Servers whose record of a start names the hold that wrote it. To become all of them.
-    pub fn knows_its_starts(self) -> bool {
+    /// Whether the record of a start names the hold that wrote it. All stores will do so.
+    pub fn start_names_its_hold(self) -> bool {
         self.is_sql() || matches!(self, Self::Redis | Self::Tair | Self::TairVersion | Self::Etcd | Self::ZooKeeper)
     }
 
@@ -281,56 +281,56 @@ impl Kind {
     }
 }
 
-/// One store. Every client that is opened on it is as good as another process.
+/// One store. Each client that is opened on it stands for another process.
 #[async_trait(?Send)]
 pub trait Target {
     async fn open(&self, namespace: &str) -> Box<dyn Backend>;
 
-    /// A client whose store can't be reached at all: whatever it answers, it answers without I/O.
+    /// Returns a client whose store is unreachable, so all its answers come without I/O.
     async fn unreachable(&self) -> Box<dyn Backend>;
 
-    /// Forgets everything, as a store that lost its disk.
+    /// Deletes all data, as on a store that lost its disk.
     async fn lose_data(&self);
 
-    /// Has a server of this case alone, for a case that is going to freeze it; before any client is opened.
+    /// Gives this case its own server, for a case that freezes it. Call before any client is opened.
     async fn isolate(&self) {}
 
-    /// The server behind it, if it is one behind one TCP port; of this case alone if the case freezes it.
+    /// Returns the server, if the store is one server behind one TCP port. A case that freezes the server needs its own.
     fn server(&self) -> Option<&dyn Server> {
         None
     }
 
-    /// The Tair behind it.
+    /// Returns the Tair server.
     fn tair(&self) -> Option<&tair::Target> {
         None
     }
 
-    /// The servers behind it, if they are several that decide together.
+    /// Returns the Redlock nodes.
     fn redlock(&self) -> Option<&redlock::Target> {
         None
     }
 
-    /// The Redis server behind it, for cases about what lies in the store itself.
+    /// Returns the Redis server, for cases about the stored data.
     fn redis(&self) -> Option<&redis::Target> {
         None
     }
 
-    /// The ZooKeeper servers behind it, likewise.
+    /// Returns the ZooKeeper servers, likewise.
     fn zookeeper(&self) -> Option<&zookeeper::Target> {
         None
     }
 
-    /// The MariaDB database behind it, for cases about what lies in the store itself.
+    /// Returns the MariaDB database, for cases about the stored data.
     fn mariadb(&self) -> Option<&mariadb::Target> {
         None
     }
 
-    /// The etcd behind it, likewise.
+    /// Returns the etcd, likewise.
     fn etcd(&self) -> Option<&etcd::Target> {
         None
     }
 
-    /// The PostgreSQL database behind it, for cases about what lies in the store itself.
+    /// Returns the PostgreSQL database, for cases about the stored data.
     fn postgres(&self) -> Option<&postgres::Target> {
         None
     }
@@ -341,18 +341,18 @@ pub trait Target {
 pub trait Server {
     fn port(&self) -> u16;
 
-    /// A client that reaches it by this port of this host.
+    /// Returns a client that reaches the server through this local port.
     async fn through(&self, port: u16) -> Box<dyn Backend>;
 
-    /// What stands in an acquire's requests for a lease of [`crate::lab::LONG`], and in no request that undoes it.
+    /// Text in an acquire's requests for a lease of [`crate::lab::LONG`], and in no request that undoes one.
     fn acquire_mark(&self) -> &'static str;
 
-    /// What stands in the request that takes a lock, if it isn't the next one.
+    /// Text in the request that takes a lock; empty if that is always the next request.
     fn taking_mark(&self) -> &'static str {
         ""
     }
 
-    /// What stands in the request that extends a hold or gives it back, likewise.
+    /// Text in the request that extends or releases a hold, likewise.
     fn changing_mark(&self) -> &'static str {
         ""
     }

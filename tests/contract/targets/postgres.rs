@@ -1,4 +1,4 @@
-//! A database of its own for each case, on one server for all of them.
+//! A database for each case, on one server for all cases.
 
 use std::{
     cell::OnceCell,
@@ -24,13 +24,13 @@ pub struct Target {
     mode: Mode,
     pub database: String,
     shared: Arc<Postgres>,
-    /// In place of the one that all share.
+    /// The case's own server, instead of the shared one.
     own: OnceCell<Postgres>,
 }
 
 static SHARED: Mutex<Option<Arc<Postgres>>> = Mutex::new(None);
 
-/// The one server that cases share.
+/// Returns the shared server.
 fn shared() -> Arc<Postgres> {
     let mut shared = SHARED.lock().unwrap_or_else(PoisonError::into_inner);
     let start = || Arc::new(Postgres::with(Options { settings: vec!["max_connections=600".into()], ..Options::default() }));
@@ -59,7 +59,7 @@ impl Target {
         target
     }
 
-    /// Every case but those about it finds the tables there.
+    /// Creates the tables, which every case needs except those about creating them.
     fn create_tables(&self) {
         let schema = backend(self.options("dlock")).schema().expect("a schema");
         self.sql(&format!("BEGIN; {schema} COMMIT"));
@@ -69,24 +69,24 @@ impl Target {
         options(self.server().port, &self.database, self.mode, namespace)
     }
 
-    /// What the server answers to statements in the case's database.
+    /// Returns the server's answer to statements in the case's database.
     #[track_caller]
     pub fn sql(&self, sql: &str) -> Vec<Vec<Option<String>>> {
         self.server().sql(&self.database, sql)
     }
 
-    /// Runs statements while the case goes on.
+    /// Runs statements in the background.
     pub fn meanwhile(&self, sql: &str) -> std::thread::JoinHandle<()> {
         let (shared, database, sql) = (Arc::clone(&self.shared), self.database.clone(), sql.to_owned());
         std::thread::spawn(move || drop(shared.sql(&database, &sql)))
     }
 
-    /// A client that goes through a proxy.
+    /// Returns a client behind a proxy.
     pub fn through(&self, proxy: &Proxy) -> crate::lab::Client {
         crate::lab::Client(backend(options(proxy.port, &self.database, self.mode, "dlock")))
     }
 
-    /// A session of the test's own, which lasts as long as the answer and has run these statements.
+    /// Returns a session of the test that has run these statements, and lasts until it is dropped.
     pub fn keep(&self, sql: &str) -> Kept {
         self.server().keep(&self.database, sql)
     }
@@ -107,7 +107,7 @@ impl super::Target for Target {
     }
 
     async fn lose_data(&self) {
-        // Clients that were dropped end when the runtime comes to it, and their sessions a little later.
+        // Dropped clients end with some delay, and their sessions a little later.
         let sessions = "SELECT 1 FROM pg_stat_activity WHERE datname = current_database() AND application_name LIKE 'dlock %'";
         for _ in 0..200 {
             if self.mode == Mode::Lease || self.sql(sessions).is_empty() {

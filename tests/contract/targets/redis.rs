@@ -1,4 +1,4 @@
-//! A server of its own for each case.
+//! A separate server for each case.
 
 use std::cell::RefCell;
 
@@ -67,7 +67,7 @@ impl super::Server for Target {
     }
 
     fn acquire_mark(&self) -> &'static str {
-        // A release names the lock too: only what sets a TTL is an acquire.
+        // A release names the lock too, but only an acquire sets a TTL.
         "\r\n60000\r\n"
     }
 

@@ -1,4 +1,4 @@
-//! Five servers of its own for each case, which know nothing of each other.
+//! Five independent servers for each case.
 
 use std::cell::{Ref, RefCell, RefMut};
 
@@ -22,7 +22,7 @@ pub fn options(ports: &[u16], namespace: &str) -> RedlockOptions {
     RedlockOptions { namespace: Namespace::new(namespace).expect("a namespace"), ..RedlockOptions::new(ports.iter().map(node).collect()) }
 }
 
-/// A client of the servers at these ports.
+/// Returns a client of the servers on these ports.
 pub fn client(ports: &[u16], namespace: &str) -> Box<dyn Backend> {
     let backend = Redlock::new(options(ports, namespace));
     Box::new(backend)

@@ -22,7 +22,7 @@ pub struct Target {
     apart: Apart,
 }
 
-/// How a client finds the master that these sentinels watch over.
+/// Returns options to reach the master through these sentinels.
 pub fn options(sentinels: &[&Process]) -> RedisOptions {
     let sentinels = sentinels.iter().map(|sentinel| sentinel.port);
     options_at(sentinels)

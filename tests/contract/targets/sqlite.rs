@@ -1,4 +1,4 @@
-//! A database file of its own for each case.
+//! A separate database file for each case.
 
 use async_trait::async_trait;
 use dlock::{
@@ -21,7 +21,7 @@ impl Target {
 impl super::Target for Target {
     async fn open(&self, namespace: &str) -> Box<dyn Backend> {
         let namespace = Namespace::new(namespace).expect("a namespace");
-        // Not prepared for a guardian: servers that other cases start meanwhile would inherit the lock file.
+        // The backend is not prepared for a guardian: servers that other cases start meanwhile would inherit the lock file.
         Box::new(Sqlite::new(SqliteOptions::at(self.0.path().join("locks.db"), namespace)))
     }
 

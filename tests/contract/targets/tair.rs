@@ -1,4 +1,4 @@
-//! A server of its own for each case, in either mode.
+//! A separate server for each case, in either mode.
 
 use async_trait::async_trait;
 use dlock::{
@@ -67,7 +67,7 @@ impl super::Server for Target {
     }
 
     fn acquire_mark(&self) -> &'static str {
-        // Renewals have it too, but no release.
+        // Renewals contain this text too, but no release does.
         "\r\n60000\r\n"
     }
 

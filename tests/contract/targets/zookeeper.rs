@@ -1,4 +1,4 @@
-//! One server, and one ensemble of three, for all cases, each case in a node of its own.
+//! One server and one ensemble of three for all cases, each case in its own node.
 
 use std::{
     cell::RefCell,
@@ -47,7 +47,7 @@ impl Target {
         shared(&ENSEMBLE, support::zookeeper::ZooKeeper::ensemble)
     }
 
-    /// A part of these servers that no other case uses.
+    /// Returns a part of these servers that no other case uses.
     pub fn on(servers: Arc<support::zookeeper::ZooKeeper>) -> Self {
         static NEXT: AtomicU32 = AtomicU32::new(0);
         Self { servers: RefCell::new(servers), chroot: format!("/case{:04}", NEXT.fetch_add(1, Ordering::Relaxed)) }
@@ -69,12 +69,12 @@ impl Target {
         Box::new(ZooKeeper::new(self.options(vec![("127.0.0.1".into(), port)], namespace)))
     }
 
-    /// A client of the test's own, past any proxy, whose paths are those on the servers.
+    /// Returns a client of the test that bypasses any proxy, and uses the servers' absolute paths.
     pub async fn admin(&self) -> Client {
         Client::connect(&format!("127.0.0.1:{}", self.servers().nodes[0].port)).await.expect("a connection to the server")
     }
 
-    /// All nodes below `path`, deepest first, and itself.
+    /// Returns all nodes below `path`, deepest first, then `path` itself.
     pub async fn tree(admin: &Client, path: &str) -> Vec<String> {
         let (mut all, mut at) = (vec![path.to_owned()], 0);
         while at < all.len() {
@@ -99,7 +99,7 @@ impl super::Target for Target {
         self.at_port(ports::free(), "dlock")
     }
 
-    /// As an administrator's `deleteall`: servers that lost their disks count their changes anew, and fences with them.
+    /// Does an administrator's `deleteall`: servers that lost their disks would restart their change count, and so the fences.
     async fn lose_data(&self) {
         let admin = self.admin().await;
         for node in Self::tree(&admin, &self.chroot).await {
@@ -131,12 +131,12 @@ impl super::Server for Target {
     }
 
     fn acquire_mark(&self) -> &'static str {
-        // What the node is made with that renewals write, or written again.
+        // The data with which the node is created or written that renewals write.
         "\0\0\0\u{5}60000"
     }
 
     fn taking_mark(&self) -> &'static str {
-        // A node's name that the server is to complete, and the first bytes of what it holds.
+        // The name of a node that the server completes, and the first bytes of the node's data.
         "-lock-\0\0\0"
     }
 

@@ -1,5 +1,5 @@
-// Takes and gives back one of Curator's locks: Driver KIND CONNECT PATH TTL
-// The commands are those of driver.py.
+// Acquires and releases one of Curator's locks: Driver KIND CONNECT PATH TTL
+// It takes the commands of driver.py.
 import java.io.BufferedReader;
 import java.io.InputStreamReader;
 import java.nio.file.Files;

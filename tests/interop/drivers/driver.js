@@ -1,5 +1,5 @@
-// Takes and gives back one lock of a library of Node.js: driver.js LIBRARY PORTS NAME TTL
-// The commands are those of driver.py.
+// Acquires and releases one lock of a Node.js library: driver.js LIBRARY PORTS NAME TTL
+// It takes the commands of driver.py.
 'use strict'
 
 const fs = require('fs')
@@ -44,7 +44,7 @@ const KINDS = {
     }
   },
 
-  // No library of locks, but what many programs do.
+  // Not a lock library, but the way many programs use Redis.
   'set-nx'() {
     let token
     return {

@@ -1,10 +1,10 @@
-"""Takes and gives back one lock of a library: driver.py LIBRARY ADDRESS NAME TTL
+"""Acquires and releases one lock of a library: driver.py LIBRARY ADDRESS NAME TTL
 
-Reads commands from its standard input and answers each with a line:
+Reads commands from standard input, and answers each with one line:
   try           held | busy | raised TYPE
-  lock          the same, after waiting for it
+  lock          the same, but waits for the lock
   release       free | raised TYPE
-  race S FILE   counted N: for S seconds it takes the lock, adds 1 to the number in FILE, and gives it back
+  race S FILE   counted N: for S seconds, acquires the lock, adds 1 to the number in FILE and releases the lock
 """
 
 import random
@@ -13,7 +13,7 @@ import time
 
 
 class Lock:
-    """What every library answers. One that can't wait tries again after a pause, as its documentation says."""
+    """The interface to a library. A library that can't wait retries after a pause, as its documentation says."""
 
     def __init__(self, address, name, ttl):
         self.address, self.name, self.ttl = address, name, ttl
@@ -29,12 +29,12 @@ class Lock:
 
 
 def race(lock, seconds, path):
-    """The counter is read and written in two steps: of two that do so at once, one is not counted."""
+    """Reads and writes the counter in two steps, so that two simultaneous holders lose an update."""
     until, counted = time.monotonic() + seconds, 0
     while time.monotonic() < until:
         try:
             held = lock.attempt()
-        except Exception:  # what a library raises instead of waiting
+        except Exception:  # some libraries raise instead of waiting
             held = False
         if held:
             with open(path) as file:

@@ -51,7 +51,7 @@ class Semaphore(Kazoo):
 
 
 class Etcdctl(Lock):
-    """The program, which holds the lock until it is told to stop."""
+    """The etcdctl program, which holds the lock until a signal stops it."""
 
     def open(self):
         self.program = None
@@ -59,7 +59,7 @@ class Etcdctl(Lock):
     def take(self, seconds):
         words = ["etcdctl", "--endpoints", "http://" + self.address, "lock", "--ttl", str(int(self.ttl)), self.name]
         self.program = subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, env={"ETCDCTL_API": "3", "PATH": "/usr/bin:/bin"})
-        # It says which key it has once it has the lock.
+        # It prints its key once it has the lock.
         if select.select([self.program.stdout], [], [], seconds)[0] and self.program.stdout.readline():
             return True
         self.release()
@@ -77,7 +77,7 @@ class Etcdctl(Lock):
 
 
 class LockService(Lock):
-    """The server's own lock, by its JSON gateway."""
+    """The server's own lock service, through its JSON gateway."""
 
     def open(self):
         pass

@@ -1,4 +1,4 @@
-"""Redisson's locks: its protocol, as scripts of our own. A client waits for a message, or for the time that it was told."""
+"""Redisson's lock protocol, as scripts written for this test. A client waits for a message or for the end of the lease."""
 
 import time
 import uuid
@@ -102,7 +102,7 @@ return 1
 
 
 class Redisson(Lock):
-    """The scripts, and the channel on which a release is told."""
+    """A lock's scripts, and the channel for its releases."""
 
     take, end, channel, suffix = PLAIN, PLAIN_END, "redisson_lock__channel:{%s}", ""
 
@@ -120,7 +120,7 @@ class Redisson(Lock):
         return self.ask(False) is None
 
     def lock(self):
-        """Only a message, or the end of the lease as it was told, has it try again."""
+        """Retries only after a message or at the reported end of the lease."""
         told = self.client.pubsub()
         told.subscribe(self.told)
         told.get_message(timeout=5)
@@ -151,7 +151,7 @@ class Fair(Redisson):
 
     def open(self):
         super().open()
-        # A release is told to the first in the queue alone.
+        # A release is published to the first client in the queue only.
         self.told = "%s:%s" % (self.told, self.own)
 
 

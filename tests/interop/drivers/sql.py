@@ -1,4 +1,4 @@
-"""Locks of SQL servers, by their own clients. The address is that of psql, or the socket and the database of mariadb."""
+"""Locks of SQL servers, through their own clients. The address is psql's, or the socket and the database for mariadb."""
 
 import subprocess
 import time
@@ -23,7 +23,7 @@ class Client:
         self.program = subprocess.Popen(words, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, bufsize=1)
 
     def ask(self, sql):
-        """The first column of the answer's first row."""
+        """Returns the first column of the first row of the answer."""
         self.program.stdin.write("%s;\nSELECT '%s';\n" % (sql, END))
         lines = []
         while not lines or lines[-1] != END:
@@ -35,7 +35,7 @@ class Client:
 
 
 class Advisory(Lock):
-    """The name is what the functions are given, as SQL."""
+    """The name is the SQL argument of the lock functions."""
 
     def open(self):
         self.client = Client(self.address)
@@ -69,7 +69,7 @@ class AdvisoryShared(Advisory):
 
 
 class ShedLock(Lock):
-    """The statements of its JDBC provider with usingDbTime(): insert a row, or else update one that is over. The table is dlock."""
+    """The statements of ShedLock's JDBC provider with usingDbTime(): insert a row, or update an expired one. The table is dlock."""
 
     def open(self):
         self.client = Client(self.address)
@@ -88,7 +88,7 @@ class ShedLock(Lock):
         return found == "1"
 
     def attempt(self):
-        # Its node remembers that the row exists, and never inserts it again.
+        # The node remembers that the row exists, and never inserts it again.
         self.own = "host-%s" % uuid.uuid4()
         values = "'%s', %s, %s, '%s'" % (self.name, self.end, self.now, self.own)
         own = "locked_by = '%s'" % self.own
@@ -108,7 +108,7 @@ class ShedLock(Lock):
 
 
 class LocalTime(ShedLock):
-    """Without usingDbTime(): the node's own time of day, of a zone that is ahead of UTC, in a column that has none."""
+    """Without usingDbTime(): the node's local time, in a zone ahead of UTC, in a column without a time zone."""
 
     def open(self):
         super().open()

@@ -1,4 +1,4 @@
-"""Libraries whose lock is a string on one Redis server, or on several: their ports are the address."""
+"""Libraries whose lock is a string on one or several Redis servers; the address lists the ports."""
 
 import logging
 
@@ -32,7 +32,7 @@ class RedisPy(OfRedis):
 
 
 class WithoutEnd(RedisPy):
-    """What redis-py does by default."""
+    """The default of redis-py."""
 
     def make(self, client):
         self.held = client.lock(self.name, sleep=0.05)

@@ -1,4 +1,4 @@
-//! What each command does to what is stored, and answers.
+//! The effect and the reply of each command.
 
 use std::{
     collections::{BTreeMap, HashMap, VecDeque},
@@ -15,7 +15,7 @@ pub enum Content {
     Versioned(Vec<u8>, i64),
     Hash(BTreeMap<String, Vec<u8>>),
     Sorted(BTreeMap<String, i64>),
-    /// The first of it first.
+    /// A list, head first.
     List(VecDeque<Vec<u8>>),
 }
 
@@ -44,7 +44,7 @@ impl Content {
     }
 }
 
-/// The options of the commands that write.
+/// The options of write commands.
 #[derive(Default)]
 pub struct Options {
     ends: Option<Instant>,
@@ -78,7 +78,7 @@ pub type Data = HashMap<String, Entry>;
 pub fn plain(data: &mut Data, command: &str, key: String, words: &[Vec<u8>], text: &[String], options: &dyn Fn(usize) -> Options) -> Reply {
     let stored = match data.get_mut(&key) {
         Some(Entry { content: Content::Text(value), .. }) => Some(value),
-        // SET replaces anything; with NX anything is in its way.
+        // SET replaces any type; with NX a key of any type blocks it.
         Some(_) if command != "SET" => return WRONGTYPE,
         Some(_) if options(3).only_new => return Reply::Nil,
         _ => None,
@@ -124,7 +124,7 @@ pub fn plain(data: &mut Data, command: &str, key: String, words: &[Vec<u8>], tex
             data.remove(&key);
             Reply::Int(1)
         }
-        // Without an expiry of its own it takes the one there was away.
+        // A write without an expiry removes the old expiry.
         (_, Some(_)) => {
             let options = options(4);
             if options.wrong {
@@ -297,7 +297,7 @@ pub fn list(data: &mut Data, command: &str, key: &str, words: &[Vec<u8>], text: 
             items.push_front(words[2].clone());
             Reply::Int(i64::try_from(items.len()).expect("small"))
         }
-        // The first that is equal.
+        // Removes the first equal item.
         "LREM" => {
             let at = items.iter().position(|item| *item == words[3]);
             at.and_then(|at| items.remove(at));
@@ -306,17 +306,17 @@ pub fn list(data: &mut Data, command: &str, key: &str, words: &[Vec<u8>], text: 
             }
             Reply::Int(i64::from(at.is_some()))
         }
-        // From the first on.
+        // Keeps the items from the head on.
         "LTRIM" => {
             items.truncate(text[3].parse::<usize>().expect("an end") + 1);
             Reply::Ok
         }
-        // All of it.
+        // Returns the whole list.
         _ => Reply::List(items.iter().cloned().map(Reply::Bulk).collect()),
     }
 }
 
-/// All at once. Patterns here are a literal start, escaped where it has to be, and a star.
+/// Returns all keys at once. Patterns here are an escaped literal prefix and a star.
 pub fn scan(data: &Data, text: &[String]) -> Reply {
     let after = |word: &str| text.iter().position(|w| w.eq_ignore_ascii_case(word)).and_then(|at| text.get(at + 1));
     let mut start = String::new();

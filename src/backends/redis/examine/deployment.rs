@@ -1,4 +1,4 @@
-//! What watches over several servers.
+//! Checks of sentinels and of a cluster.
 
 use redis::Value;
 
@@ -8,10 +8,10 @@ use crate::{
     lock::{Check, Error, Finding, Kind, Result, check},
 };
 
-/// The further checks behind sentinels.
+/// The additional checks behind sentinels.
 pub const SENTINEL: &[Check] = &[check("sentinels", "how many sentinels there are, and whether they can agree on a failover")];
 
-/// The further checks in a cluster.
+/// The additional checks in a cluster.
 pub const CLUSTER: &[Check] = &[check("cluster", "cluster_state, and how many masters decide on a failover")];
 
 impl Redis {

@@ -1,19 +1,19 @@
-//! The least rights, as `ACL SETUSER` has them.
+//! The least rights that dlock needs, as an `ACL SETUSER` command.
 
 use crate::{
     backends::redis::names::prefix,
     lock::{Grants, Namespace, PASSWORD, Role},
 };
 
-/// What a store does with its servers.
-#[allow(clippy::struct_excessive_bools)] // each of them or not
+/// The commands that a backend uses on its servers.
+#[allow(clippy::struct_excessive_bools)] // independent of each other
 pub(in crate::backends) struct Needs<'a> {
     pub namespace: &'a Namespace,
-    /// Commands, or commands of scripts, that change a lock.
+    /// Commands, also of scripts, that change a lock.
     pub writes: &'static [&'static str],
-    /// Commands that look at one.
+    /// Commands that read a lock.
     pub reads: &'static [&'static str],
-    /// Notifies Redisson's clients of releases.
+    /// Whether releases notify Redisson's clients.
     pub publishes: bool,
     pub select: bool,
     pub replicas: bool,
@@ -23,7 +23,7 @@ pub(in crate::backends) struct Needs<'a> {
 }
 
 impl<'a> Needs<'a> {
-    /// What Redis alone needs.
+    /// Returns the needs of a single Redis server.
     pub(in crate::backends) fn scripts_and_lists(namespace: &'a Namespace) -> Self {
         Self {
             namespace,
@@ -49,7 +49,7 @@ impl<'a> Needs<'a> {
                 "blpop",
                 "publish",
             ],
-            // To verify a token is a script too; whatever a script does takes the right to that.
+            // Verifying a token runs a script too, and each command of a script needs its own right.
             reads: &[
                 "evalsha",
                 "eval",
@@ -79,17 +79,17 @@ impl<'a> Needs<'a> {
     }
 }
 
-/// One line, and what to know of it. Patterns of keys and of channels are those of [`crate::backends::redis::names::RedisNames`].
+/// Returns the command and notes on it. Patterns of keys and of channels are those of [`crate::backends::redis::names::RedisNames`].
 pub(in crate::backends) fn grants(needs: &Needs<'_>, role: Role) -> Grants {
     let start = prefix(needs.namespace);
     let mut words = vec![format!("ACL SETUSER {} reset on >{PASSWORD}", role.user())];
-    // All that belongs to a lock begins with the namespace, but for the counter that is Redisson's too.
+    // A lock's keys begin with the namespace, except the fence counter, whose name is Redisson's.
     words.push(format!("~{start}*"));
     if !start.is_empty() {
         words.push(format!("~redisson_lock_token:{{{start}*}}"));
     }
     if needs.publishes && role.writes() {
-        // How long Redisson's readers last, and ours; and the waiters for its fair lock.
+        // The leases of Redisson's and dlock's readers, and the queue of Redisson's fair lock.
         words.push(format!("~{{{start}*}}:*:rwlock_timeout:* ~redisson_lock_queue:{{{start}*}}"));
     }
     if needs.publishes && role.writes() {

@@ -1,7 +1,7 @@
-//! What the settings of Redis servers make of their locks.
+//! Checks of Redis servers' settings.
 //!
-//! One server is read in one packet ([`questions`]) and judged without I/O ([`ServerReport`]); Redlock and Tair do the same with
-//! theirs. dlock relies only on what every user may read; the rest is said to be unknown.
+//! One server is read in one packet ([`questions`]) and judged without I/O ([`ServerReport`]), also for Redlock and Tair.
+//! Settings that the user may not read are reported as unchecked.
 
 mod deployment;
 mod grants;
@@ -46,7 +46,7 @@ impl Redis {
         Ok(findings)
     }
 
-    /// What fails in silence for want of a right: a lock is taken and given back all the same, but no waiter is woken by it.
+    /// Checks the rights that a lock works without, but whose lack wakes no waiter on release.
     async fn look_at_rights(&mut self) -> Result<Finding> {
         let names = self.names(&Key::probe())?;
         let mut pipeline = ::redis::pipe();
@@ -76,8 +76,8 @@ impl Redis {
         Ok(clocks)
     }
 
-    /// Of those that may be the master next: a lease ends there when their clocks say so. A server that isn't reached from here at once,
-    /// as behind an address of another network, is passed over.
+    /// Reads the clocks of the replicas: after a failover, a lease ends by the new master's clock. A replica that can't be reached at once,
+    /// such as one with an address of another network, is left out.
     async fn clocks_of_replicas(&mut self) -> Result<Vec<ServerTime>> {
         let (mut role, mut time) = (::redis::pipe(), ::redis::pipe());
         role.cmd("ROLE");
@@ -96,7 +96,7 @@ impl Redis {
     }
 }
 
-/// The way to the servers.
+/// Checks the encryption of the connections to the servers.
 fn tls(options: &options::RedisOptions) -> Finding {
     let hosts: Vec<&str> = match &options.server {
         _ if options.tls.is_some() => return transport::verified(),
@@ -142,7 +142,7 @@ impl Admin for Redis {
     }
 }
 
-/// The text of a reply, if it is one.
+/// Returns the text of the reply at this index, if it is text.
 fn text(replies: &[::redis::Value], at: usize) -> Option<String> {
     replies.get(at).and_then(reply::text)
 }

@@ -13,7 +13,7 @@ use crate::{
     lock::{Check, Finding, ServerTime, Severity, check},
 };
 
-/// What is looked at on every server.
+/// The checks of every server.
 pub const SERVER: &[Check] = &[
     check("version", "the server's version"),
     check("eviction", "maxmemory-policy: whether the server may throw a lock away to make room"),
@@ -26,7 +26,7 @@ pub const SERVER: &[Check] = &[
 /// The rights that a release needs to wake a waiter.
 pub const WAKING: &[Check] = &[check("rights", "ACL rights to the fence counter, the wake-up list and Redisson's channels")];
 
-/// What [`ServerReport::read`] wants the replies of.
+/// Returns the commands whose replies [`ServerReport::read`] reads.
 pub(in crate::backends) fn questions() -> Pipeline {
     let mut pipeline = redis::pipe();
     pipeline.cmd("INFO");
@@ -36,25 +36,25 @@ pub(in crate::backends) fn questions() -> Pipeline {
     pipeline
 }
 
-/// What a server is for a lock.
+/// A server's role for a lock.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(in crate::backends) enum ServerRole {
-    /// It has the lock.
+    /// The server stores the lock.
     Store,
-    /// It has one vote of several.
+    /// The server has one vote of several.
     Vote,
-    /// As the first, without waiting for replicas.
+    /// Like `Store`, without waiting for replicas.
     Tair,
 }
 
-/// What a server said of itself.
+/// A server's own report.
 pub(in crate::backends) struct ServerReport {
-    /// `INFO`, or why there is none.
+    /// The reply to `INFO`, or why there is none.
     info: Result<String, String>,
     appendfsync: Option<String>,
     min_replicas: Option<String>,
     max_clients: Option<String>,
-    /// Why what `CONFIG GET` tells is not known.
+    /// Why there is no reply to `CONFIG GET`.
     no_config: String,
 }
 
@@ -73,7 +73,7 @@ impl ServerReport {
         }
     }
 
-    /// What is told under this name.
+    /// Returns a field of `INFO`.
     pub(in crate::backends) fn field(&self, name: &str) -> Option<&str> {
         field(self.info.as_ref().ok()?, name)
     }
@@ -82,7 +82,7 @@ impl ServerReport {
         self.field(name)?.parse().ok()
     }
 
-    /// What it makes of locks on this server.
+    /// Returns the findings about locks on this server.
     pub(in crate::backends) fn findings(&self, options: &RedisOptions, part: ServerRole) -> Vec<Finding> {
         if let Err(why) = &self.info {
             let unchecked = |check: &Check| {
@@ -240,7 +240,7 @@ impl ServerReport {
     }
 }
 
-/// Why a question got no answer.
+/// Returns why a command got no answer.
 fn why_not(reply: Option<&Value>, question: &str) -> String {
     match reply {
         Some(Value::ServerError(error)) if error.code() == "NOPERM" => format!("the user may not ask for {question}"),
@@ -249,19 +249,19 @@ fn why_not(reply: Option<&Value>, question: &str) -> String {
     }
 }
 
-/// A line of `INFO`.
+/// Returns a field of `INFO`.
 pub(in crate::backends) fn field<'a>(info: &'a str, name: &str) -> Option<&'a str> {
     info.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(':')).map(str::trim)
 }
 
-/// The reply to `TIME`, to the microsecond.
+/// Reads the reply to `TIME`, to the microsecond.
 pub(in crate::backends) fn time(server: String, reply: &Value) -> Option<ServerTime> {
     let [seconds, micros] = reply::items(reply)? else { return None };
     let of = |value: &Value| reply::int(value).and_then(|number| u64::try_from(number).ok());
     Some(ServerTime { server, since_epoch: Duration::from_secs(of(seconds)?) + Duration::from_micros(of(micros)?) })
 }
 
-/// The replicas in a master's answer to `ROLE`: `[master, offset, [[host, port, offset]…]]`.
+/// Returns the replicas in a master's reply to `ROLE`: `[master, offset, [[host, port, offset]…]]`.
 pub(in crate::backends) fn replicas(role: &Value) -> Vec<Address> {
     let Some([_, _, replicas]) = reply::items(role) else { return Vec::new() };
     let address = |replica: &Value| {
@@ -271,7 +271,7 @@ pub(in crate::backends) fn replicas(role: &Value) -> Vec<Address> {
     reply::items(replicas).unwrap_or_default().iter().filter_map(address).collect()
 }
 
-/// From the replies about the lock, the counter, the wake-up list and the channels of a lock that is free.
+/// Judges the replies about a free lock's keys: the lock, the fence counter, the wake-up list and the channels.
 pub(super) fn rights(replies: &[Value]) -> Finding {
     const ID: &str = "rights";
     const WHAT: [&str; 5] = [
@@ -296,7 +296,7 @@ pub(super) fn rights(replies: &[Value]) -> Finding {
     found.fix("dlock doctor --print-grants run")
 }
 
-/// What was found on several servers, each check once: the worst, and where. Servers without a name are the only one.
+/// Merges the findings of several servers: per check, the worst and its servers. A server without a name is the only one.
 pub(in crate::backends) fn merge(each: Vec<(String, Vec<Finding>)>) -> Vec<Finding> {
     let count = each.len();
     let mut merged: Vec<(Finding, Vec<String>)> = Vec::new();
@@ -311,7 +311,7 @@ pub(in crate::backends) fn merge(each: Vec<(String, Vec<Finding>)>) -> Vec<Findi
     let worst = |check: &str| merged.iter().filter(|(known, _)| known.check == check).map(|(known, _)| known.severity).max();
     let mut shown: Vec<Finding> = Vec::new();
     for (finding, servers) in &merged {
-        // Of what is fine, one says enough; of what isn't, each.
+        // One finding per check is enough if all is well; otherwise each of the worst is shown.
         let is_first = !shown.iter().any(|known| known.check == finding.check);
         let is_worst = worst(finding.check) == Some(finding.severity);
         if !is_worst || (finding.severity == Severity::Ok && !is_first) {
@@ -352,7 +352,7 @@ mod tests {
     }
 
     #[test]
-    fn versions_policies_and_roles_are_told_apart() {
+    fn versions_policies_and_roles_are_distinguished() {
         assert_eq!(server("redis_version:7.0.15").version().severity, Severity::Ok);
         assert_eq!(server("redis_version:6.0.9").version().severity, Severity::Unsafe);
         assert_eq!(server("redis_version:7.2.4 valkey_version:8.1.0").version().text, "Valkey 8.1.0");
@@ -374,7 +374,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_not_told_is_not_invented() {
+    fn missing_information_is_reported_as_unchecked() {
         let empty = server("");
         for findings in [nothing().findings(&options(None), ServerRole::Store), empty.findings(&options(None), ServerRole::Store)] {
             assert_eq!(findings.len(), SERVER.len());
@@ -384,7 +384,7 @@ mod tests {
     }
 
     #[test]
-    fn of_several_servers_the_worst_is_shown() {
+    fn the_worst_of_several_servers_is_shown() {
         let (fine, bad) = (Finding::ok("a", "fine"), Finding::warn("a", "bad", "r"));
         let at = |name: &str, finding: &Finding| (name.to_owned(), vec![finding.clone()]);
         assert_eq!(merge(vec![at("", &bad)]), std::slice::from_ref(&bad));

@@ -1,13 +1,13 @@
--- Leaves the queue, and passes on a wake-up that this waiter may have taken without using it.
+-- Leaves the queue, and passes on a wake-up that this waiter may have received and not used.
 --
 -- KEYS  1 lock  2 queue  3 waiters  4 wake-up list  5 line  6 wake-up list of its own  7 fair  8 fair-readers
---       9 the line's common wake-up list
--- ARGV  1 hold  2 what the wake-up lists of those in the line begin with
+--       9 the common wake-up list of `line`
+-- ARGV  1 hold  2 prefix of the wake-up lists of `line`
 -- Reply 1
 --
--- Worst cases: the lock was released, this waiter was woken, and leaves instead of taking it; or it was a writer that readers let go
--- first, and no release will wake them. While the lock is held otherwise there is nothing to pass on: its release will
--- wake the next. A wake-up too many does no harm.
+-- Worst cases: the lock was released, this waiter was woken, and it leaves instead of taking the lock. Or the waiter was a writer that
+-- kept back readers, and no release will wake them. In all other cases the holder's release wakes the next waiter. A surplus
+-- wake-up does no harm.
 
 local went = redis.call('ZREM', KEYS[2], ARGV[1]) + redis.call('ZREM', KEYS[5], ARGV[1])
 redis.call('ZREM', KEYS[7], ARGV[1])

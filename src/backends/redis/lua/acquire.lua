@@ -1,26 +1,26 @@
--- Takes the lock if it is free, enters it for its owner, or reports the holders and joins the queue.
+-- Takes a free lock, reenters it for its owner, or reports the holders and joins the queue.
 --
 -- KEYS  1 lock   2 fence counter   3 record   4 queue (zset: hold by arrival in us)   5 waiters (hash: hold -> refreshed:JSON)
 --       6 runs   7 runs that ended badly   8 starts   9 shares   10 their ends  11 line  12 fair  13 fair-readers
--- ARGV  1 owner  2 hold  3 ttl in ms  4 "1": enter the owner's hold only  5 "1": join the queue if busy
+-- ARGV  1 owner  2 hold  3 ttl in ms  4 "1": only reenter the owner's hold  5 "1": join the queue if busy
 --       6 "1": this hold may be in the queue  7 "1": detached  8 metadata as JSON, or ""
 --       9 place  10 skew guard in ms  11 at-least in ms  12 once: window in ms  13 retries of failed runs  14 "1": of crashed ones
---       15 "1": in fair order  16 what the wake-up lists of those in the line begin with
+--       15 "1": in fair order  16 prefix of the wake-up lists of `line`
 -- Reply {"granted", fence, holds}
---       {"busy", now, pttl, {field, value, ...} of the lock, {field, value, ...} of the record, place or 0, {shares}, for how many ms
---        the lock is kept for an earlier waiter, or 0}
---       {"otherwise", kind}       the owner to be entered has a share, "shared" or "permits"
---       {"refused", …}            as `judge` says
+--       {"busy", now, pttl, {field, value, ...} of the lock, {field, value, ...} of the record, position or 0, {shares}, for how many
+--        ms the lock is kept for an earlier waiter, or 0}
+--       {"otherwise", kind}       ARGV[4] was set and the owner has a share of this kind, "shared" or "permits"
+--       {"refused", …}            as `judge` returns it
 --       {"not-held"}              ARGV[4] was set and the owner does not hold the lock
---       {"alien", type, pttl}     something else than a hash is stored there
---       {"layout", version}       a newer dlock's
+--       {"alien", type, pttl}     the key exists and is no hash
+--       {"layout", version}       a newer dlock wrote the record
 --
--- The lock is busy as long as there is a share that has not ended, even if another library let the lock itself end.
+-- The lock is busy until its last share ends, even if another library let the lock itself expire.
 --
--- Worst cases: the reply is lost and the request repeated (the owner's field says so: same fence, counted once);
--- the server is out of memory or a right is missing half-way (nothing is rolled back, so every kind of command
--- that the lock itself needs has succeeded on the record before the lock is written: no lock without expiry; and nothing that comes after
--- that fails).
+-- Worst cases:
+-- - The reply is lost and the request repeated. The owner's field shows it: same fence, counted once.
+-- - Memory or a right is missing half-way. Nothing is rolled back, so each command that the lock needs succeeds on the record first:
+--   no lock without expiry. Nothing after the lock's own write fails.
 
 local lock, counter, record_key, queue, waiters = KEYS[1], KEYS[2], KEYS[3], KEYS[4], KEYS[5]
 local owner, hold, ttl = ARGV[1], ARGV[2], tonumber(ARGV[3])
@@ -29,7 +29,7 @@ local field = owner .. ':1:write'
 local now, us = clock()
 local ends = now + ttl
 
--- The place in the queue, or in the line for a fair request.
+-- Joins the queue, or `line` for a fair request. Returns the position.
 local function wait_in_place()
   if ARGV[15] == '1' then
     return place_of(join_line(KEYS[11], KEYS[12], KEYS[13], waiters, hold, ARGV[8], now, us, 'x'), KEYS[11], queue, hold)
@@ -37,7 +37,7 @@ local function wait_in_place()
   return place_of(join_queue(queue, waiters, hold, ARGV[8], now, us), queue, KEYS[11], hold)
 end
 
--- Leaves either.
+-- Leaves the queue or `line`.
 local function wait_no_more()
   if ARGV[15] == '1' then
     leave_line(KEYS[11], KEYS[12], KEYS[13], waiters, hold)
@@ -53,7 +53,7 @@ end
 
 if kind == 'hash' then
   local record, flat = read_record(record_key)
-  -- That of another hold, which had the lock before, says nothing.
+  -- The record of an earlier owner of the lock counts for nothing.
   if is_newer(record) and (not record.owner or has_field(lock, record.owner .. ':1:write')) then
     return { 'layout', record.v }
   end
@@ -61,7 +61,7 @@ if kind == 'hash' then
   if ours and record.owner == owner then
     local others, _, ended = other_holds(record, hold, now)
     local latest = math.max(ends, end_of(lock) or 0)
-    -- Asked again after it was extended, the hold keeps what it was given.
+    -- A repeated request must not shorten a hold that was extended since.
     ends = math.max(ends, (live_hold(record, hold, now)) or 0)
     redis.call('HSET', record_key, 'hold:' .. hold, whole(ends) .. ':' .. ARGV[3])
     redis.call('PEXPIREAT', lock, whole(latest))
@@ -74,7 +74,7 @@ if kind == 'hash' then
     end
     return { 'granted', record.fence, others + 1 }
   end
-  -- Ours without its record, which was deleted from outside: granted anew below, with a new fence.
+  -- The owner's lock without its record, which was deleted from outside, is granted again below, with a new fence.
   if not ours then
     if reenter then
       local share = share_of(lock, KEYS[9], owner)
@@ -89,7 +89,7 @@ if reenter then
   return { 'not-held' }
 end
 
--- Looked at only where there may be something.
+-- Whether there may be shares or fair waiters. Their keys are read only then.
 local others = redis.call('EXISTS', KEYS[10], KEYS[12], KEYS[13]) > 0
 local shared_until = others and kind == 'none' and last_end(KEYS[10]) or 0
 if shared_until > now then
@@ -108,8 +108,8 @@ if left then
   return { 'busy', now, -2, {}, {}, join and wait_in_place() or 0, {}, left }
 end
 
--- What lies under that name and is no hash is no record of dlock's. The answer for a busy lock needs this command too: Redis 6.0, which lacks
--- it, is refused before anything is written.
+-- A value at the record's key that is no hash is no record of dlock's. The reply for a busy lock needs HRANDFIELD too: Redis 6.0, which
+-- lacks it, is refused before any write.
 local beside = redis.pcall('HRANDFIELD', record_key)
 if type(beside) == 'table' and not string.find(beside.err, 'WRONGTYPE', 1, true) then
   return beside

@@ -1,30 +1,30 @@
--- What the scripts of Redis and those of the nodes of Redlock have in common: time, records, the queue, the history.
+-- Common part of the scripts of Redis and of Redlock's nodes: time, records, the queue, the history.
 
 local MAJOR = 1
 
--- The server's time, in ms and in us.
+-- Returns the server's time, in ms and in us.
 local function clock()
   local time = redis.call('TIME')
   local us = time[1] * 1000000 + time[2]
   return math.floor(us / 1000), us
 end
 
--- A number in all its digits: Lua would write 1.7e+15.
+-- Formats a number with all its digits: Lua would write 1.7e+15.
 local function whole(number)
   return string.format('%.0f', number)
 end
 
--- When a key ends, never before it does; nil if it has no end. One that does not exist has ended.
+-- Returns when a key expires, never too early: nil if it has no TTL, 0 if it does not exist.
 local function end_of(key)
   local left = redis.pcall('PTTL', key)
   if type(left) ~= 'number' or left == -1 then
     return nil
   end
-  -- Before Redis 7.2 the clock goes on while a script runs: it is read after what is left.
+  -- Before Redis 7.2 the clock advances while a script runs, so it is read after PTTL.
   return left < 0 and 0 or clock() + left
 end
 
--- The record at `key` as a table, and as the flat list that Redis returns.
+-- Returns the record at `key` as a table, and as the flat list from Redis.
 local function read_record(key)
   local flat, record = redis.call('HGETALL', key), {}
   for i = 1, #flat, 2 do
@@ -33,12 +33,12 @@ local function read_record(key)
   return record, flat
 end
 
--- Whether a version of dlock wrote `record` that this one can't read.
+-- Whether a newer dlock wrote `record` in a layout that this one can't read.
 local function is_newer(record)
   return record.v ~= nil and (tonumber(string.match(record.v, '^%d+')) or MAJOR + 1) > MAJOR
 end
 
--- The end and the TTL of a hold, or nil if it has ended or never was.
+-- Returns the end and the TTL of a hold; nil if it has ended or never existed.
 local function live_hold(record, id, now)
   local ends, ttl = string.match(record['hold:' .. id] or '', '^(%d+):(%d+)$')
   if ends and tonumber(ends) > now then
@@ -46,7 +46,7 @@ local function live_hold(record, id, now)
   end
 end
 
--- How many holds other than `id` are live, when the last of them ends, and the fields of those that have ended.
+-- Returns the number of live holds other than `id`, the end of the last of them, and the fields of the ended ones.
 local function other_holds(record, id, now)
   local count, latest, ended = 0, 0, {}
   for field in pairs(record) do
@@ -63,7 +63,7 @@ local function other_holds(record, id, now)
   return count, latest, ended
 end
 
--- The place in the queue, from 1. The queue only informs, so that no failure here may hide that the lock is busy.
+-- Returns the position in the queue, from 1; 0 if it is unknown. A failure here must not hide that the lock is busy.
 local function join_queue(queue, waiters, hold, who, now, us)
   redis.pcall('ZADD', queue, 'NX', whole(us), hold)
   redis.pcall('HSET', waiters, hold, whole(now) .. ':' .. who)
@@ -74,7 +74,7 @@ local function join_queue(queue, waiters, hold, who, now, us)
     return 0
   end
   if place > 0 then
-    -- One that died without leaving is dropped when it has come to the front: constant work per call.
+    -- A waiter that died is dropped once it is first: constant work per call.
     local first = redis.pcall('ZRANGE', queue, 0, 0)[1]
     local seen = first and redis.pcall('HGET', waiters, first)
     local seen_at = type(seen) == 'string' and tonumber(string.match(seen, '^%d+')) or 0
@@ -87,16 +87,16 @@ local function join_queue(queue, waiters, hold, who, now, us)
   return place + 1
 end
 
--- Leaves it. Never fails: what came before must stand.
+-- Leaves the queue. Never fails: the writes before it must stand.
 local function leave_queue(queue, waiters, hold)
   redis.pcall('ZREM', queue, hold)
   redis.pcall('HDEL', waiters, hold, 'called:' .. hold)
 end
 
--- How many runs, and for how many ms after the last one.
+-- The number of history entries kept, and the ms for which they are kept after the last one.
 local REMEMBERED, KEEP = 100, 8640000000
 
--- Remembers a hold that is over, the latest first; those that ended badly once more. Never fails: what came before must stand.
+-- Adds a finished hold to the history, latest first; a failed one also to `bad`. Never fails: the writes before it must stand.
 local function remember(runs, bad, line, is_bad)
   for _, list in ipairs(is_bad and { runs, bad } or { runs }) do
     redis.pcall('LPUSH', list, line)
@@ -105,13 +105,13 @@ local function remember(runs, bad, line, is_bad)
   end
 end
 
--- The hold of `record` as a line of the history; `how` is how it ended, the JSON from `"x":` on.
+-- Returns the hold of `record` as a history entry; `how` is its outcome, the JSON from `"x":` on.
 local function past(record, ended, how)
   local who = record.meta and ',"m":' .. record.meta or ''
   return '{"f":' .. record.fence .. ',"s":' .. record.since .. ',"e":' .. whole(ended) .. ',' .. how .. who .. '}'
 end
 
--- Remembers the hold of a record whose lock is gone, if there is one: it was never given back.
+-- Adds the hold of a record whose lock is gone to the history, if there is one: it was never released.
 local function remember_vanished(record, runs, bad, now)
   if not record.fence or not record.since or is_newer(record) then
     return
@@ -129,16 +129,16 @@ local function remember_vanished(record, runs, bad, now)
   remember(runs, bad, past(record, math.min(last, now), how), true)
 end
 
--- What is kept of the starts of a lock's runs, in a hash of its own, for `terms` of later ones. Of the last run that had a skew guard or
--- at-least, p and: s when (ms), f fence, p place, g guard in ms, l at-least in ms, m the holder as JSON, h the hold that wrote it. Of the last that had
--- once, o and: s, f, m, h, x what became of it (started, ok, failed, undone), n the number of the attempt, w its window in ms. wf, wl: the hold that was last warned about, and up to which level.
+-- The lock's run record, a hash of its own, for later runs. Prefix p, the last run with a skew guard or at-least: s start (ms), f fence,
+-- p host, g guard (ms), l at-least (ms), m the holder as JSON, h the hold that wrote it. Prefix o, the last run with once: s, f, m, h,
+-- x state (started, ok, failed, undone), n attempt number, w window (ms). wf, wl: the fence and level of the last warning.
 
--- Six arguments from the nth on; each may be "". `crashed` is "anyway" for a run that no earlier one refuses.
+-- Reads a run policy, six arguments from the nth on; each may be "". `crashed` is "anyway" for a run that no earlier run denies.
 local function read_terms(n)
   return { place = ARGV[n], guard = ARGV[n + 1], least = ARGV[n + 2], window = ARGV[n + 3], failed = ARGV[n + 4], crashed = ARGV[n + 5] }
 end
 
--- What is left of `length` ms from `since` on; nil if nothing is, and if the clock was set back by more than that.
+-- Returns the rest of `length` ms from `since` on; nil if none is left, or if the clock was set back by more than `length`.
 local function left_of(since, length, now)
   length = tonumber(length) or 0
   if math.abs(now - since) < length and now < since + length then
@@ -146,14 +146,14 @@ local function left_of(since, length, now)
   end
 end
 
--- Whether an attempt of `hold` wrote the last start that had once, whose command was never started.
+-- Whether `hold` itself wrote the last start with once, and its command was never started.
 local function is_own(starts, hold)
   return starts.oh == hold and starts.ox == 'started'
 end
 
--- Why a free lock is refused to `hold`: {"refused", rule, length or state, fence, age in ms, ms left, runner}; nil if it is granted. A
--- hold is never refused by a start of its own whose end was not told: an earlier attempt whose answer was lost wrote that, and its command was
--- never started.
+-- Returns why a free lock is denied to `hold`: {"refused", rule, length or state, fence, age in ms, ms left, runner}; nil if it is
+-- granted. A hold's own start without an outcome never denies it: an earlier attempt whose reply was lost wrote that start, and its
+-- command was never started.
 local function judge(starts, terms, now, hold)
   if terms.crashed == 'anyway' then
     return nil
@@ -181,7 +181,7 @@ local function judge(starts, terms, now, hold)
   end
 end
 
--- Takes down a start of `hold`, if `terms` say so.
+-- Records a start of `hold`, if its run policy `terms` has a rule.
 local function begin(key, starts, terms, fence, now, who, hold)
   local fields, length = {}, 0
   local function add(...)
@@ -203,13 +203,13 @@ local function begin(key, starts, terms, fence, now, who, hold)
   end
   if #fields > 0 then
     redis.call('HSET', key, unpack(fields))
-    -- Longer than any setting.
+    -- The record is kept longer than any rule can need it.
     redis.call('PEXPIRE', key, whole(math.max(redis.call('PTTL', key), KEEP, 2 * length)))
   end
 end
 
--- The part of the record of starts that `became` changes, or nil. Read before anything is changed: it fails while a cluster has moved the record
--- elsewhere, and what became of a start would be lost.
+-- Reads the part of the run record that `became` changes, or nil. Call it before any write: it fails while a cluster has moved the run
+-- record elsewhere, and the outcome would be lost.
 local function known_start(key, state)
   if state == '' then
     return nil
@@ -221,7 +221,7 @@ local function known_start(key, state)
   return not known.err and known or nil
 end
 
--- Takes down what became of the start of the hold with this fence. Never fails: what came before must stand.
+-- Records the outcome `state` of the start with this fence. Never fails: the writes before it must stand.
 local function became(key, fence, state, known)
   if not known or not fence then
     return
@@ -232,7 +232,7 @@ local function became(key, fence, state, known)
   if known[2] == fence and known[3] == 'started' then
     local tries = tonumber(known[4]) or 1
     if state == 'undone' then
-      -- What was tried before had failed, or it could not have been tried again.
+      -- The attempt before this one failed; otherwise this one would have been denied.
       tries = math.max(tries - 1, 0)
       state = tries > 0 and 'failed' or 'undone'
     end
@@ -240,7 +240,7 @@ local function became(key, fence, state, known)
   end
 end
 
--- Claims the warning about the hold with this fence at this level: false if this level, or a higher one, was claimed before.
+-- Claims the warning about the hold with this fence at this level. Returns 0 if this level or a higher one was claimed before, else 1.
 local function warn(key, fence, level)
   local known = redis.call('HMGET', key, 'wf', 'wl')
   local last, most = tonumber(known[1]) or 0, tonumber(known[2]) or 0
@@ -252,7 +252,7 @@ local function warn(key, fence, level)
   return 1
 end
 
--- Counts a host that did without; a new one only if there are not too many. In the hash `skips` it has "<count>:<since ms>:<last ms>:<reason>".
+-- Counts a skip of `host`; a new host only below `most` hosts. The hash `skips` maps it to "<count>:<since ms>:<last ms>:<reason>".
 local function skipped(skips, host, reason, most)
   local now, known = clock(), redis.call('HGET', skips, host)
   if known or redis.call('HLEN', skips) < tonumber(most) then

@@ -1,13 +1,13 @@
--- Notes what comes with no grant and no release. The holders stay as they are.
+-- Records a skip, a lost hold or a warning, outside any grant or release. The holders stay unchanged.
 --
 -- KEYS  1 lock  2 record  3 runs  4 runs that ended badly  5 skips  6 starts  7 shares  8 their ends
 -- ARGV  1 "skipped"  2 host  3 reason  4 how many hosts are counted at most
---       1 "lost"     2 fence  3 a line of the history
+--       1 "lost"     2 fence  3 a history entry
 --       1 "warn"     2 fence  3 level
--- Reply 1; of "warn" 0 if there is no such hold, or it was claimed before
+-- Reply 1; for "warn" 0 if there is no such hold, or the warning was claimed before
 --
--- Worst case: the hold that was lost is the one that vanished last, and the next grant would tell of it again, knowing
--- less: its record goes.
+-- Worst case: the record of the lost hold is still there, and the next grant would archive it again with fewer details.
+-- So this script deletes the record.
 
 if ARGV[1] == 'warn' then
   return hold_with(ARGV[2], KEYS[1], read_record(KEYS[2]), KEYS[7]) and warn(KEYS[6], ARGV[2], ARGV[3]) or 0

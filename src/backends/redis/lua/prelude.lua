@@ -1,39 +1,39 @@
--- What each of dlock's scripts begins with, after `common.lua`. Not a script of its own.
+-- Common beginning of each of dlock's scripts, after `common.lua`. Not a script of its own.
 --
--- A lock's record is a hash next to it that foreign libraries never see:
+-- A lock's record is a hash next to the lock. Foreign libraries never read it:
 --   v         layout version, major.minor; an unknown major is refused
---   owner     whose record it is; it counts only while the lock has this owner's field
+--   owner     the record's owner; the record counts only while the lock has this owner's field
 --   fence     the fencing token
 --   since     when the lock was granted; times are ms of the server's clock
---   renewed   when it was last extended
+--   renewed   when the hold was last extended
 --   root      the hold that the lock was taken with
---   detached  1 if no process stands behind it
+--   detached  1 if no process stands behind the hold
 --   meta      the holder, as JSON; may be missing
---   mark      the break of the hold, as JSON; broken: the same as the end of a line of the history; seen: 1 if its holder knows
+--   mark      the break of the hold, as JSON; broken: the same as the end of a history entry; seen: 1 if the holder knows of the break
 --   hold:ID   one for each hold: "<end ms>:<ttl ms>"
--- It outlives its lock, so that a hold which was never given back is not forgotten.
+-- The record outlives its lock, so that the history gets a hold that was never released.
 --
--- A reader's hold is a share. The lock then is the hash that Redisson's read lock has, with mode "read" and the field "<owner>:1", and beside
--- it lies the string that Redisson looks for to see how long each reader lasts. A permit is a share as well, in mode "permits", which no
--- other library knows and each takes for busy; its field "<owner>:1:permit" has its number. What dlock knows of shares lies in
--- two keys: in `shares`, a hash, by owner a record as above in JSON, with `kind` and for permits `most` and `permit`; and in
--- `ends`, a sorted set, by owner when the last of its holds ends. A hold of a share is extended only while the lock has its field. Until its
--- end in `ends` the share keeps the lock from writers and permits even if the lock is gone: Redisson's watchdog cuts the lock's time.
+-- A reader's hold is a share. The lock is then a hash like Redisson's read lock, with mode "read" and the field "<owner>:1". The string
+-- next to the hash tells Redisson how long the reader's lease lasts. A permit is a share too, in mode "permits", which other libraries take
+-- for busy; its field "<owner>:1:permit" has its number. dlock's data on shares is in two keys. The hash `shares` has one record per owner,
+-- as above but in JSON, with `kind` and, for permits, `most` and `permit`. The sorted set `ends` has, per owner, the end of its last hold.
+-- A share is extended only while the lock has its field. Until its end in `ends`, a share keeps out writers and permits even if the lock
+-- is gone: Redisson's watchdog may shorten the lock's TTL.
 --
--- Waiters for the whole lock stand in the queue, and one of them is woken by a push to one list for all. Waiters for a share, or in
--- fair order, stand in the line, and each blocks on a list of its own and on one for all of the line. Of those in the line, `fair` and
--- `fair-readers` have the fair ones, with the same scores; the hash of waiters has under "as:<hold>" what they want: "x" the
--- whole lock, "s" to read, "p<n>" one of n permits; and under "called:<hold>" since when another one lets it go first, and the fence
--- counter then.
+-- Unfair exclusive waiters are in `queue`; a push to one common list wakes one of them. Other waiters (for a share, or fair) are in the
+-- second queue, `line`. Each blocks on its own wake-up list and on one common to `line`. `fair` and `fair-readers` list the fair
+-- waiters of `line`, with the same scores. The hash of waiters has two more fields per waiter. "as:<hold>" is its request: "x" for the
+-- whole lock, "s" to read, "p<n>" for one of n permits. "called:<hold>" is set when a later request offers it the lock: the time of the
+-- offer and the fence counter at that time.
 --
--- A cluster that moves a slot refuses a script if one of its declared keys has moved and another one has not, or never was. Scripts that
--- extend a hold or give it back therefore declare the lock only, and are told the other names as arguments. A command of theirs on a key that
--- has moved fails, or finds nothing at the new server: see `assert_together`.
+-- While a cluster moves a slot, it refuses a script of which some declared keys have moved and others have not, or don't exist. Scripts
+-- that renew or release therefore declare only the lock and take the other names as arguments. A command on an undeclared key that has
+-- moved fails, or finds nothing on the new server: see `assert_together`.
 
--- How many fields a lock with shares has at most, and how many times one reader of Redisson may have entered it.
+-- The most fields that a lock with shares may have, and the most times that one reader of Redisson may have entered the lock.
 local MANY, MOST_ENTERED = 10000, 1000
 
--- Whether the hash at `lock` has `field`. Something else than a hash has not; other errors are raised.
+-- Whether the hash at `lock` has `field`. False if the key is no hash; other errors are raised.
 local function has_field(lock, field)
   local reply = redis.pcall('HEXISTS', lock, field)
   if type(reply) == 'number' then
@@ -45,17 +45,17 @@ local function has_field(lock, field)
   error(reply.err)
 end
 
--- The field that a share has in the lock.
+-- Returns the share's field in the lock.
 local function field_of(share)
   return share.owner .. (share.kind == 'permits' and ':1:permit' or ':1')
 end
 
--- Where Redisson looks for how long a reader lasts, which it enters once.
+-- Returns the key where Redisson looks for a reader's lease. dlock's readers enter once, hence the ":1".
 local function timeout_of(lock, share)
   return '{' .. lock .. '}:' .. share.owner .. ':1:rwlock_timeout:1'
 end
 
--- A share from its JSON; nil if there is none, or if it can't be read.
+-- Parses a share's JSON; nil if there is none or if it is unreadable.
 local function share_from(text)
   local fine, share = pcall(cjson.decode, type(text) == 'string' and text or '')
   if not fine or type(share) ~= 'table' or type(share.owner) ~= 'string' then
@@ -69,7 +69,7 @@ local function share_from(text)
   return share
 end
 
--- The owner's share as a table, and nil if it has none or the lock knows nothing of it.
+-- Returns the owner's share as a table; nil if it has none, or if the lock lacks the share's field.
 local function share_of(lock, shares, owner)
   local share = share_from(redis.call('HGET', shares, owner))
   if share and (is_newer(share) or has_field(lock, field_of(share))) then
@@ -77,20 +77,20 @@ local function share_of(lock, shares, owner)
   end
 end
 
--- Fails while a cluster has moved some of these keys to another server and some not.
+-- Fails while a cluster has moved only some of these keys to another server.
 local function assert_together(...)
   redis.call('EXISTS', ...)
 end
 
--- When the last share ends, and whose it is; 0 if there is none.
+-- Returns the end of the last share (0 if there is none), and its owner.
 local function last_end(ends_key)
   local last = redis.pcall('ZRANGE', ends_key, -1, -1, 'WITHSCORES')
   return tonumber(last[2]) or 0, last[1]
 end
 
--- Writes a share down, which is there until `ends`. Returns when the last of all ends.
+-- Saves a share that ends at `ends`. Returns the end of the last of all shares.
 local function save_share(lock, shares, ends_key, share, ends)
-  -- First what another right is needed for, so that nothing is left of a share that can't be had.
+  -- SET comes first, since its key may be outside the user's ACL: a refused share then leaves nothing behind.
   if share.kind == 'shared' then
     redis.call('SET', timeout_of(lock, share), '1', 'PXAT', whole(ends))
   end
@@ -102,7 +102,7 @@ local function save_share(lock, shares, ends_key, share, ends)
   return latest
 end
 
--- Keeps a lock that has shares until `ends` at least. One without an end, which a reader of Redisson may have, stays so.
+-- Keeps a lock that has shares until `ends` at least. A lock without an end (of a reader of Redisson) stays without one.
 local function keep_lock(lock, ends)
   local present = end_of(lock)
   if present then
@@ -110,7 +110,7 @@ local function keep_lock(lock, ends)
   end
 end
 
--- The values of a hash in this mode, without the mode, if each of its fields is that of a reader or of a permit; nil otherwise.
+-- Returns the values of the lock's fields except `mode`; nil unless each field is a reader's or a permit's, as `mode` says.
 local function values_of_shares(lock, mode)
   local count = redis.call('HLEN', lock)
   if count < 2 or count > MANY then
@@ -130,8 +130,8 @@ local function values_of_shares(lock, mode)
   return values
 end
 
--- When the last of Redisson's readers ends, which have these fields in the lock, each as often as it entered; nil if one has no end, or if
--- that can't be told.
+-- Returns the end of the last of Redisson's readers. `readers` maps a reader's field to the number of times that it entered. Nil if one
+-- has no end, or if an end is unknown.
 local function end_of_readers(lock, readers)
   local latest = 0
   for field, entered in pairs(readers) do
@@ -149,8 +149,8 @@ local function end_of_readers(lock, readers)
   return latest
 end
 
--- Lets a lock that has shares end with the last of them, and frees it if there is none; whether there is no lock now. A reader that was given
--- back, or crashed, must not keep the lock. What is not ours by its name is a reader of Redisson, or else the lock is left as it is.
+-- Sets the lock's end to that of its last share, or deletes a lock without shares. Returns whether the lock is gone. A reader that released
+-- or crashed must not keep the lock. A field of another owner must be a reader of Redisson; otherwise the lock stays unchanged.
 local function settle_lock(lock, shares, ends_key, now)
   local count = redis.call('HLEN', lock)
   if count == 0 or count > MANY then
@@ -193,7 +193,7 @@ local function settle_lock(lock, shares, ends_key, now)
   return true
 end
 
--- Takes a share out of the lock; whether that freed it.
+-- Removes a share from the lock. Returns whether the lock is free now.
 local function drop_share(lock, shares, ends_key, share, now)
   redis.call('HDEL', lock, field_of(share))
   redis.pcall('DEL', timeout_of(lock, share))
@@ -202,7 +202,7 @@ local function drop_share(lock, shares, ends_key, share, now)
   return settle_lock(lock, shares, ends_key, now)
 end
 
--- The hold with this fence: its record, and whether that is a share. Nil if there is none, or its record is a newer dlock's.
+-- Finds the hold with this fence. Returns its record and whether the record is a share; nil if there is none or a newer dlock wrote it.
 local function hold_with(fence, lock, record, shares)
   if record.fence == fence and record.owner and has_field(lock, record.owner .. ':1:write') then
     return record, false
@@ -211,7 +211,7 @@ local function hold_with(fence, lock, record, shares)
   local texts = redis.pcall('HVALS', shares)
   for _, text in ipairs(texts.err and {} or texts) do
     local one = share_from(text)
-    -- One that the lock has forgotten keeps others out all the same.
+    -- A share counts even if the lock has lost its field: it still keeps others out.
     if one and one.fence == fence and not is_newer(one) then
       found = one
     end
@@ -221,8 +221,8 @@ local function hold_with(fence, lock, record, shares)
   end
 end
 
--- Remembers the shares that were never given back, and takes them out of the lock; whether there were some. Never fails: what came before
--- must stand.
+-- Writes shares that expired unreleased to the history and removes them from the lock. Returns whether there were any. Never fails: the
+-- writes before it must stand.
 local function sweep(lock, shares, ends_key, runs, bad, now)
   local owners = redis.pcall('ZRANGEBYSCORE', ends_key, '-inf', whole(now), 'LIMIT', 0, 1000)
   for _, owner in ipairs(owners.err and {} or owners) do
@@ -237,8 +237,8 @@ local function sweep(lock, shares, ends_key, runs, bad, now)
   return not owners.err and #owners > 0
 end
 
--- Some of the shares there are, in JSON; enough to name holders. One that has ended is among them as long as the lock has
--- its field, which would be taken for a foreign one.
+-- Returns up to 32 shares as JSON, enough to name holders. An ended share is included while the lock still has its field: without
+-- its share, the field would look foreign.
 local function some_shares(shares, ends_key)
   local owners = redis.pcall('ZRANGE', ends_key, 0, 31, 'REV')
   if owners.err or #owners == 0 then
@@ -247,7 +247,7 @@ local function some_shares(shares, ends_key)
   return redis.call('HMGET', shares, unpack(owners))
 end
 
--- Joins the line, in fair order if `as` is not "". Never fails, as `join_queue`.
+-- Joins `line`, in fair order if `as` is not "". Never fails, like `join_queue`.
 local function join_line(line, fair, fair_readers, waiters, hold, who, now, us, as)
   local place = join_queue(line, waiters, hold, who, now, us)
   if as ~= '' then
@@ -259,7 +259,7 @@ local function join_line(line, fair, fair_readers, waiters, hold, who, now, us, 
   return place
 end
 
--- The place of a waiter among all: that in its own queue, and the waiters that came before it in the other.
+-- Returns a waiter's position: its position in its own queue plus the earlier waiters of the other queue.
 local function place_of(place, mine, other, hold)
   if place == 0 or redis.pcall('EXISTS', other) ~= 1 then
     return place
@@ -268,7 +268,7 @@ local function place_of(place, mine, other, hold)
   return type(before) == 'number' and place + before or 0
 end
 
--- Leaves the line. Never fails: what came before must stand.
+-- Leaves `line`. Never fails: the writes before it must stand.
 local function leave_line(line, fair, fair_readers, waiters, hold)
   leave_queue(line, waiters, hold)
   redis.pcall('ZREM', fair, hold)
@@ -276,7 +276,7 @@ local function leave_line(line, fair, fair_readers, waiters, hold)
   redis.pcall('HDEL', waiters, 'as:' .. hold)
 end
 
--- Pushes a wake-up to a list, of which there is one at most. Never fails: what came before must stand.
+-- Pushes a wake-up to a list, which holds at most one. Never fails: the writes before it must stand.
 local function push(wake)
   local count = redis.pcall('LPUSH', wake, '1')
   if type(count) == 'number' then
@@ -287,8 +287,8 @@ local function push(wake)
   end
 end
 
--- Wakes the first waiter of the line, and of the others the one that has blocked longest, on the list `any`: the first may be dead. Each that
--- is granted a share passes it on.
+-- Wakes the first waiter of `line`. The first may be dead, so a push to the list `any` also wakes the waiter that has blocked longest.
+-- A waiter that is granted a share wakes the next.
 local function wake_line(line, prefix, any)
   local first = redis.pcall('ZRANGE', line, 0, 1)
   if not first.err and #first > 0 then
@@ -299,7 +299,7 @@ local function wake_line(line, prefix, any)
   end
 end
 
--- Whether the lock has room for a request that wants `as`.
+-- Whether the lock has room for a request `as` ("x", "s" or "p<n>").
 local function has_room(lock, as)
   if redis.call('EXISTS', lock) == 0 then
     return true
@@ -311,12 +311,12 @@ local function has_room(lock, as)
   return mode == 'read' and as == 's'
 end
 
--- How many of those in front of a request are looked at; in ms: for how long the first of them is waited for before the others are called as
--- well, how long each has to come, and when one that gave no sign is gone.
+-- FRONT: the most earlier waiters that are examined. In ms: HEAR, how long the first alone has the offer; TURN, how long an offered
+-- waiter has to take the lock; GONE, the silence after which a waiter counts as dead.
 local FRONT, HEAR, TURN, GONE = 100, 200, 1000, 15000
 
--- The waiters that came before a request that wants `as` and go before it, in their order: fair ones, but readers don't hold up
--- readers; and writers, before readers.
+-- Returns the earlier waiters that go before a request `as`, in order of arrival. For a reader: unfair exclusive waiters, and fair
+-- waiters except readers. For any other request: fair waiters.
 local function in_front(queue, waiters, fair, fair_readers, as, before)
   local front, fields = {}, {}
   for _, key in ipairs(as == 's' and { queue, fair } or { fair, fair_readers }) do
@@ -342,11 +342,11 @@ local function in_front(queue, waiters, fair, fair_readers, as, before)
   return front
 end
 
--- For how many ms yet a request that wants `as` must let another one go first that came before it, or nil. The lock has room for the request.
+-- Returns for how many more ms a request `as` must let an earlier waiter go first, or nil. The lock must have room for the request.
 --
--- Worst cases: the waiters that go first have died. The first of them has a second to come from when it was called; those behind it are called
--- soon after it, and have the same second. A waiter that has not come by then loses its place; or, if there is no room for it, after 15 s without a sign.
--- A call counts only until the next grant (the counter tells) or until the called one asks again.
+-- Worst case: the earlier waiters have died. The first has one second from its offer. The waiters behind it get their offers soon after
+-- and have the same second. A waiter that misses its offer loses its position; one without room loses it after 15 s of silence.
+-- An offer counts only until the next grant (the fence counter shows it) or until the offered waiter asks again.
 local function held_up(lock, counter, queue, waiters, line, fair, fair_readers, as, hold, now, us, prefix, wake)
   local mine = redis.call('ZSCORE', line, hold) or redis.call('ZSCORE', queue, hold)
   local front = in_front(queue, waiters, fair, fair_readers, as, '(' .. (mine or whole(us)))
@@ -355,7 +355,7 @@ local function held_up(lock, counter, queue, waiters, line, fair, fair_readers, 
   end
   local most = tonumber(string.match(as, '^p(%d+)$'))
   local free = most and math.min(most - math.max(redis.call('HLEN', lock) - 1, 0), FRONT) or 0
-  -- As many permits as there is room for go together, whichever of them comes first; those from the nth on are left.
+  -- Whether all waiters from the nth on want permits and there is room for them and this request: their order then doesn't matter.
   local function alike(nth)
     local all = #front - nth + 1 < free
     for i = nth, #front do
@@ -402,7 +402,7 @@ local function held_up(lock, counter, queue, waiters, line, fair, fair_readers, 
   return held
 end
 
--- Never below the time in us, so that a server that lost its data doesn't repeat a fence; nil beyond 2^53.
+-- Returns the next fence; nil beyond 2^53. Never below the time in us, so that a server that lost its data repeats no fence.
 local function next_fence(counter, us)
   local fence = redis.call('INCR', counter)
   if fence < us then
@@ -412,15 +412,15 @@ local function next_fence(counter, us)
   return fence < 9007199254740992 and whole(fence) or nil
 end
 
--- Pushes one wake-up if there may be a waiter and no wake-up lies there already. Never fails: what came before must stand.
+-- Pushes a wake-up if `queue` exists; the list keeps at most one. Never fails: the writes before it must stand.
 local function wake_one(queue, wake)
   if redis.pcall('EXISTS', queue) == 1 then
     push(wake)
   end
 end
 
--- Wakes the waiters for Redisson's plain lock, its read-write lock and its fair lock; the first ones of the fair lock's queue listen each on a
--- channel of its own. In a cluster they listen where the channel's slot is, or, as before Redis 7, on any node.
+-- Wakes the waiters of Redisson's plain, read-write and fair lock. The first three waiters in the fair lock's queue listen each on its own
+-- channel. In a cluster, Redisson listens on the node of the channel's slot (sharded, Redis 7 on) or on any node.
 local function tell_redisson(channel, rw_channel, fair_queue, in_cluster)
   local told, first = { { channel, '0' }, { rw_channel, '1' } }, redis.pcall('LRANGE', fair_queue, 0, 2)
   for _, waiter in ipairs(first.err and {} or first) do

@@ -1,17 +1,17 @@
--- Gives a hold back; frees the lock with the last one and wakes one waiter.
+-- Releases a hold; the last one frees the lock and wakes one waiter.
 --
 -- KEYS  1 lock
 -- ARGV  1 owner  2 hold  3 "1": also the holds nested in this one
---       4 channel that waits for Redisson's plain lock  5 channel that waits for its read-write lock  6 queue of its fair lock
+--       4 channel of the waiters for Redisson's plain lock  5 channel for its read-write lock  6 queue of its fair lock
 --       7 "1": in a cluster
---       8 how it ended, as the end of a line of the history, or "" to remember nothing  9 "1": badly
---       10 what became of its start, or ""  11 what the wake-up lists of those in the line begin with
+--       8 the outcome, as the end of a history entry, or "" to record nothing  9 "1": it failed
+--       10 the outcome for the run record, or ""  11 prefix of the wake-up lists of `line`
 --       12 record  13 queue  14 wake-up list  15 runs  16 runs that ended badly  17 starts  18 shares  19 their ends  20 line
---       21 the line's common wake-up list
+--       21 the common wake-up list of `line`
 -- Reply {"released"} | {"still-held", count} | {"not-held"} | {"layout", version}
 --
--- Worst cases: the lock was deleted and another owner took it (the owner's field is gone: nothing is touched);
--- a right to publish or to push is missing, or memory (DEL comes first, and what follows can't undo it).
+-- Worst cases: the lock was deleted and another owner took it (the owner's field is gone: nothing is changed);
+-- memory, or the right to publish or push, is missing (DEL comes first, and no later failure undoes it).
 
 local lock, record_key, starts, shares, ends_key = KEYS[1], ARGV[12], ARGV[17], ARGV[18], ARGV[19]
 local owner, hold = ARGV[1], ARGV[2]
@@ -34,22 +34,22 @@ end
 if record.owner ~= owner or not live_hold(record, hold, now) then
   return { 'not-held' }
 end
--- The nesting of holds is not recorded: only the first hold is known to enclose all others.
+-- The nesting of holds is not recorded. Only the first hold is known to enclose all others.
 local whole_tree = ARGV[3] == '1' and record.root == hold
 local others, latest = other_holds(record, hold, now)
 local start = known_start(starts, ARGV[10])
 if share and others > 0 and not whole_tree then
   share['hold:' .. hold] = nil
-  -- A server that is out of memory lets a script go on that has written before.
+  -- A server that is out of memory refuses a script's first write only. PEXPIREAT is allowed then, so it comes first.
   redis.call('PEXPIREAT', ends_key, whole(latest + KEEP))
   save_share(lock, shares, ends_key, share, latest)
-  -- What is left lasts as long as its own holds, as below.
+  -- The rest of the share lasts as long as its own holds, as below.
   settle_lock(lock, shares, ends_key, now)
   return { 'still-held', others }
 end
 if others > 0 and not whole_tree then
   redis.call('HDEL', record_key, 'hold:' .. hold)
-  -- What is left lasts as long as its own holds: an inner one that is killed must not keep the outer one's time.
+  -- The lock now lasts as long as the remaining holds: a killed inner hold must not keep the outer hold's TTL.
   redis.call('PEXPIREAT', lock, whole(latest))
   redis.call('PEXPIREAT', record_key, whole(latest + KEEP))
   became(starts, record.fence, ARGV[10], start)
@@ -66,7 +66,7 @@ if free then
   wake_one(ARGV[13], ARGV[14])
   tell_redisson(ARGV[4], ARGV[5], ARGV[6], ARGV[7])
 end
--- A reader that leaves others behind makes no room.
+-- A reader that leaves while others still read makes no room.
 if free or share.kind == 'permits' then
   wake_line(ARGV[20], ARGV[11], ARGV[21])
 end

@@ -1,14 +1,14 @@
--- Extends a hold; never creates one, and never moves its end or the lock's backwards.
+-- Extends a hold. Never creates one, and never moves the end of the hold or of the lock backwards.
 --
 -- KEYS  1 lock
--- ARGV  1 owner  2 hold  3 ttl in ms, or "" for the one that the hold was taken with
---       4 "go-on"; "stop": also if the hold is marked, which its holder has seen; "look": likewise, and it has not
+-- ARGV  1 owner  2 hold  3 ttl in ms, or "" for the TTL that the hold was taken with
+--       4 "go-on": refuse a hold marked for a break; "stop": extend it too, the holder has seen the mark; "look": likewise, not seen
 --       5 record  6 shares  7 their ends
 -- Reply {"renewed", ttl, fence} | {"shorter", ms left} | {"broken", mark, "1" if its holder has seen it} | {"not-held"} | {"layout", version}
 --
--- Worst cases: the hold ended while the request was on its way (its own end says so, not only the lock's);
--- the server is out of memory (PEXPIREAT is allowed then, and a script that has written once may go on writing,
--- so it comes first even where the lock lasts longer already).
+-- Worst cases: the hold ended while the request was on its way (its own end shows it, even if the lock lasts longer);
+-- the server is out of memory (it allows PEXPIREAT, and lets a script that has written go on writing,
+-- so PEXPIREAT comes first even if the lock already lasts longer).
 
 local lock, record_key, shares, ends_key = KEYS[1], ARGV[5], ARGV[6], ARGV[7]
 local owner, hold = ARGV[1], ARGV[2]
@@ -33,7 +33,7 @@ if record.owner ~= owner or not held_until then
   return { 'not-held' }
 end
 if ARGV[4] == 'look' then
-  -- Changes nothing. A replica refuses it, whose copy of the hold proves nothing.
+  -- HDEL changes nothing, but a replica refuses it: a replica's copy of the hold proves nothing.
   local written_to = redis.pcall('HDEL', lock, '')
   if type(written_to) == 'table' and string.find(written_to.err, 'READONLY', 1, true) then
     return written_to
@@ -66,6 +66,6 @@ end
 local latest = math.max(ends, end_of(lock) or 0)
 redis.call('PEXPIREAT', lock, whole(latest))
 redis.call('PEXPIREAT', record_key, whole(latest + KEEP))
--- Only a value: the fields are there. Were it to fail, the caller would be told so, and would not count on the time.
+-- HSET only overwrites existing fields. If it failed, the caller would get the error and not rely on the new end.
 redis.call('HSET', record_key, 'hold:' .. hold, whole(ends) .. ':' .. whole(taken_with), 'renewed', whole(now))
 return { 'renewed', ttl, record.fence }

@@ -1,26 +1,24 @@
--- Takes a share of the lock, as one of many readers or one of so many permits; enters it for its owner, or reports the holders
--- and joins the line.
+-- Takes a share of the lock, as a reader or as a permit; reenters it for its owner, or reports the holders and joins `line`.
 --
--- KEYS  as acquire.lua has them
--- ARGV  1 owner  2 hold  3 ttl in ms  4 "1": enter the owner's hold only  5 "1": join the line if busy
---       6 "1": this hold may be in the line  7 "1": detached  8 metadata as JSON, or ""
---       9 how many permits there are, or "" for a reader  10 what the wake-up lists of those in the line begin with
---       11 "1": in fair order  12 the line's common wake-up list  13 that of the queue
--- Reply as acquire.lua, but {"granted", fence, holds, number of the permit or -1}, and the end of "busy" is for how many ms the
---       lock is kept for an earlier waiter, or 0. {"otherwise", kind} means: the owner to be entered holds it in
---       another way, "exclusive", "shared" or "permits".
+-- KEYS  as in acquire.lua
+-- ARGV  1 owner  2 hold  3 ttl in ms  4 "1": only reenter the owner's hold  5 "1": join `line` if busy
+--       6 "1": this hold may be in `line`  7 "1": detached  8 metadata as JSON, or ""
+--       9 the number of permits, or "" for a reader  10 prefix of the wake-up lists of `line`
+--       11 "1": in fair order  12 the common wake-up list of `line`  13 that of the queue
+-- Reply as acquire.lua, but {"granted", fence, holds, number of the permit or -1}, and "busy" ends with the ms until there may be room:
+--       kept for an earlier waiter, until the last share of a lost lock ends, or until the first permit ends; or 0.
+--       {"otherwise", kind}: the owner holds the lock in another mode, "exclusive", "shared" or "permits".
 --
 -- Worst cases, in addition to those of acquire.lua:
--- - A reader crashed. Its share ends by its own time, which the lock's has nothing to do with while others go on; the next
---   request takes it out and archives it. The lock's own time is never less than that of any share, and exactly the latest of them once
---   one was given back, so that a lock of which only crashed readers are left ends with the last of them.
--- - Readers come in a stream. While a writer waits in front of them they get nothing; once the last reader has gone, the writer has
---   a second to come (`held_up`).
--- - Redisson's readers hold as well: their time is never cut. Their lock may have none: then it is left so.
--- - Redisson's watchdog, or a forced unlock, ended the lock under our readers. Those that come then make it anew, to the end of the last of all;
---   until that no permit is granted. What is no lock of readers, whatever its mode is called, is left as it is.
--- - The number of permits was changed: what is held stays, and there is room once less is held than are asked for now. There is a number
---   below it free then, since each has another one.
+-- - A reader crashed. Its share ends at its own end, whatever the lock's TTL is; the next request removes and archives it. The lock never
+--   ends before a share; after a release it ends exactly with its last share. So a lock with only crashed readers ends with the last.
+-- - Readers arrive in a stream. A waiting exclusive request blocks later readers; once the last reader has left, the writer has one second
+--   to take the lock (`held_up`).
+-- - Redisson's readers hold the lock too. Their TTL is never shortened. If their lock has no TTL, it stays without one.
+-- - Redisson's watchdog, or a forced unlock, deleted the lock under dlock's readers. The next reader recreates it, to the end of the last
+--   share; until then no permit is granted. A hash with fields that are not readers' or permits' is left unchanged.
+-- - The number of permits was changed. Current holds stay. There is room once fewer permits are held than the request's number, and then a
+--   permit number below it is free, since all held numbers differ.
 
 local lock, counter, queue, waiters, starts = KEYS[1], KEYS[2], KEYS[4], KEYS[5], KEYS[8]
 local runs, bad, shares, ends_key, line = KEYS[6], KEYS[7], KEYS[9], KEYS[10], KEYS[11]
@@ -35,7 +33,7 @@ local kind = redis.call('TYPE', lock).ok
 if kind ~= 'none' and kind ~= 'hash' then
   return { 'alien', kind, redis.call('PTTL', lock) }
 end
--- The answer for a busy lock needs this command. Redis 6.0, which lacks it, is refused before anything is written.
+-- The reply for a busy lock needs HRANDFIELD. Redis 6.0, which lacks it, is refused before any write.
 local able = kind == 'none' and redis.pcall('HRANDFIELD', lock)
 if able then
   return able
@@ -70,7 +68,7 @@ if share and select(2, other_holds(share, '', now)) > now then
   for _, field in ipairs(ended) do
     share[field] = nil
   end
-  -- Asked again after it was extended, the hold keeps what it was given.
+  -- A repeated request must not shorten a hold that was extended since.
   ends = math.max(ends, (live_hold(share, hold, now)) or 0)
   share['hold:' .. hold] = whole(ends) .. ':' .. ARGV[3]
   latest = math.max(latest, ends)
@@ -111,7 +109,7 @@ if not room or left > 0 then
   if left == 0 and kind == 'none' then
     left = math.max(last_end(ends_key) - now, 0)
   elseif left == 0 and most and mode == 'permits' then
-    -- Whichever comes back first is enough.
+    -- The first permit that ends is enough.
     local first = redis.call('ZRANGE', ends_key, 0, 0, 'WITHSCORES')
     left = first[2] and math.max(tonumber(first[2]) - now, 1) or 0
   end
@@ -153,7 +151,7 @@ end
 if queued then
   leave_line(line, fair, fair_readers, waiters, hold)
 end
--- Where no permit is left, only another number of them would do.
+-- If no permit is left, wake only the first waiter: it may have asked for a larger number of permits.
 local is_full = most and values and #values + 1 >= most
 wake_line(line, ARGV[10], not is_full and ARGV[12] or nil)
 return { 'granted', fence, 1, tonumber(share.permit) or -1 }

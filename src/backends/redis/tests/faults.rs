@@ -1,4 +1,4 @@
-//! Servers that restart, forget, refuse and run out of memory; requests that are cut off.
+//! Servers that restart, lose data, refuse requests and run out of memory; requests that are dropped.
 
 use std::{io::Write as _, time::Duration};
 
@@ -12,7 +12,7 @@ use crate::{
 };
 
 #[tokio::test]
-async fn without_memory_holds_are_kept_and_given_back_but_none_is_taken() {
+async fn without_memory_holds_are_renewed_and_released_but_not_granted() {
     let server = TestServer::start();
     let (mut a, mut b) = (server.backend(), server.backend());
     let held = request("job");
@@ -35,12 +35,12 @@ async fn without_memory_holds_are_kept_and_given_back_but_none_is_taken() {
     }
     assert_eq!(a.release(&inner.key, &inner.token, &Scope::Hold.into()).await.unwrap(), Release::StillHeld(1));
     assert_eq!(a.release(&held.key, &held.token, &Scope::Hold.into()).await.unwrap(), Release::Released);
-    assert_eq!(b.wait(&asked, Duration::from_secs(2)).await.unwrap(), Wake::Changed, "even the wake-up gets through");
+    assert_eq!(b.wait(&asked, Duration::from_secs(2)).await.unwrap(), Wake::Changed, "the wake-up arrives too");
     b.leave_queue(&asked).await.unwrap();
 }
 
 #[tokio::test]
-async fn a_user_who_may_not_publish_still_gives_back() {
+async fn a_user_without_publish_rights_can_release() {
     let server = TestServer::start();
     let rights = ["ACL", "SETUSER", "app", "on", ">pw", "~dlock:*", "~redisson_lock_token:*", "resetchannels", "+@all"];
     server.raw(&rights);
@@ -55,7 +55,7 @@ async fn a_user_who_may_not_publish_still_gives_back() {
 }
 
 #[tokio::test]
-async fn missing_rights_take_nothing_and_are_named() {
+async fn missing_rights_are_named_and_grant_nothing() {
     let server = TestServer::start();
     let as_user = |name: &str, rights: &[&str]| {
         server.raw(&[&["ACL", "SETUSER", name, "on", ">pw"], rights].concat());
@@ -72,7 +72,7 @@ async fn missing_rights_take_nothing_and_are_named() {
     ];
     for (name, rights) in fewer {
         let error = as_user(name, &rights).try_acquire(&request("job")).await.unwrap_err();
-        // A script that has begun may have written; the core undoes that.
+        // A script that has started may have written; the core undoes that.
         let effect = if ["expire", "hset"].contains(&name) { Effect::Unknown } else { Effect::NotApplied };
         assert_eq!((error.kind, error.effect), (Kind::Denied, effect), "{name}: {error:?}");
         assert_eq!(server.number(&["EXISTS", "dlock:job"]), 0, "{name}: no lock without an expiry");
@@ -80,10 +80,10 @@ async fn missing_rights_take_nothing_and_are_named() {
 }
 
 #[tokio::test]
-async fn what_a_failed_script_wrote_is_undone() {
+async fn writes_of_a_failed_script_are_undone() {
     use crate::lease::{self, BootClock, Limits, WaitPolicy};
     let server = TestServer::start();
-    // The lock can be written, and given no end.
+    // The script may write the lock, but may not set its expiry.
     let rights = ["~dlock:{dlock:job}:*", "+pexpireat", "(~* &* +@all -pexpireat)"];
     server.raw(&[&["ACL", "SETUSER", "app", "on", ">pw"], &rights[..]].concat());
     let user = || Redis::new(RedisOptions { user: Some("app".into()), password: Some(Secret::new("pw")), ..server.options() });
@@ -91,7 +91,7 @@ async fn what_a_failed_script_wrote_is_undone() {
         let wanted = Request { mode, ..request("job") };
         let error = user().try_acquire(&wanted).await.unwrap_err();
         assert_eq!((error.kind, error.effect), (Kind::Denied, Effect::Unknown), "{mode:?}: {error:?}");
-        assert_eq!(server.number(&["EXISTS", "dlock:job"]), 1, "{mode:?}: it was written");
+        assert_eq!(server.number(&["EXISTS", "dlock:job"]), 1, "{mode:?}: the lock was written");
         server.raw(&["FLUSHALL"]);
         let never = std::future::pending::<()>();
         let taken = lease::acquire(&mut user(), &BootClock, wanted, WaitPolicy::Try, Limits::DEFAULT, never, |_| {}).await;
@@ -101,7 +101,7 @@ async fn what_a_failed_script_wrote_is_undone() {
 }
 
 #[tokio::test]
-async fn a_copy_of_a_hold_proves_nothing() {
+async fn a_replicas_copy_of_a_hold_does_not_count() {
     let server = TestServer::start();
     let copy = TestServer::start();
     let held = request("job");
@@ -119,15 +119,15 @@ async fn a_copy_of_a_hold_proves_nothing() {
 }
 
 #[tokio::test]
-async fn credentials_are_checked_before_anything_is_asked_and_never_shown() {
-    // Its default user needs no password: a refused login must not go on as another user.
+async fn credentials_are_checked_first_and_never_shown() {
+    // The server's default user needs no password: after a refused login dlock must not continue as that user.
     let server = TestServer::start();
     server.raw(&["ACL", "SETUSER", "app", "on", ">hunter2", "~*", "&*", "+@all"]);
     let with = |user: Option<&str>, password: Option<&str>| {
         Redis::new(RedisOptions { user: user.map(Into::into), password: password.map(Secret::new), db: 3, ..server.options() })
     };
     granted(&mut with(Some("app"), Some("hunter2")), &request("job")).await;
-    assert_eq!(server.number(&["EXISTS", "dlock:job"]), 0, "it is in database 3");
+    assert_eq!(server.number(&["EXISTS", "dlock:job"]), 0, "the lock is in database 3");
     for (user, password) in
         [(Some("app"), Some("hunter3")), (None, Some("hunter3")), (Some("nobody"), Some("hunter3")), (Some("app"), None)]
     {
@@ -146,7 +146,7 @@ async fn credentials_are_checked_before_anything_is_asked_and_never_shown() {
 }
 
 #[tokio::test]
-async fn a_database_that_is_not_there_is_a_configuration_error() {
+async fn a_missing_database_is_a_configuration_error() {
     let server = TestServer::with(&["--databases", "2"]);
     let mut a = Redis::new(RedisOptions { db: 2, ..server.options() });
     let error = a.try_acquire(&request("job")).await.unwrap_err();
@@ -196,7 +196,7 @@ async fn a_counter_ahead_of_the_clock_goes_on_counting() {
 }
 
 #[tokio::test]
-async fn a_server_that_is_not_there() {
+async fn an_unreachable_server() {
     let mut server = TestServer::start();
     let mut a = server.backend();
     let held = request("job");
@@ -225,7 +225,7 @@ async fn a_request_without_an_answer_may_have_happened() {
     });
     let error = error.unwrap_err();
     assert_eq!((error.kind, error.effect), (Kind::Unavailable, Effect::Unknown));
-    // And an answer that is none.
+    // The same for an answer that isn't valid.
     let (error, ()) = tokio::join!(a.try_acquire(&asked), async {
         let (mut client, _) = listener.accept().await.unwrap();
         tokio::io::AsyncWriteExt::write_all(&mut client, b"HTTP/1.1 400 Bad Request\r\n\r\n").await.unwrap();
@@ -234,7 +234,7 @@ async fn a_request_without_an_answer_may_have_happened() {
 }
 
 #[tokio::test]
-async fn a_dropped_call_leaves_the_backend_usable_and_replies_to_nothing_else() {
+async fn a_dropped_call_leaves_the_backend_usable_and_its_reply_is_discarded() {
     let server = TestServer::start();
     let mut a = server.backend();
     let held = request("job");
@@ -259,9 +259,9 @@ async fn a_dropped_call_leaves_the_backend_usable_and_replies_to_nothing_else() 
     let release = a.release(&unanswered.key, &unanswered.token, &info);
     assert!(tokio::time::timeout(Duration::from_millis(5), release).await.is_err());
     server.thaw();
-    // The dropped release may have been served before it is asked again.
+    // The server may have executed the dropped release before this repeated one.
     a.release(&unanswered.key, &unanswered.token, &Scope::Hold.into()).await.unwrap();
-    assert!(matches!(a.try_acquire(&request("late")).await.unwrap(), Attempt::Granted(_)), "no ghost of the dropped requests");
+    assert!(matches!(a.try_acquire(&request("late")).await.unwrap(), Attempt::Granted(_)), "the dropped requests left no hold");
 }
 
 #[tokio::test]
@@ -293,7 +293,7 @@ async fn a_replica_and_a_cluster_node_are_refused() {
 }
 
 #[tokio::test]
-async fn over_a_socket_in_the_file_system() {
+async fn over_a_unix_socket() {
     let folder = tempfile::tempdir().unwrap();
     let socket = folder.path().join("redis.sock");
     let _server = TestServer::with(&["--unixsocket", socket.to_str().unwrap()]);
@@ -302,7 +302,7 @@ async fn over_a_socket_in_the_file_system() {
     assert_eq!(a.identity().url, format!("redis+unix://{}", socket.display()));
 }
 
-/// A certificate authority, a server certificate for `localhost` and a client's, made by openssl.
+/// Creates a certificate authority, a server certificate for `localhost` and a client certificate with openssl.
 fn certificates(folder: &std::path::Path) -> bool {
     let script = "set -e; cd \"$1\"
         openssl req -x509 -newkey ec -pkeyopt ec_paramgen_curve:prime256v1 -nodes -keyout ca.key -out ca.pem -days 2 -subj /CN=test-ca
@@ -356,21 +356,21 @@ async fn over_tls_the_certificate_is_verified() {
         let error = backend.try_acquire(&held).await.unwrap_err();
         assert_eq!((error.kind, error.effect), (kind, Effect::NotApplied), "{why}: {error:?}");
     }
-    // With TLS 1.3 a missing client certificate is told only after the handshake.
+    // In TLS 1.3 the server rejects a missing client certificate only after the handshake.
     let error = with("localhost", tls_port, no_client).try_acquire(&held).await.unwrap_err();
     assert!(matches!(error.kind, Kind::Denied | Kind::Unavailable), "{error:?}");
-    // A Redis without TLS takes the handshake for the start of a command and says nothing: the caller's time limit ends it.
+    // A Redis without TLS takes the handshake for an incomplete command and doesn't answer: the caller's timeout ends the attempt.
     let mut mistaken = with("localhost", server.port, known());
     assert!(tokio::time::timeout(Duration::from_millis(100), mistaken.try_acquire(&held)).await.is_err());
-    // In clear to a port that wants TLS.
+    // Plain text to a port with TLS.
     let error =
         Redis::new(RedisOptions::new(Server::Tcp { host: "localhost".into(), port: tls_port })).try_acquire(&held).await.unwrap_err();
     assert!(error.hint.unwrap_or_default().contains("rediss://"));
 }
 
-/// What has not arrived when an acquire is given up must not arrive later; of a release it may.
+/// A dropped acquire must not be executed later; a dropped release may.
 #[tokio::test]
-async fn an_acquire_that_is_given_up_is_called_back_and_a_release_is_not() {
+async fn a_dropped_acquire_is_cancelled_and_a_dropped_release_is_not() {
     use std::{io::Read as _, net::TcpListener};
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
     let port = listener.local_addr().unwrap().port();

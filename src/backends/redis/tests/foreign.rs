@@ -1,4 +1,4 @@
-//! Other libraries on the same name: they exclude us, we exclude them.
+//! Other libraries on the same key: they block dlock, and dlock blocks them.
 
 use std::time::Duration;
 
@@ -29,11 +29,11 @@ async fn locks_of_redisson_are_busy() {
 }
 
 #[tokio::test]
-async fn a_dlock_hold_stops_what_redisson_and_set_nx_do() {
+async fn a_dlock_hold_blocks_redisson_and_set_nx() {
     let server = TestServer::start();
     let mut a = server.backend();
     granted(&mut a, &request("job")).await;
-    // The tests that their scripts make before they write.
+    // The checks that their scripts make before they write.
     assert_eq!(server.number(&["EXISTS", "dlock:job"]), 1, "plain: must be absent");
     assert_eq!(server.number(&["HEXISTS", "dlock:job", REDISSON]), 0, "plain: or theirs");
     assert_eq!(server.raw(&["HGET", "dlock:job", "mode"]), "$5\r\nwrite", "readers: must be absent or in mode read");
@@ -42,7 +42,7 @@ async fn a_dlock_hold_stops_what_redisson_and_set_nx_do() {
 }
 
 #[tokio::test]
-async fn a_string_is_busy_whether_it_ends_or_not() {
+async fn a_string_is_busy_with_or_without_an_expiry() {
     let server = TestServer::start();
     let mut a = server.backend();
     server.raw(&["SET", "dlock:job", "x", "PX", "5000"]);
@@ -58,7 +58,7 @@ async fn a_string_is_busy_whether_it_ends_or_not() {
 }
 
 #[tokio::test]
-async fn other_types_are_errors_and_stay_as_they_are() {
+async fn other_types_are_errors_and_stay_unchanged() {
     let server = TestServer::start();
     let mut a = server.backend();
     server.raw(&["RPUSH", "dlock:a", "x"]);
@@ -67,7 +67,7 @@ async fn other_types_are_errors_and_stay_as_they_are() {
     for name in ["a", "b", "c"] {
         assert_eq!(a.try_acquire(&request(name)).await.unwrap_err().kind, Kind::Data, "{name}");
     }
-    // Beside the lock, too: nothing is granted, and nothing is left without an expiry.
+    // The same for the lock's other keys: nothing is granted, and no key without an expiry is left.
     server.raw(&["SET", "redisson_lock_token:{dlock:d}", "many"]);
     server.raw(&["RPUSH", "dlock:{dlock:e}:record", "x"]);
     assert_eq!(a.try_acquire(&request("d")).await.unwrap_err().kind, Kind::Data);
@@ -82,7 +82,7 @@ async fn other_types_are_errors_and_stay_as_they_are() {
 }
 
 #[tokio::test]
-async fn who_deletes_the_lock_has_freed_it_and_our_hold_knows() {
+async fn deleting_the_lock_frees_it_and_our_hold_is_lost() {
     let server = TestServer::start();
     let (mut a, mut b) = (server.backend(), server.backend());
     let held = request("job");
@@ -94,7 +94,7 @@ async fn who_deletes_the_lock_has_freed_it_and_our_hold_knows() {
     assert_eq!(a.renew(&held.key, &held.token, None.into()).await.unwrap(), Renewal::NotHeld);
     assert_eq!(a.release(&held.key, &held.token, &Scope::Tree.into()).await.unwrap(), Release::NotHeld);
     assert!(matches!(b.renew(&next.key, &next.token, None.into()).await.unwrap(), Renewal::Renewed { .. }));
-    // Taken by Redisson after it was deleted: a left-over record of ours says nothing about it.
+    // Redisson acquired the deleted lock: a left-over record of ours must not count for it.
     server.raw(&["DEL", "dlock:job"]);
     server.raw(&["HSET", "dlock:job", REDISSON, "1"]);
     assert!(busy(&mut a, &request("job")).await.holders[0].foreign);
@@ -103,7 +103,7 @@ async fn who_deletes_the_lock_has_freed_it_and_our_hold_knows() {
 }
 
 #[tokio::test]
-async fn a_lock_whose_record_was_deleted_is_taken_anew_by_its_owner_only() {
+async fn only_the_owner_reacquires_a_lock_without_its_record() {
     let server = TestServer::start();
     let mut a = server.backend();
     let held = request("job");
@@ -116,7 +116,7 @@ async fn a_lock_whose_record_was_deleted_is_taken_anew_by_its_owner_only() {
 }
 
 #[tokio::test]
-async fn releases_are_told_on_redissons_channels() {
+async fn releases_are_published_on_redissons_channels() {
     let server = TestServer::start();
     let mut a = server.backend();
     let held = request("job");
@@ -125,7 +125,7 @@ async fn releases_are_told_on_redissons_channels() {
     let mut client = std::io::BufReader::new(client);
     let mut subscribe = redis::cmd("SUBSCRIBE");
     subscribe.arg("redisson_lock__channel:{dlock:job}").arg("redisson_rwlock:{dlock:job}");
-    // Its fair lock's first waiter listens on a channel of its own.
+    // The first waiter of Redisson's fair lock listens on its own channel.
     server.raw(&["RPUSH", "redisson_lock_queue:{dlock:job}", REDISSON, "other:7"]);
     subscribe.arg(format!("redisson_lock__channel:{{dlock:job}}:{REDISSON}"));
     std::io::Write::write_all(client.get_mut(), &subscribe.get_packed_command()).unwrap();
@@ -144,7 +144,7 @@ async fn releases_are_told_on_redissons_channels() {
 }
 
 #[tokio::test]
-async fn a_newer_record_of_another_hold_says_nothing() {
+async fn a_newer_record_of_another_hold_is_ignored() {
     let server = TestServer::start();
     let mut a = server.backend();
     server.raw(&["HSET", "dlock:{dlock:job}:record", "v", "2.0", "owner", "before"]);

@@ -1,4 +1,4 @@
-//! Taking, extending, entering and giving back.
+//! Acquire, renew, enter and release.
 
 use std::{collections::HashSet, time::Duration};
 
@@ -6,7 +6,7 @@ use super::server::{TestServer, busy, granted, key, nested, pause, request, ttl}
 use crate::lock::{Attempt, Backend as _, Effect, Entry, Grant, Kind, Mode, Namespace, Release, Renewal, Request, Scope, Token};
 
 #[tokio::test]
-async fn one_holds_others_do_not_and_fences_rise() {
+async fn one_client_holds_and_fences_rise() {
     let server = TestServer::start();
     let (mut a, mut b) = (server.backend(), server.backend());
     let (first, second) = (request("job"), request("job"));
@@ -35,7 +35,7 @@ async fn the_layout_is_redissons_write_lock_and_every_name_expires_but_the_fence
     assert_eq!(server.raw(&["HGET", "dlock:job", &field]), "$1\r\n1");
     let left = server.number(&["PTTL", "dlock:job"]);
     assert!((9_000..=10_001).contains(&left), "{left}");
-    // It is kept for the history.
+    // The record outlives the lock for the history.
     let kept = server.number(&["PEXPIRETIME", "dlock:{dlock:job}:record"]) - server.number(&["PEXPIRETIME", "dlock:job"]);
     assert_eq!(kept, 100 * 24 * 3600 * 1000);
     assert_eq!(server.number(&["PTTL", "redisson_lock_token:{dlock:job}"]), -1);
@@ -45,7 +45,7 @@ async fn the_layout_is_redissons_write_lock_and_every_name_expires_but_the_fence
 }
 
 #[tokio::test]
-async fn a_request_asked_again_is_the_same_request() {
+async fn a_repeated_request_counts_once() {
     let server = TestServer::start();
     let (mut a, mut b) = (server.backend(), server.backend());
     let asked = request("job");
@@ -53,19 +53,19 @@ async fn a_request_asked_again_is_the_same_request() {
     server.raw(&["PEXPIRE", "dlock:job", "500"]);
     let again = granted(&mut b, &asked).await;
     assert_eq!((again.fence, again.holds), (first.fence, 1));
-    assert!(server.number(&["PTTL", "dlock:job"]) > 9_000, "the expiry is set anew");
+    assert!(server.number(&["PTTL", "dlock:job"]) > 9_000, "the expiry is renewed");
     assert!(server.number(&["PTTL", "dlock:{dlock:job}:record"]) > 9_000);
     assert_eq!(b.release(&asked.key, &asked.token, &Scope::Hold.into()).await.unwrap(), Release::Released);
 }
 
 #[tokio::test]
-async fn an_expired_hold_is_nobodys() {
+async fn an_expired_hold_has_no_owner() {
     let server = TestServer::start();
     let (mut a, mut b) = (server.backend(), server.backend());
     let short = Request { ttl: ttl(1_000), ..request("job") };
     let first = granted(&mut a, &short).await;
     pause(1_020).await;
-    assert_eq!(server.names(), ["dlock:{dlock:job}:record", "redisson_lock_token:{dlock:job}"], "nothing else is left beyond the TTL");
+    assert_eq!(server.names(), ["dlock:{dlock:job}:record", "redisson_lock_token:{dlock:job}"], "no other key outlives the TTL");
     assert_eq!(a.renew(&short.key, &short.token, None.into()).await.unwrap(), Renewal::NotHeld);
     assert_eq!(server.number(&["EXISTS", "dlock:job"]), 0, "a renewal never re-creates");
     let second = request("job");
@@ -83,7 +83,7 @@ async fn renewing_extends_and_never_shortens() {
     pause(1_000).await;
     let renewed = a.renew(&asked.key, &asked.token, None.into()).await.unwrap();
     assert_eq!(renewed, Renewal::Renewed { ttl: ttl(5_000), fence });
-    // Unless renewed, it has 4 s at most; a busy machine takes its time to look.
+    // Without a renewal it has at most 4 s left; a busy machine may check late.
     assert!(server.number(&["PTTL", "dlock:job"]) > 4_000);
     assert_eq!(a.renew(&asked.key, &asked.token, Some(ttl(60_000)).into()).await.unwrap(), Renewal::Renewed { ttl: ttl(60_000), fence });
     match a.renew(&asked.key, &asked.token, Some(ttl(2_000)).into()).await.unwrap() {
@@ -95,7 +95,7 @@ async fn renewing_extends_and_never_shortens() {
     }
 }
 
-/// Each look at what is left may be a millisecond late: many renewals must not add that up.
+/// Each computation of the remaining time may be a millisecond off: many renewals must not add that up.
 #[tokio::test]
 async fn renewals_never_cut_a_longer_nested_hold() {
     let server = TestServer::start();
@@ -117,11 +117,11 @@ async fn entering_counts_holds_and_keeps_the_fence() {
     let (mut a, mut b) = (server.backend(), server.backend());
     let outer = request("job");
     let inner = Request { ttl: ttl(2_000), ..nested(&outer) };
-    assert!(matches!(b.try_acquire(&inner).await.unwrap(), Attempt::NotHeld), "nothing to enter yet");
+    assert!(matches!(b.try_acquire(&inner).await.unwrap(), Attempt::NotHeld), "there is no hold to enter yet");
     let first = granted(&mut a, &outer).await;
     for _ in 0..2 {
         let entered = granted(&mut b, &inner).await;
-        assert_eq!((entered.fence, entered.holds), (first.fence, 2), "counted once, however often asked");
+        assert_eq!((entered.fence, entered.holds), (first.fence, 2), "repeated requests count once");
     }
     assert!(server.number(&["PTTL", "dlock:job"]) > 9_000, "entering with a shorter TTL shortens nothing");
     assert_eq!(b.renew(&inner.key, &inner.token, None.into()).await.unwrap(), Renewal::Renewed { ttl: ttl(2_000), fence: first.fence });
@@ -129,12 +129,12 @@ async fn entering_counts_holds_and_keeps_the_fence() {
     assert_eq!(b.release(&inner.key, &inner.token, &Scope::Tree.into()).await.unwrap(), Release::StillHeld(1));
     assert_eq!(b.release(&inner.key, &inner.token, &Scope::Tree.into()).await.unwrap(), Release::NotHeld);
     assert_eq!(a.release(&outer.key, &outer.token, &Scope::Tree.into()).await.unwrap(), Release::Released);
-    assert!(matches!(b.try_acquire(&inner).await.unwrap(), Attempt::NotHeld), "nor any more");
+    assert!(matches!(b.try_acquire(&inner).await.unwrap(), Attempt::NotHeld), "there is no hold to enter any more");
     assert_eq!(server.number(&["EXISTS", "dlock:job"]), 0);
 }
 
 #[tokio::test]
-async fn an_outer_release_takes_its_tree_along_or_leaves_it() {
+async fn an_outer_release_ends_or_keeps_the_nested_holds() {
     let server = TestServer::start();
     let mut a = server.backend();
     let outer = request("job");
@@ -153,8 +153,8 @@ async fn an_outer_release_takes_its_tree_along_or_leaves_it() {
 }
 
 #[tokio::test]
-async fn the_tree_of_an_inner_hold_is_not_the_outer_one() {
-    // A nested run that ends with nothing alive gives back its tree; the outer command goes on under the lock.
+async fn an_inner_tree_release_keeps_the_outer_hold() {
+    // A nested run without remaining processes releases its tree, while the outer command runs on under the lock.
     let server = TestServer::start();
     let mut a = server.backend();
     let outer = request("job");
@@ -167,7 +167,7 @@ async fn the_tree_of_an_inner_hold_is_not_the_outer_one() {
 }
 
 #[tokio::test]
-async fn an_inner_hold_that_was_killed_ends_by_itself() {
+async fn a_killed_inner_hold_expires() {
     let server = TestServer::start();
     let mut a = server.backend();
     let outer = request("job");
@@ -177,12 +177,12 @@ async fn an_inner_hold_that_was_killed_ends_by_itself() {
     pause(1_020).await;
     assert_eq!(a.renew(&killed.key, &killed.token, None.into()).await.unwrap(), Renewal::NotHeld);
     assert_eq!(a.release(&killed.key, &killed.token, &Scope::Hold.into()).await.unwrap(), Release::NotHeld);
-    assert_eq!(granted(&mut a, &nested(&outer)).await.holds, 2, "the killed one isn't counted");
+    assert_eq!(granted(&mut a, &nested(&outer)).await.holds, 2, "the killed hold isn't counted");
     assert_eq!(server.number(&["HEXISTS", "dlock:{dlock:job}:record", &format!("hold:{}", killed.token.hold_text())]), 0);
 }
 
 #[tokio::test]
-async fn of_many_takers_at_once_one_gets_it() {
+async fn one_of_many_simultaneous_requests_is_granted() {
     let server = TestServer::start();
     for _ in 0..20 {
         let mut attempts = Vec::new();
@@ -211,7 +211,7 @@ async fn of_many_takers_at_once_one_gets_it() {
 }
 
 #[tokio::test]
-async fn odd_keys_are_locks_of_their_own_and_namespaces_are_apart() {
+async fn odd_keys_and_namespaces_are_separate_locks() {
     let server = TestServer::start();
     let mut a = server.backend();
     let names = ["../x", "a/b", "a", "a{b}c", "{}", "%", "%25", "_", "*", "job", "JOB", "job ", "a:b", "redisson", "{dlock:job}:record"];
@@ -230,7 +230,7 @@ async fn odd_keys_are_locks_of_their_own_and_namespaces_are_apart() {
 }
 
 #[tokio::test]
-async fn what_the_backend_cannot_do_is_refused_without_asking() {
+async fn unsupported_requests_are_refused_without_a_query() {
     let mut nowhere = crate::backends::redis::Redis::new(crate::backends::redis::RedisOptions {
         namespace: Namespace::new("x").unwrap(),
         ..crate::backends::redis::RedisOptions::new(crate::backends::redis::Server::Tcp { host: "127.0.0.1".into(), port: 1 })
@@ -263,7 +263,7 @@ async fn an_unknown_token_holds_nothing() {
     assert_eq!(request("x").entry, Entry::Fresh);
 }
 
-/// As Redis 6.0 is, which could grant a lock and answer no other client while it is held.
+/// Like Redis 6.0, which could grant a lock but answer no other client while it is held.
 #[tokio::test]
 async fn a_server_that_lacks_a_command_for_busy_locks_grants_none() {
     let server = TestServer::with(&["--rename-command", "HRANDFIELD", ""]);

@@ -1,4 +1,4 @@
-//! Inspecting and listing.
+//! Inspect and list.
 
 use std::time::Duration;
 
@@ -44,7 +44,7 @@ async fn a_free_lock_and_a_held_one() {
 }
 
 #[tokio::test]
-async fn waiters_who_died_are_not_shown() {
+async fn dead_waiters_are_not_shown() {
     let server = TestServer::start();
     let mut a = server.backend();
     granted(&mut a, &request("job")).await;
@@ -55,7 +55,7 @@ async fn waiters_who_died_are_not_shown() {
 }
 
 #[tokio::test]
-async fn a_listing_has_the_locks_of_the_namespace_and_nothing_else() {
+async fn a_listing_has_only_the_locks_of_the_namespace() {
     let server = TestServer::start();
     let mut a = server.backend();
     let names = ["a", "a*", "a*b", "ab", "a[b]", "a\\", "a?", "a{b}", "b", "job", "Job", "a^", "a-b"];
@@ -78,13 +78,13 @@ async fn a_listing_has_the_locks_of_the_namespace_and_nothing_else() {
     }
     let foreign = a.list("redisson").await.unwrap().remove(0);
     assert!(foreign.holders[0].foreign && foreign.holders[0].holds == 2 && foreign.holders[0].expires_in.is_none());
-    // Without a namespace every lock's whole name is a key.
+    // Without a namespace, the whole name of a lock is its key.
     let bare = listed(server.in_namespace("").list("").await.unwrap());
     assert!(bare.contains(&"elsewhere".to_owned()) && bare.contains(&"dlock:job".to_owned()) && !bare.contains(&"dlock:object".to_owned()));
 }
 
 #[tokio::test]
-async fn a_listing_of_many_is_whole() {
+async fn a_long_listing_is_complete() {
     let server = TestServer::start();
     let mut a = server.backend();
     for i in 0..300 {
@@ -96,7 +96,7 @@ async fn a_listing_of_many_is_whole() {
 }
 
 #[tokio::test]
-async fn what_is_no_lock_and_what_is_too_new_are_told_apart() {
+async fn foreign_keys_and_newer_layouts_are_distinguished() {
     let server = TestServer::start();
     let mut a = server.backend();
     server.raw(&["RPUSH", "dlock:list", "x"]);
@@ -117,7 +117,7 @@ async fn what_is_no_lock_and_what_is_too_new_are_told_apart() {
 }
 
 #[tokio::test]
-async fn read_rights_are_enough_to_look() {
+async fn read_rights_suffice_for_inspect_and_list() {
     let server = TestServer::start();
     let mut a = server.backend();
     let grant = granted(&mut a, &request("job")).await;
@@ -129,7 +129,7 @@ async fn read_rights_are_enough_to_look() {
     });
     let state = viewer.inspect(&key("job")).await.unwrap();
     assert_eq!(state.holders[0].fence, Some(grant.fence));
-    assert_eq!(state.last_fence, None, "the counter may not be read, so the last fence is unknown");
+    assert_eq!(state.last_fence, None, "the counter is unreadable, so the last fence is unknown");
     assert_eq!(viewer.list("").await.unwrap().len(), 1);
     assert_eq!(viewer.try_acquire(&request("job")).await.unwrap_err().kind, Kind::Denied);
 }

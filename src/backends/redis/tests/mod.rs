@@ -1,4 +1,4 @@
-//! Against a real `redis-server`, started for each test on a free port in a temporary folder.
+//! Tests with a real `redis-server`, started for each test on a free port in a temporary folder.
 
 mod faults;
 mod foreign;

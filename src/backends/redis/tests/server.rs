@@ -1,4 +1,4 @@
-//! A server of a test's own, stopped by its process id.
+//! A Redis server for one test, stopped by its process id.
 
 use std::{
     io::{Read as _, Write as _},
@@ -27,7 +27,7 @@ impl TestServer {
         Self::with(&[])
     }
 
-    /// With more arguments to `redis-server`; `--port 0` and others can be among them.
+    /// Starts a server with more arguments for `redis-server`, which may include `--port 0`.
     pub fn with(arguments: &[&str]) -> Self {
         let folder = tempfile::tempdir().unwrap();
         let port = ports::free();
@@ -36,7 +36,7 @@ impl TestServer {
         Self { process, port, folder, arguments }
     }
 
-    /// Stops it and starts it anew, without its data.
+    /// Restarts the server without its data.
     pub fn restart(&mut self) {
         self.stop();
         self.process = spawn(self.port, &self.folder, &self.arguments);
@@ -47,7 +47,7 @@ impl TestServer {
         let _ = self.process.wait();
     }
 
-    /// Stops its clockwork: what is sent stays unread until it is thawed.
+    /// Stops the server process: requests stay unread until it is thawed.
     pub fn freeze(&self) {
         self.signal(rustix::process::Signal::STOP);
     }
@@ -61,7 +61,7 @@ impl TestServer {
         rustix::process::kill_process(pid, signal).unwrap();
     }
 
-    /// The names of all keys that have not expired.
+    /// Returns the names of all keys that have not expired.
     pub fn names(&self) -> Vec<String> {
         let mut names: Vec<String> =
             self.raw(&["KEYS", "*"]).lines().filter(|line| !line.starts_with(['*', '$'])).map(Into::into).collect();
@@ -81,7 +81,7 @@ impl TestServer {
         Redis::new(RedisOptions { namespace: Namespace::new(namespace).unwrap(), ..self.options() })
     }
 
-    /// What the server answers to one command, raw.
+    /// Returns the raw reply to one command.
     pub fn raw(&self, words: &[&str]) -> String {
         let mut stream = TcpStream::connect(("127.0.0.1", self.port)).unwrap();
         stream.set_read_timeout(Some(Duration::from_secs(5))).unwrap();
@@ -94,13 +94,13 @@ impl TestServer {
         reply.strip_suffix("+OK\r\n").unwrap_or(&reply).trim_end().to_owned()
     }
 
-    /// The number that the server answers to one command.
+    /// Returns the numeric reply to one command.
     pub fn number(&self, words: &[&str]) -> i64 {
         let reply = self.raw(words);
         reply.trim_start_matches(':').parse().unwrap_or_else(|_| panic!("{words:?}: {reply}"))
     }
 
-    /// How many commands the server has run, by scripts too, but for those that tests look with.
+    /// Returns how many commands the server has run, including those in scripts, without the tests' own queries.
     pub fn commands(&self) -> Vec<(String, u64)> {
         let stats = self.raw(&["INFO", "commandstats"]);
         let mut counts = Vec::new();
@@ -155,7 +155,7 @@ pub fn waiting(name: &str) -> Request {
     Request { waiting: true, ..request(name) }
 }
 
-/// A request to enter the hold of `outer`.
+/// Returns a request to enter the hold of `outer`.
 pub fn nested(outer: &Request) -> Request {
     Request { token: outer.token.nested(), entry: Entry::Reenter, ..outer.clone() }
 }

@@ -1,4 +1,4 @@
-//! Readers beside those of Redisson, and permits, which it doesn't know.
+//! Readers next to Redisson's readers, and permits, which Redisson doesn't know.
 
 use std::time::Duration;
 
@@ -11,12 +11,12 @@ fn reader(name: &str) -> Request {
     Request { mode: Mode::Shared, ..request(name) }
 }
 
-/// Where Redisson looks for how long a reader lasts.
+/// The key in which Redisson stores how long a reader lasts.
 fn timeout_of(who: &str) -> String {
     format!("{{dlock:job}}:{who}:rwlock_timeout:1")
 }
 
-/// Redisson's read lock, as its script leaves it.
+/// Redisson's read lock, as its script writes it.
 fn redisson_reads(server: &TestServer, ms: u32) {
     server.raw(&["HSET", "dlock:job", "mode", "read", REDISSON, "1"]);
     server.raw(&["SET", &timeout_of(REDISSON), "1", "PX", &ms.to_string()]);
@@ -25,13 +25,13 @@ fn redisson_reads(server: &TestServer, ms: u32) {
 }
 
 #[tokio::test]
-async fn a_reader_is_what_redisson_takes_for_one() {
+async fn a_reader_has_redissons_layout() {
     let server = TestServer::start();
     let mut a = server.backend();
     let ours = reader("job");
     granted(&mut a, &ours).await;
     let who = format!("{}:1", ours.token.owner);
-    assert_eq!(server.raw(&["HGET", "dlock:job", "mode"]), "$4\r\nread", "its readers join, its writers don't");
+    assert_eq!(server.raw(&["HGET", "dlock:job", "mode"]), "$4\r\nread", "Redisson's readers join, its writers don't");
     assert_eq!(server.raw(&["HGET", "dlock:job", &who]), "$1\r\n1");
     assert_eq!(server.number(&["HLEN", "dlock:job"]), 2);
     let (lasts, lock) = (server.number(&["PTTL", &timeout_of(&who)]), server.number(&["PTTL", "dlock:job"]));
@@ -43,7 +43,7 @@ async fn a_reader_is_what_redisson_takes_for_one() {
 }
 
 #[tokio::test]
-async fn our_readers_and_redissons_go_together_and_each_ends_for_itself() {
+async fn our_readers_and_redissons_coexist_and_end_independently() {
     let server = TestServer::start();
     let (mut a, mut b) = (server.backend(), server.backend());
     redisson_reads(&server, 20_000);
@@ -57,9 +57,9 @@ async fn our_readers_and_redissons_go_together_and_each_ends_for_itself() {
     assert!(of_the_lock >= of_theirs, "{of_the_lock} {of_theirs}");
     a.release(&ours.key, &ours.token, &Scope::Tree.into()).await.unwrap();
     let left = server.number(&["PTTL", "dlock:job"]);
-    assert!((19_000..=20_000).contains(&left), "theirs is left, and lasts as long as theirs: {left}");
+    assert!((19_000..=20_000).contains(&left), "Redisson's reader is left with its own expiry: {left}");
     assert!(busy(&mut b, &request("job")).await.holders[0].foreign);
-    // A crashed reader keeps no other out beyond its own time.
+    // A crashed reader blocks no other request beyond its own lease.
     server.raw(&["DEL", &timeout_of(REDISSON)]);
     let again = reader("job");
     granted(&mut a, &again).await;
@@ -68,7 +68,7 @@ async fn our_readers_and_redissons_go_together_and_each_ends_for_itself() {
 }
 
 #[tokio::test]
-async fn a_reader_of_redisson_without_an_end_keeps_its_lock_so() {
+async fn a_redisson_reader_without_an_expiry_keeps_the_lock_without_one() {
     let server = TestServer::start();
     let mut a = server.backend();
     server.raw(&["HSET", "dlock:job", "mode", "read", REDISSON, "1"]);
@@ -82,7 +82,7 @@ async fn a_reader_of_redisson_without_an_end_keeps_its_lock_so() {
 }
 
 #[tokio::test]
-async fn another_kind_of_holder_keeps_shares_out() {
+async fn shares_are_busy_under_another_mode() {
     let server = TestServer::start();
     let mut a = server.backend();
     for fields in [vec![REDISSON, "2"], vec!["mode", "write", &format!("{REDISSON}:write"), "1"]] {
@@ -102,7 +102,7 @@ async fn another_kind_of_holder_keeps_shares_out() {
 }
 
 #[tokio::test]
-async fn nothing_is_left_of_a_share_but_what_is_remembered() {
+async fn a_released_share_leaves_only_its_history() {
     let server = TestServer::start();
     let mut a = server.backend();
     for mode in [Mode::Shared, Mode::Permits(3)] {
@@ -114,9 +114,9 @@ async fn nothing_is_left_of_a_share_but_what_is_remembered() {
     }
 }
 
-/// Redisson's watchdog sets the time of the whole lock for its reader, and its forced unlock deletes it.
+/// Redisson's watchdog sets the expiry of the whole lock to its reader's, and its forced unlock deletes the lock.
 #[tokio::test]
-async fn readers_keep_a_lock_that_redisson_ended_to_their_own_ends() {
+async fn readers_keep_a_lock_that_redisson_cut_or_deleted() {
     let server = TestServer::start();
     let (mut a, mut b) = (server.backend(), server.backend());
     let (ours, writer) = (reader("job"), request("job"));
@@ -131,7 +131,7 @@ async fn readers_keep_a_lock_that_redisson_ended_to_their_own_ends() {
         assert!(busy.holders.len() == 1 && busy.holders[0].mode == Mode::Shared && !busy.holders[0].foreign, "{busy:?}");
     }
     assert_eq!(b.inspect(&key("job")).await.unwrap().holders.len(), 1);
-    // Another reader makes it anew, to the end of the last of all.
+    // Another reader creates the lock again, with an expiry after all readers' ends.
     let short = Request { ttl: ttl(1000), ..reader("job") };
     granted(&mut b, &short).await;
     assert!(server.number(&["PTTL", "dlock:job"]) > 8_000);
@@ -143,10 +143,10 @@ async fn readers_keep_a_lock_that_redisson_ended_to_their_own_ends() {
 }
 
 #[tokio::test]
-async fn a_reader_of_redisson_is_told_from_ours_by_its_name() {
+async fn a_redisson_reader_is_distinguished_from_ours_by_its_name() {
     let server = TestServer::start();
     let mut a = server.backend();
-    // More than are taken out at a time, of a host that died.
+    // More expired readers than one script removes at a time, from a host that died.
     for _ in 0..1100 {
         let dead = Request { ttl: ttl(1000), ..reader("job") };
         granted(&mut a, &dead).await;
@@ -157,13 +157,13 @@ async fn a_reader_of_redisson_is_told_from_ours_by_its_name() {
     granted(&mut a, &ours).await;
     a.release(&ours.key, &ours.token, &Scope::Tree.into()).await.unwrap();
     let left = server.number(&["PTTL", "dlock:job"]);
-    assert!((25_000..=30_000).contains(&left), "theirs is left: {left}");
+    assert!((25_000..=30_000).contains(&left), "Redisson's reader is left: {left}");
     let writer = busy(&mut a, &request("job")).await;
     assert!(writer.holders.iter().any(|holder| holder.foreign), "{writer:?}");
 }
 
 #[tokio::test]
-async fn a_reader_that_the_lock_forgot_stands_for_no_other() {
+async fn a_stale_share_does_not_count_for_another_reader() {
     let server = TestServer::start();
     let (mut a, mut b) = (server.backend(), server.backend());
     granted(&mut a, &reader("job")).await;
@@ -177,7 +177,7 @@ async fn a_reader_that_the_lock_forgot_stands_for_no_other() {
 }
 
 #[tokio::test]
-async fn more_crashed_permits_than_a_few_make_room_at_once() {
+async fn many_crashed_permits_are_freed_at_once() {
     let server = TestServer::start();
     let mut a = server.backend();
     let permit = || Request { mode: Mode::Permits(60), ..request("job") };
@@ -222,7 +222,7 @@ async fn a_hash_that_is_no_lock_is_never_shared() {
 }
 
 #[tokio::test]
-async fn a_share_that_can_t_be_read_keeps_no_request_out() {
+async fn an_unreadable_share_blocks_no_request() {
     let server = TestServer::start();
     let mut a = server.backend();
     for mode in [Mode::Exclusive, Mode::Shared, Mode::Permits(2)] {
@@ -238,7 +238,7 @@ async fn a_share_that_can_t_be_read_keeps_no_request_out() {
 }
 
 #[tokio::test]
-async fn without_memory_an_inner_reader_is_given_back() {
+async fn an_inner_reader_can_be_released_without_memory() {
     let server = TestServer::start();
     let mut a = server.backend();
     let outer = reader("job");

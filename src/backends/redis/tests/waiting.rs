@@ -1,4 +1,4 @@
-//! Waking waiters: every lost wake-up is soon made up for, and nothing grows with the number of waiters.
+//! Waking waiters: a lost wake-up is soon recovered, and no cost grows with the number of waiters.
 
 use std::{cell::Cell, rc::Rc, time::Duration};
 
@@ -16,7 +16,7 @@ async fn release(backend: &mut Redis, request: &Request) {
 }
 
 #[tokio::test]
-async fn a_release_wakes_who_blocks() {
+async fn a_release_wakes_a_blocked_waiter() {
     let server = TestServer::start();
     let (mut holder, mut waiter) = (server.backend(), server.backend());
     let (held, asked) = (request("job"), waiting("job"));
@@ -34,7 +34,7 @@ async fn a_release_wakes_who_blocks() {
 }
 
 #[tokio::test]
-async fn a_release_between_asking_and_blocking_is_not_lost() {
+async fn a_release_before_the_waiter_blocks_is_not_lost() {
     let server = TestServer::start();
     let (mut holder, mut waiter) = (server.backend(), server.backend());
     let (held, asked) = (request("job"), waiting("job"));
@@ -47,7 +47,7 @@ async fn a_release_between_asking_and_blocking_is_not_lost() {
 }
 
 #[tokio::test]
-async fn waiting_ends_at_its_time_and_a_new_connection_asks_before_it_blocks() {
+async fn a_wait_ends_on_time_and_a_new_connection_asks_before_it_blocks() {
     let server = TestServer::start();
     let (mut holder, mut waiter) = (server.backend(), server.backend());
     let asked = waiting("job");
@@ -56,7 +56,7 @@ async fn waiting_ends_at_its_time_and_a_new_connection_asks_before_it_blocks() {
     assert_eq!(waiter.wait(&asked, Duration::ZERO).await.unwrap(), Wake::TimedOut);
     assert_eq!(waiter.wait(&asked, Duration::from_micros(300)).await.unwrap(), Wake::TimedOut);
     assert_eq!(waiter.wait(&asked, Duration::from_millis(30)).await.unwrap(), Wake::TimedOut);
-    // Dropped half-way: the connection is gone, and with it perhaps a wake-up.
+    // A dropped wait closes its connection, and a wake-up may be lost with it.
     assert!(tokio::time::timeout(Duration::from_millis(30), waiter.wait(&asked, LONG)).await.is_err());
     assert_eq!(waiter.wait(&asked, LONG).await.unwrap(), Wake::Changed);
     busy(&mut waiter, &asked).await;
@@ -64,7 +64,7 @@ async fn waiting_ends_at_its_time_and_a_new_connection_asks_before_it_blocks() {
 }
 
 #[tokio::test]
-async fn who_leaves_after_being_woken_wakes_the_next() {
+async fn a_woken_waiter_that_leaves_wakes_the_next() {
     let server = TestServer::start();
     let (mut holder, mut first, mut second) = (server.backend(), server.backend(), server.backend());
     let (held, leaves, stays) = (request("job"), waiting("job"), waiting("job"));
@@ -79,7 +79,7 @@ async fn who_leaves_after_being_woken_wakes_the_next() {
         },
         async {
             let woken = first.wait(&leaves, LONG).await.unwrap();
-            // It blocked first, is woken alone, and gives up instead of taking the lock.
+            // This waiter blocked first, is the only one woken, and gives up instead of acquiring the lock.
             first.leave_queue(&leaves).await.unwrap();
             woken
         },
@@ -95,7 +95,7 @@ async fn who_leaves_after_being_woken_wakes_the_next() {
 }
 
 #[tokio::test]
-async fn a_wake_up_that_went_to_a_dropped_wait_is_passed_on() {
+async fn a_wake_up_for_a_dropped_wait_is_passed_on() {
     let server = TestServer::start();
     let (mut holder, mut first, mut second) = (server.backend(), server.backend(), server.backend());
     let (held, leaves, stays) = (request("job"), waiting("job"), waiting("job"));
@@ -103,7 +103,7 @@ async fn a_wake_up_that_went_to_a_dropped_wait_is_passed_on() {
     busy(&mut first, &leaves).await;
     busy(&mut second, &stays).await;
     {
-        // Polled until it blocks in the server, and no more: what is pushed is popped for a future that is dropped unread.
+        // Polled only until it blocks in the server: the pushed wake-up is popped for a future that is then dropped.
         let blocked = first.wait(&leaves, LONG);
         tokio::pin!(blocked);
         assert!(tokio::time::timeout(Duration::from_millis(50), &mut blocked).await.is_err());
@@ -130,7 +130,7 @@ async fn a_waiter_that_leaves_a_held_lock_leaves_nothing_and_wakes_none() {
 }
 
 #[tokio::test]
-async fn the_queue_tells_places_and_forgets_the_dead() {
+async fn the_queue_reports_positions_and_drops_dead_waiters() {
     let server = TestServer::start();
     let mut holder = server.backend();
     granted(&mut holder, &request("job")).await;
@@ -142,7 +142,7 @@ async fn the_queue_tells_places_and_forgets_the_dead() {
     assert_eq!(busy(&mut second, &asked).await.position, Some(2));
     pause(3).await;
     assert_eq!(busy(&mut third, &later).await.position, Some(3));
-    assert_eq!(busy(&mut second, &asked).await.position, Some(2), "asking again keeps the place");
+    assert_eq!(busy(&mut second, &asked).await.position, Some(2), "a repeated request keeps the position");
     server.raw(&["HSET", "dlock:{dlock:job}:waiters", &dead.token.hold_text(), "1000:"]);
     assert_eq!(busy(&mut second, &asked).await.position, Some(1));
     assert_eq!(busy(&mut third, &later).await.position, Some(2));
@@ -152,7 +152,7 @@ async fn the_queue_tells_places_and_forgets_the_dead() {
 }
 
 #[tokio::test]
-async fn releases_without_waiters_pile_up_nothing() {
+async fn releases_without_waiters_accumulate_nothing() {
     let server = TestServer::start();
     let mut a = server.backend();
     for _ in 0..200 {
@@ -162,7 +162,7 @@ async fn releases_without_waiters_pile_up_nothing() {
     }
     assert_eq!(server.number(&["DBSIZE"]), 2, "only the fence and the history");
     assert_eq!(server.number(&["LLEN", "dlock:{dlock:job}:runs"]), 100);
-    // With a waiter in the queue that doesn't pop, one wake-up lies there and no more, and not for ever.
+    // For a queued waiter that doesn't pop, at most one wake-up is stored, and it expires.
     let (mut waiter, asked) = (server.backend(), waiting("job"));
     let held = request("job");
     granted(&mut a, &held).await;
@@ -177,8 +177,8 @@ async fn releases_without_waiters_pile_up_nothing() {
     assert!(server.number(&["PTTL", "dlock:{dlock:job}:wake"]) >= 10_000);
 }
 
-/// Asks and waits until it is granted, as the lease core does; then gives it back at once.
-async fn take_turn(mut backend: Redis, asked: Request, waits: Rc<Cell<u64>>) {
+/// Acquires as the lease core does, with waits, and releases at once.
+async fn wait_and_release(mut backend: Redis, asked: Request, waits: Rc<Cell<u64>>) {
     loop {
         match backend.try_acquire(&asked).await.unwrap() {
             Attempt::Granted(_) => break,
@@ -193,26 +193,26 @@ async fn take_turn(mut backend: Redis, asked: Request, waits: Rc<Cell<u64>>) {
     release(&mut backend, &asked).await;
 }
 
-/// What it takes to hand the lock through `count` waiters, each of which gives it back at once.
+/// The cost of handing the lock through `count` waiters, each of which releases it at once.
 struct Drain {
-    /// Commands in all, those that scripts run included, for each hand-over.
+    /// Commands per hand-over, including those in scripts.
     commands: u64,
-    /// Commands that clients sent, for each.
+    /// Commands from clients per hand-over.
     sent: u64,
     elapsed: Duration,
 }
 
 async fn drain(count: u64) -> Drain {
     let (drain, waits) = drain_of(count, || waiting("job")).await;
-    assert_eq!(waits, count, "no waiter was woken for nothing");
+    assert_eq!(waits, count, "no waiter was woken in vain");
     drain
 }
 
-/// The same for waiters of any kind, and how often they waited.
+/// The same for waiters of any mode; also returns how often they waited.
 async fn drain_of(count: u64, ask: impl Fn() -> Request) -> (Drain, u64) {
     let server = TestServer::start();
     let mut holder = server.backend();
-    // Every script is known to the server from here on, as on any server in use.
+    // The server has all scripts cached from here on, like any server in use.
     for asked in [waiting("job"), waiting("other"), ask()] {
         granted(&mut holder, &asked).await;
         release(&mut holder, &asked).await;
@@ -221,7 +221,7 @@ async fn drain_of(count: u64, ask: impl Fn() -> Request) -> (Drain, u64) {
     granted(&mut holder, &held).await;
     let local = tokio::task::LocalSet::new();
     let waits = Rc::new(Cell::new(0));
-    let tasks: Vec<_> = (0..count).map(|_| local.spawn_local(take_turn(server.backend(), ask(), waits.clone()))).collect();
+    let tasks: Vec<_> = (0..count).map(|_| local.spawn_local(wait_and_release(server.backend(), ask(), waits.clone()))).collect();
     let (elapsed, counts) = local
         .run_until(async {
             while waits.get() < count {
@@ -239,7 +239,7 @@ async fn drain_of(count: u64, ask: impl Fn() -> Request) -> (Drain, u64) {
         .await;
     let of = |names: &[&str]| counts.iter().filter(|(name, _)| names.contains(&&**name)).map(|(_, calls)| calls).sum::<u64>();
     assert_eq!(of(&["eval"]), 0);
-    // The release that starts it is one more than there are hand-overs. Blocking was counted before.
+    // The first release comes on top of the hand-overs. The blocking calls were counted before.
     let all: u64 = counts.iter().map(|(_, calls)| calls).sum();
     (Drain { commands: all / (count + 1), sent: of(&["evalsha"]).div_ceil(count + 1) + 1, elapsed }, waits.get())
 }
@@ -254,23 +254,23 @@ async fn commands_per_hand_over_do_not_grow_with_the_waiters() {
 }
 
 #[tokio::test]
-async fn nor_do_they_with_those_who_wait_in_a_line() {
+async fn commands_per_hand_over_do_not_grow_with_ordered_waiters() {
     let fair = || Request { fair: true, ..waiting("job") };
     let reader = || Request { mode: Mode::Shared, ..waiting("job") };
     let permit = || Request { mode: Mode::Permits(3), ..waiting("job") };
     let kinds: [(&str, &dyn Fn() -> Request); 3] = [("fair", &fair), ("readers", &reader), ("permits", &permit)];
     for (kind, ask) in kinds {
         for count in [20, 100] {
-            // Two are woken at a time, one of which may have to wait on.
+            // Two waiters are woken at a time, and one of them may have to wait again.
             let (Drain { commands, sent, elapsed }, waits) = drain_of(count, ask).await;
-            let told = format!("{count} {kind}: {commands} commands, {sent} of them sent, {waits} waits, {elapsed:?}");
-            assert!(commands <= 70 && sent <= 4 && waits <= 2 * count, "{told}");
+            let report = format!("{count} {kind}: {commands} commands, {sent} of them sent, {waits} waits, {elapsed:?}");
+            assert!(commands <= 70 && sent <= 4 && waits <= 2 * count, "{report}");
         }
     }
 }
 
 #[tokio::test]
-async fn a_waiter_of_one_lock_hears_nothing_of_another() {
+async fn a_waiter_is_not_woken_by_another_lock() {
     let server = TestServer::start();
     let (mut holder, mut waiter) = (server.backend(), server.backend());
     let (job, other, asked) = (request("job"), request("other"), waiting("job"));
@@ -282,14 +282,14 @@ async fn a_waiter_of_one_lock_hears_nothing_of_another() {
         release(&mut holder, &other).await;
     });
     assert_eq!(woken.unwrap(), Wake::TimedOut);
-    // Known busy is only the lock that was asked for over this connection.
+    // Only the lock that was requested on this connection is known to be busy.
     let stranger: Key = key("other");
     let elsewhere = Request { key: stranger, token: Token::random(), ..asked.clone() };
     assert_eq!(waiter.wait(&elsewhere, LONG).await.unwrap(), Wake::Changed);
 }
 
 #[tokio::test]
-async fn however_many_died_in_line_the_lock_is_idle_for_one_turn() {
+async fn any_number_of_dead_fair_waiters_cost_one_offer() {
     let server = TestServer::start();
     let (mut holder, mut lives) = (server.backend(), server.backend());
     let fair = || Request { fair: true, ..waiting("job") };

@@ -1,7 +1,7 @@
--- Marks a hold as to be broken on one node, or takes the node away from it at once. Only the hold with this fence.
+-- Marks the hold with this fence for a break on one node, or takes the node away from it at once.
 --
 -- KEYS  1 lock  2 record  3 runs  4 runs that ended badly  5 shares  6 their ends
--- ARGV  1 fence  2 the mark as JSON  3 the same as the end of a line of the history  4 "1": at once
+-- ARGV  1 fence  2 the mark as JSON  3 the same as the end of a history entry  4 "1": at once
 -- Reply {"done"} | {"changed"} | {"layout", version}
 
 local lock, record_key, shares = KEYS[1], KEYS[2], KEYS[5]

@@ -1,30 +1,30 @@
--- Phase 1 on one node: takes it if it is free, or readers have it and so will this one; enters it for its owner; or reports the holders and
--- joins the waiters.
+-- Phase 1 on one node: takes a free node, joins other readers, reenters for its owner, or reports the holders and joins the
+-- waiters.
 --
 -- KEYS  1 lock  2 fence counter  3 record  4 queue (zset: hold by arrival in us)  5 waiters (hash: hold -> refreshed:JSON)
---       6 runs   7 runs that ended badly   8 starts   9 shares  10 their ends  11 line (as the queue, of waiting readers)
--- ARGV  1 owner  2 hold  3 attempt, never sent twice  4 ttl in ms  5 "1": enter the owner's hold only
+--       6 runs   7 runs that ended badly   8 starts   9 shares  10 their ends  11 line (like the queue, for waiting readers)
+-- ARGV  1 owner  2 hold  3 attempt, never sent twice  4 ttl in ms  5 "1": only reenter the owner's hold
 --       6 "1": join the queue if busy  7 "1": this hold may be in the queue  8 "1": detached  9 metadata as JSON, or ""
 --       10 place  11 skew guard in ms  12 at-least in ms  13 once: window in ms  14 retries of failed runs  15 "1": of crashed ones
---       16 "1": to read  17 "1": refuse nothing for starts, which have been judged by what a majority knows
--- Reply {"taken", count, now, {field, value, ...} of the record of starts}
---       {"entered", attempt, fence, holds}   the owner has it, committed
---       {"busy", now, pttl, type, value, {field, value, ...} of the record, place or 0, {JSON of some shares}, for how many ms readers
---        are kept out for a writer}
---       {"refused", now, {field, value, ...} of the record of starts}   this node knows of a start that forbids it
---       {"not-held"}              ARGV[5] was set and the owner does not hold it
---       {"otherwise"}             the owner to be entered only reads
---       {"twice"}                 this very attempt has it: two of the nodes are one server
---       {"layout", version}       a newer dlock's
+--       16 "1": to read  17 "1": don't deny for a start: the caller has judged the majority's run records
+-- Reply {"taken", count, now, {field, value, ...} of the run record}
+--       {"entered", attempt, fence, holds}   the owner's committed attempt has the node
+--       {"busy", now, pttl, type, value, {field, value, ...} of the record, position or 0, {JSON of some shares}, for how many ms
+--        readers are kept out for a writer}
+--       {"refused", now, {field, value, ...} of the run record}   denied by the start in this node's run record
+--       {"not-held"}              ARGV[5] was set and the owner does not hold the node
+--       {"otherwise"}             the owner holds a share, and the request is not to read
+--       {"twice"}                 this very attempt has the node: two of the nodes are one server
+--       {"layout", version}       a newer dlock wrote the record
 --
 -- Worst cases:
--- - An earlier attempt of this owner whose answer was lost took the node and was never committed: it is taken over, with a new
---   count, so that a commit of the earlier one is refused.
--- - The server is out of memory half-way. Nothing is rolled back: the string is written last, together with its end; where there is
---   one, it gets its end before there is a share that needs it.
--- - Readers come in a stream: a waiter for the whole lock keeps out all that come after it, until it leaves or has given no sign for 15 s.
---   One that came before it on some nodes and after it on others is kept out by the latter: the writer waits only for
---   holders, so that no two wait for each other.
+-- - An earlier attempt of this owner took the node, its reply was lost, and it was never committed. This attempt takes over with a new
+--   count, so that a commit of the earlier attempt is refused.
+-- - The server is out of memory half-way. Nothing is rolled back, so the string is written last, together with its end. An existing
+--   string gets its end before the share that needs it is written.
+-- - Readers arrive in a stream. A waiter for the whole lock keeps out later readers, until it leaves or has been silent for 15 s. A reader
+--   that came before the writer on some nodes only is kept out by the others. The writer waits only for holders, so no two
+--   wait for each other.
 
 local lock, counter, record_key, queue, waiters = KEYS[1], KEYS[2], KEYS[3], KEYS[4], KEYS[5]
 local shares, ends_key, line = KEYS[9], KEYS[10], KEYS[11]
@@ -44,7 +44,7 @@ elseif kind ~= 'none' then
   record, flat = read_record(record_key)
 end
 
--- For how many ms a writer that came before keeps readers out.
+-- Returns for how many ms an earlier writer keeps readers out.
 local function kept_out()
   local mine = redis.call('ZSCORE', line, hold) or whole(us)
   for _ = 1, 8 do
@@ -65,7 +65,7 @@ local function busy(kept)
   local left, place, some = redis.call('PTTL', lock), 0, {}
   if join and (left > 0 or kept > 0) then
     place = join_queue(mine_queue, waiters, hold, ARGV[9], now, us)
-    -- And its predecessors in the other one. It only informs.
+    -- Adds the earlier waiters of the other queue. The position is informative: a failure is ignored.
     local since = place > 0 and redis.pcall('ZSCORE', mine_queue, hold)
     local before = type(since) == 'string' and redis.pcall('ZCOUNT', other_queue, '-inf', '(' .. since)
     place = type(before) == 'number' and place + before or place
@@ -90,7 +90,7 @@ if kind ~= 'none' then
   end
   if record.fence and (own and share_ends(own, now) > now or is_ours(record, value, owner)) then
     local others, latest, ended = other_holds(record, hold, now)
-    -- Asked again after it was extended, the hold keeps what it was given.
+    -- A repeated request must not shorten a hold that was extended since.
     ends = math.max(ends, (live_hold(record, hold, now)) or 0)
     if own then
       for _, field in ipairs(ended) do
@@ -133,7 +133,7 @@ if reads and not own and not mine then
   end
 end
 
--- Never below the time in us, so that a node that lost its data doesn't repeat a count.
+-- Never below the time in us, so that a node that lost its data repeats no count.
 local count = redis.call('INCR', counter)
 if count < us then
   count = us
@@ -142,7 +142,7 @@ end
 if count >= 9007199254740992 then
   return redis.error_reply('FENCE the counter is beyond 2^53')
 end
--- Whatever else lies under that name is no record of dlock's.
+-- A value at the record's key that is no hash is no record of dlock's.
 local vanished = kind == 'none' and redis.call('TYPE', record_key).ok == 'hash' and read_record(record_key) or {}
 local gone = take_out(shares, ends_key, now, not readers)
 if reads then

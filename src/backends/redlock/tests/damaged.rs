@@ -1,4 +1,4 @@
-//! What nodes answer, and what others may have stored there, damaged: it is refused or read, and never a panic.
+//! Damaged replies of nodes and damaged stored data are refused or read, and never cause a panic.
 
 use serde_json::json;
 
@@ -71,7 +71,7 @@ fn damaged_votes_are_refused_or_counted() {
 }
 
 #[test]
-fn damaged_looks_are_refused_or_read() {
+fn damaged_inspect_answers_are_refused_or_read() {
     let read = |value: &str, shared: serde_json::Value, shares: serde_json::Value| {
         json!([
             ["1700000001", "500000"],
@@ -91,15 +91,15 @@ fn damaged_looks_are_refused_or_read() {
         read(&format!("{OWNER}:00000000000000ff"), json!(null), json!([])),
         read("shared:00000000000000fe", json!("shared:00000000000000fe"), json!([share()])),
     ];
-    let mut told = 0;
+    let mut report = 0;
     damage::each(|dice| {
         let damaged = damage::json(&all[dice.below(all.len())], dice);
         let replies: Vec<_> = damaged.as_array().into_iter().flatten().map(reply).collect();
         let Ok(read) = read_one(&replies) else { return };
-        told += 1;
+        report += 1;
         let _ = (read.seen.vanished(), read.seen.fence(), read.seen.left());
         MajorityView::of(&[Some(read.seen.clone()), Some(read.seen), None], majority(3));
         last_fence(vec![0, u64::MAX], dice.below(4), majority(3));
     });
-    assert!(told > damage::TRIES / 20, "only {told} could be read at all");
+    assert!(report > damage::TRIES / 20, "only {report} could be read at all");
 }

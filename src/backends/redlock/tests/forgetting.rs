@@ -1,12 +1,12 @@
-//! Nodes that forget: every order of what two owners, three nodes and a clock can do while a node restarts without its data.
+//! A model of nodes that lose their data: all interleavings of two owners, three nodes and a clock while a node restarts empty.
 //!
-//! **What it shows.** Where such a node stays out for the longest lease, no two holds last at the same time, and fences rise over the loss
-//! of a counter. Where it comes back at once, two can: a hold that a bare majority has is lost with one node. A hold that all
-//! nodes confirmed last outlives one that forgets.
+//! **What it shows.** If such a node stays out for the longest lease, two holds never overlap, and fences rise despite the lost counter. If
+//! it returns at once, two holds can overlap: a hold on a bare majority is lost with one node. A hold that all nodes confirmed last
+//! survives the loss of one node's data.
 //!
-//! **The model.** Time is whole ticks, which all nodes and owners see at the same moment. Requests reach nodes in any order, at any time or
-//! never. Each owner asks once, and counts on what it has until its lease is over, from before it asked; nothing is released. Nodes are alike:
-//! they are kept sorted. A script is one step. `ordering` has what clocks that jump do to fences.
+//! **The model.** Time is a number of ticks, which all nodes and owners see at once. Requests reach nodes in any order, at any time or
+//! never. Each owner asks once, and counts its lease from before its request; nothing is released. Nodes are symmetric and kept sorted. A
+//! script is one step. `ordering` models the effect of clock jumps on fences.
 
 use stateright::{Checker, HasDiscoveries, Model, Property};
 
@@ -18,20 +18,20 @@ const OWNERS: usize = 2;
 const LEASE: u64 = 2;
 /// The last tick.
 const END: u64 = 4;
-/// The floor of a counter by tick: more than is counted within one.
+/// The floor of a counter per tick: higher than any count within a tick.
 const FLOOR: u64 = 8;
 
-/// Where an owner stands with a node.
+/// The state of an owner's request at a node.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 enum OwnerView {
     #[default]
     Ahead,
-    /// Phase 1 took it.
+    /// Phase 1 took the node with this count.
     Counted(u64),
     /// Phase 2 was confirmed.
     Committed,
-    /// Nothing of it counts.
-    HistoryEntry,
+    /// Later answers don't count.
+    Finished,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -46,7 +46,7 @@ struct NodeEntry {
 struct ForgettingNode {
     entry: Option<NodeEntry>,
     counter: u64,
-    /// It answers from then on.
+    /// The tick from which the node answers again.
     back_at: u64,
     views: [OwnerView; OWNERS],
 }
@@ -61,7 +61,7 @@ enum Owner {
         since: u64,
         fence: u64,
     },
-    /// So many nodes confirmed it last.
+    /// `on` is the number of nodes that confirmed the hold last.
     Holding {
         until: u64,
         extending: Option<u64>,
@@ -75,9 +75,9 @@ struct ForgettingState {
     now: u64,
     nodes: Vec<ForgettingNode>,
     owners: [Owner; OWNERS],
-    /// In the order of their grants.
+    /// In the order of the grants.
     fences: Vec<u64>,
-    forgot: usize,
+    losses: usize,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -89,19 +89,19 @@ enum ForgettingStep {
     Commit(usize, usize),
     Conclude(usize),
     Renew(usize),
-    /// A renewal reaches these nodes, and their answers the owner.
+    /// A renewal reaches these nodes, and their answers reach the owner.
     Extend(usize, u32),
-    Forget(usize),
+    LoseData(usize),
 }
 
-/// The nodes, and what is left out.
+/// The algorithm, with parts that can be left out.
 #[derive(Clone, Copy)]
 struct ForgettingModel {
-    /// How many forget.
-    forgetful: usize,
-    /// One that forgot stays out for the longest lease.
+    /// How many nodes lose their data.
+    losing: usize,
+    /// Whether such a node stays out for the longest lease.
     stays_out: bool,
-    /// A counter is never below the time.
+    /// Whether a counter is never below the time.
     floor: bool,
 }
 
@@ -118,7 +118,7 @@ impl ForgettingState {
         self.nodes.iter().enumerate().filter_map(count).collect()
     }
 
-    /// By how many nodes the holds were granted that owners count on now.
+    /// Returns, for each hold that an owner relies on now, how many nodes granted it.
     fn holding(&self) -> Vec<usize> {
         let on = |owner: &Owner| if let Owner::Holding { on, .. } = owner { Some(*on) } else { None };
         self.owners.iter().filter_map(on).collect()
@@ -136,7 +136,7 @@ impl ForgettingState {
                 }
                 continue;
             };
-            // An answer that comes too late is refused.
+            // An answer that comes too late is ignored.
             if since + LEASE <= self.now {
                 *owner = Owner::Over;
             }
@@ -155,7 +155,7 @@ impl ForgettingModel {
             node.counter = node.counter.max(now * FLOOR);
         }
         node.entry = Some(NodeEntry { owner, count: node.counter, is_committed: false, ends: now + LEASE });
-        node.views[owner] = if counts { OwnerView::Counted(node.counter) } else { OwnerView::HistoryEntry };
+        node.views[owner] = if counts { OwnerView::Counted(node.counter) } else { OwnerView::Finished };
         true
     }
 
@@ -183,7 +183,7 @@ impl Model for ForgettingModel {
 
     fn init_states(&self) -> Vec<ForgettingState> {
         let nodes = vec![ForgettingNode::default(); NODES];
-        vec![ForgettingState { now: 1, nodes, owners: [Owner::Idle; OWNERS], fences: Vec::new(), forgot: 0 }]
+        vec![ForgettingState { now: 1, nodes, owners: [Owner::Idle; OWNERS], fences: Vec::new(), losses: 0 }]
     }
 
     fn actions(&self, state: &ForgettingState, actions: &mut Vec<ForgettingStep>) {
@@ -199,11 +199,11 @@ impl Model for ForgettingModel {
             );
         }
         for n in 0..NODES {
-            // Of nodes alike one is enough.
+            // One of several equal nodes suffices.
             if state.nodes[..n].contains(&state.nodes[n]) {
                 continue;
             }
-            actions.push(ForgettingStep::Forget(n));
+            actions.push(ForgettingStep::LoseData(n));
             if state.nodes[n].back_at <= state.now {
                 for owner in 0..OWNERS {
                     actions.extend([ForgettingStep::Take, ForgettingStep::Commit].map(|of| of(owner, n)));
@@ -220,7 +220,7 @@ impl Model for ForgettingModel {
                 next.tick();
                 true
             }
-            // Owners are alike: they begin one after the other.
+            // Owners are symmetric: they begin in order.
             ForgettingStep::Begin(i) => {
                 let may = last.owners[i] == Owner::Idle && last.owners[..i].iter().all(|owner| *owner != Owner::Idle);
                 next.owners[i] = Owner::Counting { since: now };
@@ -265,21 +265,21 @@ impl Model for ForgettingModel {
                 }
                 _ => false,
             },
-            ForgettingStep::Forget(n) => {
+            ForgettingStep::LoseData(n) => {
                 let back_at = if self.stays_out { now + LEASE } else { now };
                 next.nodes[n] = ForgettingNode { back_at, views: last.nodes[n].views, ..ForgettingNode::default() };
-                next.forgot += 1;
-                last.forgot < self.forgetful
+                next.losses += 1;
+                last.losses < self.losing
             }
         };
         for node in &mut next.nodes {
-            // That it was out is no difference any more.
+            // That the node was out makes no difference any more.
             if node.back_at <= next.now {
                 node.back_at = 0;
             }
             for (view, owner) in node.views.iter_mut().zip(&next.owners) {
                 if *owner == Owner::Over && *view != OwnerView::Ahead {
-                    *view = OwnerView::HistoryEntry;
+                    *view = OwnerView::Finished;
                 }
             }
         }
@@ -293,17 +293,17 @@ impl Model for ForgettingModel {
             Property::always("fences rise", |_, state: &ForgettingState| state.fences.is_sorted_by(|a, b| a < b)),
             Property::always("a hold that all nodes confirmed outlives one that forgets", |_, state: &ForgettingState| {
                 let holding = state.holding();
-                state.forgot > 1 || holding.len() <= 1 || holding.iter().all(|on| *on < NODES)
+                state.losses > 1 || holding.len() <= 1 || holding.iter().all(|on| *on < NODES)
             }),
             Property::sometimes("both had it", |_, state: &ForgettingState| state.fences.len() == 2),
         ]
     }
 }
 
-const RULE: ForgettingModel = ForgettingModel { forgetful: 2, stays_out: true, floor: true };
+const RULE: ForgettingModel = ForgettingModel { losing: 2, stays_out: true, floor: true };
 
 impl ForgettingModel {
-    /// Shows that this one does not have the property.
+    /// Asserts that this variant violates the property.
     #[track_caller]
     fn fails(self, property: &'static str) {
         self.checker().finish_when(HasDiscoveries::AllOf([property].into())).spawn_bfs().join().assert_any_discovery(property);
@@ -311,22 +311,22 @@ impl ForgettingModel {
 }
 
 #[test]
-fn model_of_nodes_that_forget_and_stay_out() {
+fn model_of_nodes_that_lose_data_and_stay_out() {
     let checked = RULE.checker().spawn_bfs().join();
     checked.assert_properties();
     assert!(checked.unique_state_count() > 10_000, "{}", checked.unique_state_count());
 }
 
 #[test]
-fn model_of_a_node_that_forgets_and_comes_back_at_once() {
-    let checked = ForgettingModel { forgetful: 1, stays_out: false, ..RULE }.checker().spawn_bfs().join();
+fn model_of_a_node_that_loses_data_and_returns_at_once() {
+    let checked = ForgettingModel { losing: 1, stays_out: false, ..RULE }.checker().spawn_bfs().join();
     checked.assert_any_discovery("one hold at a time");
     checked.assert_no_discovery("a hold that all nodes confirmed outlives one that forgets");
 }
 
 #[test]
 fn model_of_nodes_that_keep_their_data() {
-    ForgettingModel { forgetful: 0, stays_out: false, floor: false }.checker().spawn_bfs().join().assert_properties();
+    ForgettingModel { losing: 0, stays_out: false, floor: false }.checker().spawn_bfs().join().assert_properties();
 }
 
 #[test]

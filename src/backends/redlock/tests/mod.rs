@@ -1,4 +1,4 @@
-//! What can be told of the algorithm without a server.
+//! Tests of the algorithm without a server.
 
 mod damaged;
 mod forgetting;

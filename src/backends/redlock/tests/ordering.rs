@@ -1,15 +1,14 @@
-//! Every interleaving of a few attempts on a few nodes, to see that fences rise; and that they don't without what makes them.
+//! A model of every interleaving of a few attempts on a few nodes: fences rise, and they don't if a part of the algorithm is missing.
 //!
-//! **The model.** An attempt is one client's: ids are never sent twice, so a client that tries again is another attempt. Its requests
-//! reach nodes in any order, at any time or never; so a node that crashes and comes back with its data is one that some requests
-//! don't reach. Of the answers to phase 1, any majority or more is heard. With clocks that do what they like, a node may forget a
-//! holder at any moment; with honest ones, only once that holder counts on nothing any more. Some clients may be readers: those share a
-//! node, whose committed fences it knows until the last of them is gone. What is *not* in it: counters that are lost.
+//! **The model.** An attempt belongs to one client: ids are never reused, so a retry is another attempt. Requests reach nodes in any order,
+//! at any time or never; a node that crashes and keeps its data is one that misses some requests. The client hears any majority (or more)
+//! of the answers to phase 1. With arbitrary clocks, a node may drop a holder at any moment; with honest clocks, only once that holder no
+//! longer relies on its lease. Some clients may be readers: they share a node, which keeps their committed fences until the last reader is
+//! gone. The model does *not* cover lost counters.
 //!
-//! **What keeps it small.** Nodes are alike and so are clients: states that differ by a permutation are one. A holder that is forgotten
-//! matters only to the node's next taker and to a commit that finds another there, so forgetting is part of the taking. A refused
-//! commit, and one that didn't arrive, are one. Which commits are heard of is not told apart: those that count were applied, and
-//! publishing waits for as long as it likes.
+//! **Reductions.** Nodes are symmetric, and so are clients: states that differ by a permutation are one. A dropped holder matters only to
+//! the node's next taker and to a late commit, so dropping is part of taking. A refused commit and a lost one are the same. The model
+//! doesn't track which commits are confirmed: those that count were applied, and publishing may wait for any time.
 
 use std::collections::HashSet;
 
@@ -17,7 +16,7 @@ use super::super::{acquire::fence_of, nodes::majority};
 
 const CLIENTS: usize = 3;
 
-/// What is left out of the algorithm.
+/// The parts of the algorithm to leave out.
 #[derive(Clone, Copy, Default)]
 #[allow(clippy::struct_excessive_bools)] // independent omissions
 struct Without {
@@ -29,32 +28,32 @@ struct Without {
 
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Clocks {
-    /// A lease may end at any moment, as nodes' clocks jump and clients sleep.
+    /// A lease may end at any moment, because nodes' clocks jump and clients sleep.
     Any,
-    /// A node's lease outlasts what its holder counts on.
+    /// A node's lease outlasts the time for which its holder relies on it.
     Honest,
 }
 
-/// Where a client's requests to a node are.
+/// The state of a client's requests at a node.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 enum ClientView {
     /// Phase 1 has not arrived.
     #[default]
     Ahead,
-    /// It took the node, and counted so much.
+    /// Phase 1 took the node with this count.
     Taken(u8),
     /// The commit is on its way.
     Due,
-    /// It was applied.
+    /// The commit was applied.
     Committed,
-    /// Nothing more will come.
-    HistoryEntry,
+    /// No more requests will come.
+    Finished,
 }
 
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 struct OrderingNode {
     owner: Option<u8>,
-    /// Instead: the readers, as bits, and what was committed since they have it, likewise.
+    /// Instead of an owner: the readers as bits, and in `fences` what was committed since they hold the node.
     readers: u8,
     fences: u32,
     counter: u8,
@@ -63,12 +62,12 @@ struct OrderingNode {
 
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 enum OrderingClient {
-    /// Not begun.
+    /// Not started.
     #[default]
     Idle,
-    /// In phase 1; the highest fence that was published before it began.
+    /// In phase 1, with the highest fence that was published before the start.
     Counting(u8),
-    /// In phase 2, with its fence.
+    /// In phase 2, with its fence and the highest fence that was published before the start.
     Committing(u8, u8),
     Published(u8),
     Over,
@@ -79,12 +78,12 @@ struct OrderingState {
     nodes: Vec<OrderingNode>,
     clients: [OrderingClient; CLIENTS],
     reads: [bool; CLIENTS],
-    /// Fences, and whether readers have them.
+    /// Each published fence, and whether a reader has it.
     published: Vec<(u8, bool)>,
 }
 
 impl OrderingState {
-    /// The one of all states alike that stands for them.
+    /// Returns the representative of all equivalent states.
     fn canonical(&self) -> Self {
         const ORDERS: [[usize; CLIENTS]; 6] = [[0, 1, 2], [0, 2, 1], [1, 0, 2], [1, 2, 0], [2, 0, 1], [2, 1, 0]];
         let renamed = ORDERS.into_iter().map(|order| {
@@ -107,7 +106,7 @@ impl OrderingState {
     fn end(mut self, client: usize) -> Self {
         self.clients[client] = OrderingClient::Over;
         for node in &mut self.nodes {
-            node.views[client] = ClientView::HistoryEntry;
+            node.views[client] = ClientView::Finished;
             if node.owner == Some(u8::try_from(client).unwrap()) {
                 node.owner = None;
             }
@@ -123,13 +122,13 @@ impl OrderingState {
         self.published.iter().map(|(fence, _)| *fence).max().unwrap_or(0)
     }
 
-    /// A fence is published: what is wrong with that, if anything.
+    /// Publishes a fence, and returns an error if that breaks the order.
     fn publish(&mut self, i: usize, fence: u8, before: u8, clocks: Clocks) -> Result<(), String> {
-        // Readers that overlap have no order.
+        // Overlapping readers have no order.
         let excluded = self.published.iter().filter(|(_, reads)| !(*reads && self.reads[i])).map(|(fence, _)| *fence);
         let last = excluded.max().unwrap_or(0);
-        // Where leases end at any moment, a holder can publish after its successor; but never what is its successor's, and what
-        // was published before it began is below.
+        // If leases may end at any moment, a holder can publish after its successor. But its fence is never its successor's, and is above
+        // all fences published before its start.
         if self.published.iter().any(|(known, _)| *known == fence) || fence <= before || (clocks == Clocks::Honest && fence <= last) {
             return Err(format!("{fence} is published after {:?}, {before} before it began", self.published));
         }
@@ -149,7 +148,7 @@ impl OrderingState {
             self.decide(i, clocks, without, found)?;
             self.conclude(i, clocks, found)?;
             for n in 0..self.nodes.len() {
-                // Of nodes alike one is enough.
+                // One of several equal nodes suffices.
                 if !self.nodes[..n].contains(&self.nodes[n]) {
                     self.arrive(i, n, clocks, without, found);
                 }
@@ -158,7 +157,7 @@ impl OrderingState {
         Ok(())
     }
 
-    /// The client has heard of any majority, or more, of the nodes that it took.
+    /// The client has heard a majority or more of the nodes that it took.
     fn decide(&self, i: usize, clocks: Clocks, without: Without, found: &mut Vec<Self>) -> Result<(), String> {
         let OrderingClient::Counting(before) = self.clients[i] else { return Ok(()) };
         for heard in 0..1_u32 << self.nodes.len() {
@@ -176,7 +175,7 @@ impl OrderingState {
             for (n, node) in next.nodes.iter_mut().enumerate() {
                 if let ClientView::Taken(_) = node.views[i] {
                     let due = without.counted_only || counted.iter().any(|(counted, _)| *counted == n);
-                    node.views[i] = if due { ClientView::Due } else { ClientView::HistoryEntry };
+                    node.views[i] = if due { ClientView::Due } else { ClientView::Finished };
                 }
             }
             if without.second_phase {
@@ -197,7 +196,7 @@ impl OrderingState {
             next.clients[i] = OrderingClient::Published(fence);
             for node in &mut next.nodes {
                 if node.views[i] == ClientView::Committed {
-                    node.views[i] = ClientView::HistoryEntry;
+                    node.views[i] = ClientView::Finished;
                 }
             }
             found.push(next);
@@ -222,9 +221,9 @@ impl OrderingState {
                     node.counter += 1;
                     node.views[i] = match client {
                         OrderingClient::Idle | OrderingClient::Counting(_) => ClientView::Taken(node.counter),
-                        // An answer after the decision counts for nothing.
+                        // An answer after the decision doesn't count.
                         _ if without.counted_only => ClientView::Due,
-                        _ => ClientView::HistoryEntry,
+                        _ => ClientView::Finished,
                     };
                     if client == OrderingClient::Idle {
                         next.clients[i] = OrderingClient::Counting(self.last());
@@ -243,8 +242,7 @@ impl OrderingState {
                 let node = &mut next.nodes[n];
                 node.counter = node.counter.max(fence);
                 node.fences |= u32::from(self.reads[i]) << fence;
-                node.views[i] =
-                    if matches!(client, OrderingClient::Published(_)) { ClientView::HistoryEntry } else { ClientView::Committed };
+                node.views[i] = if matches!(client, OrderingClient::Published(_)) { ClientView::Finished } else { ClientView::Committed };
                 found.push(next);
             }
             _ => {}
@@ -257,7 +255,7 @@ fn start(nodes: usize, readers: usize) -> OrderingState {
     OrderingState { nodes: vec![OrderingNode::default(); nodes], clients: Default::default(), reads, published: Vec::new() }
 }
 
-/// How many states there are, or what goes wrong in one of them.
+/// Returns the number of states, or the violation in one of them.
 fn explore(nodes: usize, clients: usize, readers: usize, clocks: Clocks, without: Without) -> Result<usize, String> {
     let mut first = start(nodes, readers);
     first.clients[clients..].fill(OrderingClient::Over);
@@ -276,7 +274,7 @@ fn explore(nodes: usize, clients: usize, readers: usize, clocks: Clocks, without
     Ok(known.len())
 }
 
-/// One way through, by chance; how many fences it published.
+/// Follows one random path, and returns how many fences it published.
 fn wander(nodes: usize, readers: usize, clocks: Clocks, without: Without) -> Result<usize, String> {
     let mut state = start(nodes, readers);
     let mut found = Vec::new();
@@ -305,17 +303,17 @@ fn fences_rise_on_five_nodes_with_honest_clocks() {
     assert!(states > 5_000, "{states}");
 }
 
-/// All that two attempts can do on five nodes, and some of what three can.
+/// All interleavings of two attempts on five nodes, and random ones of three.
 #[test]
 fn fences_rise_on_five_nodes_whatever_the_clocks_do() {
     let states = explore(5, 2, 0, Clocks::Any, WHOLE).unwrap();
     assert!(states > 20_000, "{states}");
     let published: usize = (0..1500).map(|_| wander(5, 0, Clocks::Any, WHOLE).unwrap()).sum();
-    assert!(published > 100, "{published} were published, too few to tell");
+    assert!(published > 100, "only {published} fences were published");
 }
 
 #[test]
-fn without_any_of_its_parts_the_algorithm_repeats_a_fence() {
+fn without_any_one_of_its_parts_the_algorithm_repeats_a_fence() {
     let second_phase = Without { second_phase: true, ..WHOLE };
     let owner_check = Without { owner_check: true, ..WHOLE };
     let counted_only = Without { counted_only: true, ..WHOLE };
@@ -327,7 +325,7 @@ fn without_any_of_its_parts_the_algorithm_repeats_a_fence() {
     assert!(explore(3, CLIENTS, 0, Clocks::Any, owner_check).is_err());
 }
 
-/// All that three clients can do of which one or two read, with honest clocks; and that two can, and some of what three can, with any.
+/// All interleavings of three clients with honest clocks and of two with any clocks, one or two of them readers; random ones of three.
 #[test]
 fn fences_rise_over_readers_and_writers() {
     for (readers, least) in [(1, 2_000), (2, 20_000)] {
@@ -337,12 +335,12 @@ fn fences_rise_over_readers_and_writers() {
     }
     for (nodes, readers) in [(3, 1), (3, 2), (3, 3), (5, 1), (5, 2), (5, 3)] {
         let published: usize = (0..1000).map(|_| wander(nodes, readers, Clocks::Any, WHOLE).unwrap()).sum();
-        assert!(published > 100, "{published} were published, too few to tell");
+        assert!(published > 100, "only {published} fences were published");
     }
 }
 
 #[test]
-fn two_readers_that_do_not_look_at_fences_have_the_same() {
+fn two_readers_that_ignore_fences_get_the_same_one() {
     let distinct = Without { distinct: true, ..WHOLE };
     for clocks in [Clocks::Honest, Clocks::Any] {
         assert!(explore(3, 2, 2, clocks, distinct).is_err());

@@ -8,7 +8,7 @@ pub(super) fn request(mode: Mode, seconds: u64) -> Request {
     Request { mode, ..Request::new(Key::new("job").unwrap(), Ttl::new(Duration::from_secs(seconds)).unwrap()) }
 }
 
-/// Taken at second 100 for a minute, read at second 110.
+/// A hold acquired at second 100 for a minute, read at second 110.
 pub(super) fn record(token: &Token) -> LockRow {
     LockRow {
         name: "dlock:job".into(),
@@ -34,7 +34,7 @@ fn read(row: &LockRow) -> Document {
     document
 }
 
-/// Takes the lock, or enters it.
+/// Acquires or enters the lock.
 fn take(row: &LockRow, request: &Request) -> LockRow {
     let mut document = read(row);
     let fence = Fence(u64::try_from(row.fence).unwrap() + 1);
@@ -52,15 +52,15 @@ fn release(row: &mut LockRow, token: &Token, scope: Scope) -> Release {
 }
 
 #[test]
-fn a_row_that_nothing_happened_to_is_written_as_it_was() {
+fn an_unchanged_row_is_written_unchanged() {
     let mut row = LockRow { lock_until_us: NOW + 50 * SECOND + 7, renewed_us: NOW - 1, ..record(&Token::random()) };
     assert_eq!(row.with(&read(&row), None), row);
     row.now_us = row.lock_until_us - 1;
-    assert_eq!(read(&row).holders(row.now_ms()).len(), 1, "it ends no microsecond too early");
+    assert_eq!(read(&row).holders(row.now_ms()).len(), 1, "the hold lasts to the last microsecond");
 }
 
 #[test]
-fn nested_holds_are_in_the_list_and_the_first_one_alone_needs_none() {
+fn nested_holds_are_listed_and_a_single_hold_needs_no_list() {
     let outer = request(Mode::Exclusive, 60);
     let enter = |seconds| Request { token: outer.token.nested(), entry: Entry::Reenter, ..request(Mode::Exclusive, seconds) };
     let (one, two) = (enter(5), enter(100));
@@ -79,7 +79,7 @@ fn nested_holds_are_in_the_list_and_the_first_one_alone_needs_none() {
 }
 
 #[test]
-fn what_shedlock_took_says_nothing_of_our_hold() {
+fn a_lock_taken_by_shedlock_ends_our_hold() {
     let token = Token::random();
     let mut row = record(&token);
     assert!(row.is_held_by(&token) && row.outside().is_none());
@@ -92,7 +92,7 @@ fn what_shedlock_took_says_nothing_of_our_hold() {
 }
 
 #[test]
-fn a_lock_that_is_shared_ends_with_its_last_share() {
+fn a_shared_lock_ends_with_its_last_share() {
     let (short, long) = (request(Mode::Shared, 10), request(Mode::Shared, 20));
     let mut row = LockRow { lock_until_us: NOW - SECOND, ..record(&Token::random()) };
     let mut document = row.document().unwrap();
@@ -108,7 +108,7 @@ fn a_lock_that_is_shared_ends_with_its_last_share() {
 }
 
 #[test]
-fn shares_beside_another_name_are_lost() {
+fn shares_in_a_row_locked_by_another_program_are_lost() {
     let mut row = take(&LockRow { lock_until_us: ENDED_US, document: None, ..record(&Token::random()) }, &request(Mode::Permits(2), 10));
     row.locked_by = "web7".into();
     let mut document = read(&row);
@@ -120,7 +120,7 @@ fn shares_beside_another_name_are_lost() {
 }
 
 #[test]
-fn a_hold_before_anothers_program_is_remembered_by_its_own_times() {
+fn a_hold_replaced_by_another_program_keeps_its_own_times() {
     let token = Token::random();
     let mut row = LockRow { fence: NOW - 20 * SECOND, locked_by: "web7".into(), locked_at_us: NOW - 3 * SECOND, ..record(&token) };
     row.owner = Some(locked_by(&token));

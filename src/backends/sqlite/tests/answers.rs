@@ -4,7 +4,7 @@ use super::*;
 use crate::lock::{Admin as _, Fence, Which};
 
 #[tokio::test]
-async fn an_unreported_start_is_no_run_before_it() {
+async fn an_unreported_start_does_not_count_as_an_earlier_run() {
     let (_directory, path) = place();
     let once = Once { window: Duration::from_secs(3600), retry_failed: 0, retry_crashed: false };
     let run_policy =
@@ -59,7 +59,7 @@ async fn two_owners_in_one_process_exclude_each_other() {
 }
 
 #[tokio::test]
-async fn a_request_asked_again_counts_once() {
+async fn a_repeated_attached_or_detached_request_counts_once() {
     let (_keep, path) = place();
     let mut a = backend(&path);
     for request in [request("attached"), detached("detached")] {
@@ -187,7 +187,7 @@ async fn fences_rise_also_over_lost_data() {
 }
 
 #[tokio::test]
-async fn looking_creates_nothing_and_changes_nothing() {
+async fn inspect_and_list_create_and_change_nothing() {
     let (keep, path) = place();
     let mut look = backend(&path);
     assert!(look.inspect(&key("job")).await.unwrap().holders.is_empty());
@@ -208,7 +208,7 @@ async fn looking_creates_nothing_and_changes_nothing() {
 }
 
 #[tokio::test]
-async fn bytes_that_are_locked_mean_held_whatever_the_row_says() {
+async fn locked_bytes_mean_held_whatever_the_row_contains() {
     let (_keep, path) = place();
     let file = LockFile::open(&path, false).unwrap();
     let mut a = backend(&path);

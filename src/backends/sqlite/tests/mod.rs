@@ -1,4 +1,4 @@
-//! Real files and real processes. Processes are this test binary, started again for one test that does what its environment says.
+//! Tests with real files and processes. A process is this test binary, started again for one test that follows its environment variables.
 #![allow(clippy::disallowed_methods)] // time is what is measured here
 
 mod answers;
@@ -74,7 +74,7 @@ async fn busy(backend: &mut Sqlite, request: &Request) -> Busy {
     }
 }
 
-/// Asks and waits as the core does, without its time limits.
+/// Acquires with waits as the core does, but without its time limits.
 async fn acquire(backend: &mut Sqlite, request: &Request) -> Grant {
     loop {
         match backend.try_acquire(request).await {

@@ -3,7 +3,7 @@
 use super::*;
 
 #[tokio::test]
-async fn three_deep_and_free_with_the_last() {
+async fn three_nested_holds_are_free_with_the_last() {
     let (_keep, path) = place();
     let (mut a, mut b, mut c) = (backend(&path), backend(&path), backend(&path));
     let outer = request("job");
@@ -13,7 +13,7 @@ async fn three_deep_and_free_with_the_last() {
     let grant = granted(&mut b, &middle).await;
     assert_eq!((grant.fence, grant.holds), (fence, 2));
     assert_eq!(granted(&mut c, &inner).await.holds, 3);
-    assert_eq!(granted(&mut c, &inner).await.holds, 3, "asked again it counts once");
+    assert_eq!(granted(&mut c, &inner).await.holds, 3, "a repeated request counts once");
     assert!(matches!(c.renew(&inner.key, &inner.token, None.into()).await.unwrap(), Renewal::Renewed { fence: f, .. } if f == fence));
 
     assert_eq!(release(&mut c, &inner).await, Release::StillHeld(2));
@@ -74,19 +74,19 @@ async fn a_lock_that_is_not_held_can_not_be_entered() {
     let (mut a, mut b) = (backend(&path), backend(&path));
     let not_held = async |b: &mut Sqlite, wants: &Request| matches!(b.try_acquire(wants).await.unwrap(), Attempt::NotHeld);
     let outer = request("job");
-    assert!(not_held(&mut b, &nested(&outer)).await, "it was never taken");
+    assert!(not_held(&mut b, &nested(&outer)).await, "the lock was never acquired");
     granted(&mut a, &outer).await;
     release(&mut a, &outer).await;
-    assert!(not_held(&mut b, &nested(&outer)).await, "it was given back");
+    assert!(not_held(&mut b, &nested(&outer)).await, "the lock was released");
     let died = request("job");
     granted(&mut a, &died).await;
     drop(a);
-    assert!(not_held(&mut b, &nested(&died)).await, "its processes are gone");
+    assert!(not_held(&mut b, &nested(&died)).await, "the holder's processes are gone");
     let mut c = backend(&path);
     let newer = request("job");
     granted(&mut c, &newer).await;
-    assert!(not_held(&mut b, &nested(&died)).await, "another owner has it");
-    assert_eq!(release(&mut c, &newer).await, Release::Released, "nothing was left that blocks it");
+    assert!(not_held(&mut b, &nested(&died)).await, "another owner holds the lock");
+    assert_eq!(release(&mut c, &newer).await, Release::Released, "no hold is left that blocks it");
     granted(&mut b, &request("job")).await;
 }
 

@@ -1,4 +1,4 @@
-//! Files that are missing, foreign, newer, removed, out of reach or in the way.
+//! Files that are missing, foreign, newer, removed or unreachable, or in the wrong place.
 
 use std::{fs, os::unix::fs::PermissionsExt};
 
@@ -46,7 +46,7 @@ async fn init_creates_once() {
 }
 
 #[tokio::test]
-async fn a_directory_that_is_missing_is_named() {
+async fn a_missing_directory_is_named() {
     let (keep, _) = place();
     let path = keep.path().join("missing/locks.db");
     let errors = [
@@ -165,7 +165,7 @@ async fn removing_both_files_loses_the_hold_and_reports_it() {
     busy(&mut backend(&path), &request("job")).await;
 }
 
-/// With a writer that is frozen in a transaction, as with a full disk, rows can't be written.
+/// With a writer frozen in a transaction, rows can't be written, as on a full disk.
 #[tokio::test]
 async fn rows_that_cannot_be_written_do_not_end_an_attached_hold() {
     let (_keep, path) = place();

@@ -12,7 +12,7 @@ use super::*;
 
 const TASK: &str = "DLOCK_SQLITE_TEST_TASK";
 
-/// Not a test: the work of the other processes. Does nothing without the environment variable.
+/// Not a test, but the entry point of the other processes. Does nothing without the environment variable.
 #[tokio::test]
 async fn process() {
     let Ok(task) = env::var(TASK) else { return };
@@ -43,7 +43,7 @@ fn read_order() -> String {
     line.trim().to_owned()
 }
 
-/// Holds `job`. If `child` says so, leaves a child process that has inherited the lock file.
+/// Holds `job`. If `child` asks for it, leaves a child process that has inherited the lock file.
 #[allow(clippy::zombie_processes)] // the child must go on
 async fn hold(path: &Path, child: &str, request: Request) {
     let mut backend = backend(path);
@@ -150,11 +150,11 @@ impl Other {
         Self { child, input, output }
     }
 
-    /// The next message of the process.
+    /// Returns the next message of the process.
     pub(super) fn says(&mut self) -> String {
         loop {
             let mut line = String::new();
-            assert_ne!(self.output.read_line(&mut line).unwrap(), 0, "it ended");
+            assert_ne!(self.output.read_line(&mut line).unwrap(), 0, "the process ended");
             if let Some((_, said)) = line.split_once('@') {
                 return said.trim().to_owned();
             }
@@ -188,7 +188,7 @@ impl Drop for Other {
     }
 }
 
-/// A process that holds `job`, and its fence.
+/// Starts a process that holds `job`, and returns it with its fence.
 fn holder(path: &Path, child: &str) -> (Other, u64) {
     let mut other = Other::start(&format!("hold|{}|{child}", path.display()));
     assert_eq!(other.says(), "ready");
@@ -284,7 +284,7 @@ async fn a_frozen_waiter_delays_no_other() {
     frozen.signal(Signal::CONT);
     tokio::time::sleep(Duration::from_millis(50)).await;
     release(&mut a, &next).await;
-    assert!(frozen.says().parse::<u64>().is_ok(), "it is granted the lock once it goes on");
+    assert!(frozen.says().parse::<u64>().is_ok(), "the resumed waiter gets the lock");
 }
 
 #[tokio::test]
@@ -327,9 +327,9 @@ fn a_directory_that_cannot_be_written_is_refused() {
     let exe = env::current_exe().unwrap();
     let mut command = Command::new(&exe);
     if rustix::process::geteuid().is_root() {
-        // Rights don't bind root; another user may not reach a build directory, so the binary is copied.
+        // Permissions don't restrict root. Another user may not reach a build directory, so the binary is copied.
         let copy = keep.path().join("test");
-        // Another process writes it: a child that another test forks meanwhile would keep it open for writing, so that it can't be executed.
+        // Another process writes the copy: a child forked by another test could inherit a writable descriptor, which prevents execution.
         assert!(Command::new("cp").arg(&exe).arg(&copy).status().unwrap().success());
         command = Command::new("setpriv");
         command.args(["--reuid=65534", "--regid=65534", "--clear-groups"]).arg(copy);

@@ -11,7 +11,7 @@ use super::{
 };
 use crate::lock::{Fence, ReleaseInfo, Renewal, RunState, Tether as _};
 
-/// Far more than inotify takes.
+/// Far longer than inotify needs.
 const SOON: Duration = Duration::from_secs(10);
 
 fn remove_all(path: &Path) {
@@ -90,7 +90,7 @@ async fn removing_the_database_alone_ends_no_exclusive_hold() {
         fs::remove_file(format!("{}{end}", path.display())).unwrap();
     }
     assert!(timeout(Duration::from_millis(500), a.watch(&held.key, &held.token)).await.is_err(), "the kernel keeps it");
-    // The lock file as well.
+    // Removing the lock file too ends the hold.
     fs::remove_file(LockFile::path_for(&path)).unwrap();
     timeout(SOON, a.watch(&held.key, &held.token)).await.unwrap();
 }
@@ -172,14 +172,14 @@ async fn a_database_that_is_mounted_as_a_file_is_refused() {
     let elsewhere = keep.path().join("elsewhere");
     fs::create_dir(&elsewhere).unwrap();
     let whole = mount(&[keep.path(), &elsewhere]);
-    let beside = backend(&elsewhere.join("locks.db")).try_acquire(&request("job")).await;
+    let second = backend(&elsewhere.join("locks.db")).try_acquire(&request("job")).await;
     for mounted in [inner.join("locks.db"), elsewhere] {
         let _ = Command::new("umount").arg("--lazy").arg(mounted).status();
     }
     let error = refused.unwrap_err();
     assert_eq!(error.kind, Kind::Config, "{error}");
     assert!(error.hint.as_deref().is_some_and(|hint| hint.contains("mount the directory")), "{error:?}");
-    assert!(whole && matches!(beside, Ok(Attempt::Busy(_))), "{beside:?}");
+    assert!(whole && matches!(second, Ok(Attempt::Busy(_))), "{second:?}");
 }
 
 #[tokio::test]
@@ -263,7 +263,7 @@ async fn a_cut_frees_the_lock_without_a_written_release() {
 
 /// A step is decided on a row, which is collected before the step writes, and another client takes the lock.
 #[tokio::test]
-async fn a_write_for_a_collected_row_changes_nothing() {
+async fn a_write_to_a_collected_row_changes_nothing() {
     let (_directory, path) = place();
     let (namespace, job) = (Namespace::default(), key("job"));
     let mut client = backend(&path);

@@ -1,4 +1,4 @@
-//! Readers, permits and fair order, with the kernel's word on which processes live.
+//! Readers, permits and fair order. The kernel's locks show which processes live.
 
 use std::fs;
 
@@ -21,7 +21,7 @@ fn waiting(of: Request) -> Request {
     Request { waiting: true, ..of }
 }
 
-/// A process that holds `job` in that mode, and its fence.
+/// Starts a process that holds `job` in that mode, and returns it with its fence.
 fn holder(path: &Path, mode: &str, child: &str) -> (Other, u64) {
     let mut other = Other::start(&format!("hold-{mode}|{}|{child}", path.display()));
     assert_eq!(other.says(), "ready");
@@ -86,7 +86,7 @@ async fn the_next_waiter_has_a_killed_holders_permit_at_once() {
             tokio::time::sleep(Duration::from_millis(200)).await;
             dies.signal(Signal::KILL);
             if let Some(child) = child {
-                // Its child has the lock file as well, as a guardian has, for longer than the lease of a second.
+                // The child inherits the lock file, like a guardian, for longer than the lease of one second.
                 tokio::time::sleep(Duration::from_millis(1300)).await;
                 assert_eq!(holders(&path).await, 2);
                 kill_process(Pid::from_raw(child).unwrap(), Signal::KILL).unwrap();
@@ -102,7 +102,7 @@ async fn the_next_waiter_has_a_killed_holders_permit_at_once() {
 }
 
 #[tokio::test]
-async fn a_frozen_permit_lasts_until_the_last_resort() {
+async fn a_frozen_permit_lasts_until_the_final_deadline() {
     let (_keep, path) = place();
     let mut frozen = backend(&path);
     let last_resort = frozen.prepare().unwrap().unwrap();
@@ -111,7 +111,7 @@ async fn a_frozen_permit_lasts_until_the_last_resort() {
     tokio::time::sleep(Duration::from_millis(1200)).await;
     let mut waiter = backend(&path);
     let wants = waiting(permit(1, "job"));
-    assert_eq!(busy(&mut waiter, &wants).await.holders.len(), 1, "no other process gives it back for one that lives");
+    assert_eq!(busy(&mut waiter, &wants).await.holders.len(), 1, "no process releases the hold of a living one");
     let resort = async {
         tokio::time::sleep(Duration::from_millis(200)).await;
         last_resort();
@@ -217,7 +217,7 @@ async fn no_share_is_granted_while_a_nested_hold_lives() {
 }
 
 #[tokio::test]
-async fn a_wait_for_one_mode_does_not_become_one_for_the_other() {
+async fn a_wait_for_one_mode_does_not_become_a_wait_for_another() {
     let (_keep, path) = place();
     let (mut a, mut b, mut c) = (backend(&path), backend(&path), backend(&path));
     for (held, first, second) in [(request("job"), reader("job"), request("job")), (reader("job"), request("job"), reader("job"))] {
@@ -304,7 +304,7 @@ async fn a_waiter_behind_an_offer_waits_for_the_release() {
     assert!(released.elapsed() < Duration::from_millis(400), "{:?}", released.elapsed());
 }
 
-/// How many requests so many waiters send in all, until each of them has had the lock.
+/// Returns how many requests this many waiters send in all until each of them has had the lock.
 async fn asked_in_all(waiters: usize, wants: &Request) -> usize {
     let (_keep, path) = place();
     let mut a = backend(&path);

@@ -1,4 +1,4 @@
-//! Waiting, being woken, leaving, and futures that are dropped.
+//! Waits, wake-ups, leaving the queue, and dropped futures.
 
 use super::*;
 
@@ -32,7 +32,7 @@ async fn a_release_wakes_a_waiter() {
         })
         .await;
         assert!(late < Duration::from_millis(500), "{late:?}");
-        assert!(waiter.inspect(&held.key).await.unwrap().waiters.is_empty(), "the new holder waits no more");
+        assert!(waiter.inspect(&held.key).await.unwrap().waiters.is_empty(), "the new holder no longer waits");
         release(&mut waiter, &wants).await;
     }
 }
@@ -63,7 +63,7 @@ async fn waiters_for_a_detached_hold_are_served_one_after_the_other() {
     assert!(start.elapsed() < Duration::from_secs(3), "{:?}", start.elapsed());
 }
 
-/// Polls all of them in one task.
+/// Polls all futures in one task.
 pub(super) async fn for_each_at_once<F: Future<Output = ()> + Unpin>(mut work: Vec<F>) {
     std::future::poll_fn(|context| {
         work.retain_mut(|one| std::pin::Pin::new(one).poll(context).is_pending());
@@ -108,7 +108,7 @@ async fn a_lock_that_is_granted_while_leaving_is_passed_on() {
     busy(&mut quitter, &wants).await;
     let _ = tokio::time::timeout(Duration::from_millis(20), quitter.wait(&wants, Duration::from_secs(9))).await;
     release(&mut holder, &held).await;
-    // By now the thread has the bytes, which are no longer wanted.
+    // The thread has locked the bytes by now, although the wait was dropped.
     std::thread::sleep(Duration::from_millis(50));
     busy(&mut holder, &request("job")).await;
     quitter.leave_queue(&wants).await.unwrap();
@@ -137,13 +137,13 @@ async fn a_dropped_wait_can_be_repeated() {
 }
 
 #[tokio::test]
-async fn a_dropped_attempt_is_asked_again_or_undone() {
+async fn a_dropped_attempt_is_repeated_or_undone() {
     let (_keep, path) = place();
     let mut other = backend(&path);
     for again in [true, false] {
         for wants in [request("job"), detached("job")] {
             let mut a = backend(&path);
-            // Dropped after each number of first steps.
+            // Dropped after each possible number of polls.
             for polls in 1..12 {
                 let mut attempt = Box::pin(a.try_acquire(&wants));
                 for _ in 0..polls {
@@ -170,7 +170,7 @@ async fn a_dropped_attempt_is_asked_again_or_undone() {
 }
 
 #[tokio::test]
-async fn a_lost_answer_to_a_release_is_asked_again() {
+async fn a_release_with_a_lost_answer_is_repeated() {
     let (_keep, path) = place();
     let mut a = backend(&path);
     for polls in 1..8 {

@@ -1,4 +1,4 @@
-//! Answers that are late or lost on some of the nodes.
+//! Late and lost answers of some nodes.
 
 use std::time::{Duration, Instant};
 
@@ -26,18 +26,19 @@ use crate::{
 
 pub fn all() -> Vec<Case> {
     cases![|kind| kind == Kind::Redlock =>
-        a_silent_node_costs_its_bound_once,
-        a_node_that_is_heard_of_again_counts_again,
-        a_late_node_is_released_behind_its_attempt,
-        a_late_attempt_proves_nothing_in_a_renewal,
+        a_silent_node_costs_its_timeout_once,
+        a_node_that_answers_again_counts_again,
+        a_late_node_is_released_after_its_attempt,
+        a_late_attempt_does_not_count_in_a_renewal,
+        a_late_undo_leaves_a_later_attempt,
         answers_lost_on_a_minority_change_nothing,
-        answers_lost_on_a_majority_are_asked_for_again,
-        a_commit_that_comes_after_the_lease_is_refused,
-        a_release_is_remembered_node_by_node,
+        requests_without_a_majority_of_answers_are_repeated,
+        a_commit_after_the_lease_is_refused,
+        a_release_is_tracked_per_node,
     ]
 }
 
-async fn a_silent_node_costs_its_bound_once(lab: &Lab) {
+async fn a_silent_node_costs_its_timeout_once(lab: &Lab) {
     let mut fronts = Fronts::of(lab);
     fronts.0[2].set(Mode::BlackHole);
     let ports: Vec<u16> = fronts.0.iter().map(|proxy| proxy.port).collect();
@@ -53,11 +54,11 @@ async fn a_silent_node_costs_its_bound_once(lab: &Lab) {
     }
     a.free(&held).await;
     let rest = began.elapsed();
-    assert!(rest < PATIENT * 3, "five more questions took {rest:?}");
-    support::say(&format!("redlock: a silent node costs {first:?} at first, then {:?} a question", rest / 5));
+    assert!(rest < PATIENT * 3, "five more requests took {rest:?}");
+    support::say(&format!("redlock: a silent node costs {first:?} at first, then {:?} per request", rest / 5));
 }
 
-async fn a_node_that_is_heard_of_again_counts_again(lab: &Lab) {
+async fn a_node_that_answers_again_counts_again(lab: &Lab) {
     let mut fronts = Fronts::of(lab);
     let mut a = fronts.client(HASTY).await;
     let held = a.hold(&key("job")).await;
@@ -69,7 +70,7 @@ async fn a_node_that_is_heard_of_again_counts_again(lab: &Lab) {
     for n in [0, 1] {
         fronts.0[n].set(Mode::Refuse);
     }
-    // The silent connection is given up, another one made, and its answer is needed.
+    // The silent connection is replaced, and the answer over the new one is needed for a majority.
     let renewal = lease::ask(&mut *a.0, &BootClock, LIMITS, ("ask", None), async |b: &mut dyn dlock::lock::Backend| {
         b.renew(&held.key, &held.token, None.into()).await
     });
@@ -77,20 +78,20 @@ async fn a_node_that_is_heard_of_again_counts_again(lab: &Lab) {
     assert!(matches!(renewal, Ok(Renewal::Renewed { .. })), "{renewal:?}");
 }
 
-async fn a_late_node_is_released_behind_its_attempt(lab: &Lab) {
+async fn a_late_node_is_released_after_its_attempt(lab: &Lab) {
     let fronts = Fronts::of(lab);
     let mut a = fronts.client(HASTY).await;
     fronts.0[4].trap("", Fault::Late(HASTY * 2));
     let held = a.hold(&key("job")).await;
     assert_eq!(fronts.0[4].sprung(), 1);
     assert_eq!(held_on(lab), 4);
-    // It has not been decided with it, and is released with it all the same.
+    // The late node did not count in the decision, but is released too.
     a.free(&held).await;
     lab.pass(HASTY * 3).await;
     assert_eq!(held_on(lab), 0);
 }
 
-async fn a_late_attempt_proves_nothing_in_a_renewal(lab: &Lab) {
+async fn a_late_attempt_does_not_count_in_a_renewal(lab: &Lab) {
     let fronts = Fronts::of(lab);
     let mut a = fronts.client(HASTY).await;
     for n in [3, 4] {
@@ -100,12 +101,40 @@ async fn a_late_attempt_proves_nothing_in_a_renewal(lab: &Lab) {
     lab.pass(HASTY * 3).await;
     assert_eq!(held_on(lab), NODES);
     assert_eq!((record(lab, 0, "fence").is_some(), record(lab, 4, "fence")), (true, None));
-    // They are extended, since they keep others out.
+    // The late attempts are extended, since they keep others out.
     a.renewed(&held, Some(LONG * 2)).await;
     assert!(lab.redlock().node(4).int(&["PTTL", "dlock:job"]) > i64::try_from(LONG.as_millis()).expect("small"));
     lab.redlock().node(0).command(&["DEL", "dlock:job"]);
-    // Two of its three are left, and two that nobody vouches for.
+    // Two committed nodes are left, and two that were never confirmed.
     assert_eq!(a.renew(&held, None).await, Renewal::NotHeld);
+}
+
+/// The request that undoes a failed attempt is delivered after the same hold was granted over new connections.
+async fn a_late_undo_leaves_a_later_attempt(lab: &Lab) {
+    let fronts = Fronts::of(lab);
+    let mut a = fronts.client(HASTY).await;
+    for n in [0, 1, 2] {
+        lab.redlock().node(n).command(&["SET", "dlock:job", "another library's", "PX", "60000"]);
+    }
+    let late = HASTY * 10;
+    fronts.0.iter().for_each(|proxy| proxy.trap_nth("", 1, 1, Fault::Late(late)));
+    let wanted = request(&key("job"), LONG);
+    let began = Instant::now();
+    a.refused(&wanted).await;
+    assert!(fronts.0.iter().all(|proxy| proxy.sprung() == 1));
+    // The silent connections are given up.
+    while began.elapsed() < late / 2 {
+        let _ = a.0.inspect(&key("job")).await;
+    }
+    for n in [0, 1, 2] {
+        lab.redlock().node(n).command(&["DEL", "dlock:job"]);
+    }
+    let Outcome::Granted(lease) = core_acquire(&mut a, wanted.clone()).await.expect("granted") else { panic!("busy") };
+    assert!(began.elapsed() < late, "granted too late for this case: {:?}", began.elapsed());
+    lab.pass(late + SLACK).await;
+    assert_eq!(held_on(lab), NODES);
+    lab.client().await.refused(&request(&key("job"), LONG)).await;
+    assert_eq!(a.renewed(&wanted, None).await, lease.fence);
 }
 
 async fn answers_lost_on_a_minority_change_nothing(lab: &Lab) {
@@ -126,8 +155,8 @@ async fn answers_lost_on_a_minority_change_nothing(lab: &Lab) {
     }
 }
 
-/// Of phase 1, and of phase 2: what was committed without our knowing it is found, what was not is taken over.
-async fn answers_lost_on_a_majority_are_asked_for_again(lab: &Lab) {
+/// In phase 1 and in phase 2. The repeated request finds commits whose answers were lost, and takes over the rest.
+async fn requests_without_a_majority_of_answers_are_repeated(lab: &Lab) {
     let mut last = Fence(0);
     for fault in [Fault::CutBefore, Fault::CutAfter, Fault::Swallow] {
         for skip in [0, 1] {
@@ -137,7 +166,7 @@ async fn answers_lost_on_a_majority_are_asked_for_again(lab: &Lab) {
                 fronts.0[n].trap_nth("", skip, 1, fault);
             }
             let Outcome::Granted(lease) = core_acquire(&mut a, request(&key("job"), LONG)).await.expect("granted") else {
-                panic!("busy: our own unanswered attempt was taken for somebody else's");
+                panic!("busy: our own unanswered attempt was reported as another client's");
             };
             assert!((0..3).all(|n| fronts.0[n].sprung() == 1));
             assert!(lease.fence > last && lease.holds == 1, "{lease:?} after {last}");
@@ -151,7 +180,7 @@ async fn answers_lost_on_a_majority_are_asked_for_again(lab: &Lab) {
     }
 }
 
-async fn a_commit_that_comes_after_the_lease_is_refused(lab: &Lab) {
+async fn a_commit_after_the_lease_is_refused(lab: &Lab) {
     let fronts = Fronts::of(lab);
     let mut a = fronts.client(HASTY).await;
     for n in [0, 1, 2] {
@@ -172,7 +201,7 @@ async fn a_commit_that_comes_after_the_lease_is_refused(lab: &Lab) {
     assert_eq!(b.renewed(&held, None).await, fence);
 }
 
-async fn a_release_is_remembered_node_by_node(lab: &Lab) {
+async fn a_release_is_tracked_per_node(lab: &Lab) {
     let fronts = Fronts::of(lab);
     let mut a = fronts.client(HASTY).await;
     let held = a.hold(&key("job")).await;
@@ -182,7 +211,7 @@ async fn a_release_is_remembered_node_by_node(lab: &Lab) {
     let error = a.0.release(&held.key, &held.token, &Scope::Tree.into()).await.expect_err("two of five");
     assert_eq!(error.effect, Effect::Unknown, "{error:?}");
     assert_eq!(held_on(lab), 3);
-    // The two that are free by now don't speak against it.
+    // The two nodes that are free by now don't contradict the release.
     fronts.0[0].trap("", Fault::CutBefore);
     assert_eq!(a.release(&held, Scope::Tree).await, Release::Released);
     assert_eq!(held_on(lab), 1);

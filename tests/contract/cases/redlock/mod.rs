@@ -26,7 +26,7 @@ pub fn all() -> Vec<Case> {
 
 const LIMITS: Limits<'static> = Limits::of(Duration::from_secs(2));
 
-/// A proxy before each node, and a client that goes through them.
+/// A proxy before each node, and clients behind the proxies.
 struct Fronts(Vec<Proxy>);
 
 impl Fronts {
@@ -34,7 +34,7 @@ impl Fronts {
         Self(lab.redlock().ports().into_iter().map(Proxy::to).collect())
     }
 
-    /// A client that waits so long for a node, and has run every script once, over connections that are open.
+    /// Returns a client with this node timeout. The client has open connections, and has run every script once.
     async fn client(&self, node_timeout: Duration) -> Client {
         let ports: Vec<u16> = self.0.iter().map(|proxy| proxy.port).collect();
         let mut client = Client(Box::new(Redlock::new(RedlockOptions { node_timeout, ..options(&ports, "dlock") })));
@@ -49,7 +49,7 @@ const PATIENT: Duration = Duration::from_millis(500);
 /// Long enough for a loaded machine, short enough for a case.
 const HASTY: Duration = Duration::from_millis(300);
 
-/// The name of the lock `job` on every node, and the values stored there.
+/// Returns the value of the lock `job` on each node.
 fn values(lab: &Lab) -> Vec<Option<String>> {
     let value = |n| redis::from_redis_value(lab.redlock().node(n).command(&["GET", "dlock:job"])).expect("a string");
     (0..NODES).map(value).collect()

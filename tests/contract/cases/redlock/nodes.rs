@@ -1,4 +1,4 @@
-//! Nodes that are down, restarted or forgetful, and clients that come all at once.
+//! Nodes that are down, restarted or forgetful, and simultaneous clients.
 
 use std::time::Instant;
 
@@ -28,12 +28,12 @@ pub fn all() -> Vec<Case> {
     cases![|kind| kind == Kind::Redlock =>
         a_minority_down_changes_nothing,
         a_majority_down_is_unavailable_and_leaves_nothing,
-        a_node_that_forgot_is_not_given_back,
-        one_forgetful_node_of_a_bare_majority_lets_another_in,
+        a_node_that_forgot_a_hold_does_not_count_again,
+        one_forgetful_node_of_a_bare_majority_admits_another_holder,
         fences_rise_whichever_majority_answers,
         a_split_vote_ends,
-        a_refusal_needs_no_answer_of_a_frozen_node,
-        servers_that_forgot_their_scripts_are_asked_in_full,
+        a_denial_needs_no_answer_of_a_frozen_node,
+        nodes_that_forgot_their_scripts_get_them_in_full,
     ]
 }
 
@@ -52,7 +52,7 @@ async fn a_minority_down_changes_nothing(lab: &Lab) {
     let held = request(&job, LONG);
     let began = Instant::now();
     let grant = b.take(&held).await;
-    assert!(began.elapsed() < RedlockOptions::NODE_TIMEOUT, "nothing to wait for: {:?}", began.elapsed());
+    assert!(began.elapsed() < RedlockOptions::NODE_TIMEOUT, "a node that is down cost time: {:?}", began.elapsed());
     assert!(grant.fence > fence);
     b.renewed(&held, None).await;
     let state = a.inspect(&job).await;
@@ -85,16 +85,16 @@ async fn a_majority_down_is_unavailable_and_leaves_nothing(lab: &Lab) {
         let stored = lab.redlock().node(n).keys();
         assert!(!stored.iter().any(|(name, _)| name.starts_with("dlock:job") || name.starts_with("dlock:{dlock:job}")), "{stored:?}");
     }
-    // Neither renewed nor lost: it isn't known.
+    // The outcome is unknown: neither renewed nor lost.
     let error = a.0.renew(&held.key, &held.token, None.into()).await.expect_err("two of five");
     assert!(error.is_transient() && error.effect == Effect::Unknown, "{error:?}");
     assert!(a.0.inspect(&job).await.expect_err("two of five").is_transient());
     assert!(a.0.list("").await.expect_err("two of five").is_transient());
 }
 
-async fn a_refusal_needs_no_answer_of_a_frozen_node(lab: &Lab) {
+async fn a_denial_needs_no_answer_of_a_frozen_node(lab: &Lab) {
     let once = once(WINDOW, 0, false);
-    let grant = lab.client().await.ran(&asking("job", &once), RunState::Ok).await;
+    let grant = lab.client().await.run(&asking("job", &once), RunState::Ok).await;
     lab.redlock().node(4).freeze();
     let outcome = core_acquire(&mut lab.client().await, asking("job", &once)).await;
     lab.redlock().node(4).thaw();
@@ -102,7 +102,7 @@ async fn a_refusal_needs_no_answer_of_a_frozen_node(lab: &Lab) {
     assert_eq!((refusal.rule, refusal.fence), (Rule::Once(RunState::Ok), Some(grant.fence)));
 }
 
-async fn a_node_that_forgot_is_not_given_back(lab: &Lab) {
+async fn a_node_that_forgot_a_hold_does_not_count_again(lab: &Lab) {
     let mut a = lab.client().await;
     let held = a.hold(&key("job")).await;
     for n in [0, 1] {
@@ -110,14 +110,14 @@ async fn a_node_that_forgot_is_not_given_back(lab: &Lab) {
         a.renewed(&held, None).await;
         a.take(&held).await;
     }
-    // Asked again as the same request, it was taken anew there; but that was never confirmed.
+    // The repeated request took the node again, but was never committed there.
     assert_eq!(record(lab, 0, "fence"), None);
     lab.redlock().node(2).command(&["FLUSHALL"]);
     assert_eq!(a.renew(&held, None).await, Renewal::NotHeld);
 }
 
-/// The known weakness, measured: of a hold on three of five nodes, one forgets.
-async fn one_forgetful_node_of_a_bare_majority_lets_another_in(lab: &Lab) {
+/// Measures the known weakness: one node of a hold on three of five nodes forgets.
+async fn one_forgetful_node_of_a_bare_majority_admits_another_holder(lab: &Lab) {
     let job = key("job");
     let mut outcomes = Vec::new();
     for held_by in [3, 4, 5] {
@@ -135,8 +135,8 @@ async fn one_forgetful_node_of_a_bare_majority_lets_another_in(lab: &Lab) {
         let renewal = a.renew(&first, None).await;
         match second {
             Attempt::Granted(grant) => {
-                assert!(grant.fence > fence, "what the resource goes by");
-                assert_eq!(renewal, Renewal::NotHeld, "the first one learns of it at its next renewal");
+                assert!(grant.fence > fence, "the resource checks the fence");
+                assert_eq!(renewal, Renewal::NotHeld, "the first holder learns of the loss at its next renewal");
                 outcomes.push(format!("on {held_by}: a second holder"));
             }
             Attempt::Busy(_) => {
@@ -201,7 +201,7 @@ async fn a_split_vote_ends(lab: &Lab) {
             if each.is_empty() { std::task::Poll::Ready(()) } else { std::task::Poll::Pending }
         })
         .await;
-        assert!(won.len() <= 1, "{} hold it", won.len());
+        assert!(won.len() <= 1, "{} clients hold the lock", won.len());
         let Some((mut client, lease, took)) = won.pop() else {
             rounds.push(None);
             continue;
@@ -211,14 +211,14 @@ async fn a_split_vote_ends(lab: &Lab) {
     }
     let decided: Vec<_> = rounds.iter().flatten().collect();
     support::say(&format!(
-        "redlock: four at once without waiting: one had it in {} of 10 rounds, at most {:?} after",
+        "redlock: four at once without waiting: one got the lock in {} of 10 rounds, at most {:?} after",
         decided.len(),
         decided.iter().max()
     ));
     assert!(decided.len() >= 8, "{rounds:?}");
 }
 
-async fn servers_that_forgot_their_scripts_are_asked_in_full(lab: &Lab) {
+async fn nodes_that_forgot_their_scripts_get_them_in_full(lab: &Lab) {
     let mut a = lab.client().await;
     let job = key("job");
     for forget in [["SCRIPT", "FLUSH"], ["CLIENT", "KILL"]] {

@@ -1,4 +1,4 @@
-//! Other libraries' locks, and nodes that aren't what they should be.
+//! Locks of other libraries, and nodes that are set up wrongly.
 
 use std::time::Duration;
 
@@ -23,19 +23,19 @@ use crate::{
 
 pub fn all() -> Vec<Case> {
     cases![|kind| kind == Kind::Redlock =>
-        other_libraries_are_kept_out_and_keep_out,
-        what_is_no_lock_is_refused_only_if_a_majority_has_it,
-        strings_without_an_end_are_another_librarys,
+        other_libraries_and_dlock_exclude_each_other,
+        a_key_that_is_no_lock_is_refused_only_on_a_majority,
+        strings_without_an_expiry_belong_to_another_library,
         one_server_under_two_names_counts_once,
-        a_replica_is_told_of,
+        a_replica_is_reported,
         a_refused_password_is_denied,
         every_node_is_verified,
-        only_counters_stay,
+        only_counters_remain,
     ]
 }
 
-/// As redlock-py, pottery, redsync and node-redlock do it: SET NX PX on all nodes, a majority, and a script that compares and deletes.
-async fn other_libraries_are_kept_out_and_keep_out(lab: &Lab) {
+/// redlock-py, pottery, redsync and node-redlock: SET NX PX on all nodes, a majority, and a compare-and-delete script.
+async fn other_libraries_and_dlock_exclude_each_other(lab: &Lab) {
     const UNLOCK: &str = r#"if redis.call("get",KEYS[1]) == ARGV[1] then return redis.call("del",KEYS[1]) else return 0 end"#;
     let lock = |n: usize| lab.redlock().node(n).command(&["SET", "dlock:job", "mK3xV9", "NX", "PX", "5000"]) == redis::Value::Okay;
     let unlock = |n: usize| lab.redlock().node(n).int(&["EVAL", UNLOCK, "1", "dlock:job", "mK3xV9"]);
@@ -44,23 +44,23 @@ async fn other_libraries_are_kept_out_and_keep_out(lab: &Lab) {
     assert!([0, 2, 4].into_iter().all(lock));
     let busy = a.refused(&request(&job, LONG)).await;
     assert!(!busy.transient && busy.holders.len() == 1 && busy.holders[0].foreign, "{busy:?}");
-    let left = busy.expires_in.expect("it ends");
+    let left = busy.expires_in.expect("an expiry");
     assert!(left > Duration::from_secs(3) && left <= Duration::from_secs(5), "{left:?}");
     let state = a.inspect(&job).await;
     assert!(state.holders[0].foreign && state.nodes[0].held == Some(true) && state.nodes[1].held == Some(false), "{state:?}");
-    assert_eq!(held_on(lab), 3, "a refused attempt leaves nothing, and takes nothing away");
+    assert_eq!(held_on(lab), 3, "a refused attempt leaves no key, and deletes none");
     assert_eq!([0, 2, 4].map(unlock), [1, 1, 1]);
-    // A minority of theirs is what they themselves would give up.
+    // The other library has only a minority, which that library itself would give up.
     assert!([1, 3].into_iter().all(lock));
     let held = a.hold(&job).await;
-    assert!((0..NODES).all(|n| !lock(n)), "they exclude themselves from what is ours");
+    assert!((0..NODES).all(|n| !lock(n)), "the other library took a node that dlock holds");
     assert!([0, 2, 4].map(unlock).iter().all(|deleted| *deleted == 0));
     a.renewed(&held, None).await;
     a.free(&held).await;
-    assert_eq!(held_on(lab), 2, "theirs is not ours to delete");
+    assert_eq!(held_on(lab), 2, "dlock deleted the other library's keys");
 }
 
-async fn what_is_no_lock_is_refused_only_if_a_majority_has_it(lab: &Lab) {
+async fn a_key_that_is_no_lock_is_refused_only_on_a_majority(lab: &Lab) {
     let mut a = lab.client().await;
     let job = key("job");
     for (count, puts) in [&["HSET", "dlock:job", "not", "a lock"][..], &["RPUSH", "dlock:job", "a"]].iter().enumerate() {
@@ -70,14 +70,14 @@ async fn what_is_no_lock_is_refused_only_if_a_majority_has_it(lab: &Lab) {
         a.free(&held).await;
     }
     lab.redlock().node(2).command(&["SADD", "dlock:job", "a"]);
-    let error = a.0.try_acquire(&request(&job, LONG)).await.expect_err("cron would skip silently for ever");
+    let error = a.0.try_acquire(&request(&job, LONG)).await.expect_err("cron would skip every run silently");
     assert_eq!(error.kind, ErrorKind::Data, "{error:?}");
     assert_eq!(a.0.inspect(&job).await.expect_err("no lock").kind, ErrorKind::Data);
     assert_eq!(lab.redlock().node(0).text(&["HGET", "dlock:job", "not"]), "a lock");
     assert_eq!((3..NODES).map(|n| lab.redlock().node(n).int(&["EXISTS", "dlock:job"])).sum::<i64>(), 0);
 }
 
-async fn strings_without_an_end_are_another_librarys(lab: &Lab) {
+async fn strings_without_an_expiry_belong_to_another_library(lab: &Lab) {
     let mut a = lab.client().await;
     let job = key("job");
     for n in [0, 2, 4] {
@@ -102,25 +102,25 @@ async fn one_server_under_two_names_counts_once(lab: &Lab) {
     let two_of_three = RedlockOptions::new(vec![at("127.0.0.1", ports[0]), at("localhost", ports[0]), at("127.0.0.1", ports[1])]);
     let mut a = Client(Box::new(Redlock::new(two_of_three)));
     let held = a.hold(&key("job")).await;
-    let told = a.0.notices();
-    assert!(told.iter().any(|notice| notice.warning && notice.text.contains("doesn't count")), "{told:?}");
+    let notices = a.0.notices();
+    assert!(notices.iter().any(|notice| notice.warning && notice.text.contains("doesn't count")), "{notices:?}");
     a.inspect(&key("job")).await;
     assert!(a.0.notices().iter().any(|notice| notice.warning && notice.text.contains("one server")));
     a.free(&held).await;
-    // With one of two servers gone, two of the three names still answer.
+    // With one of the two servers down, two of the three names still answer.
     lab.redlock().node_mut(1).kill();
     assert!(a.0.try_acquire(&held).await.is_err());
 }
 
-async fn a_replica_is_told_of(lab: &Lab) {
+async fn a_replica_is_reported(lab: &Lab) {
     let master = lab.redlock().ports()[0].to_string();
     lab.redlock().node(4).command(&["REPLICAOF", "127.0.0.1", &master]);
     let mut a = lab.client().await;
     let held = a.hold(&key("job")).await;
-    let told = a.0.notices();
-    // It refuses to be written to, unless the copy was there first.
+    let notices = a.0.notices();
+    // The replica refuses writes, or already has a copy of the key.
     let says = |text: &str| text.contains("copies it") || text.contains("read-only replica");
-    assert!(told.iter().any(|notice| notice.warning && says(&notice.text)), "{told:?}");
+    assert!(notices.iter().any(|notice| notice.warning && says(&notice.text)), "{notices:?}");
     a.inspect(&key("job")).await;
     assert!(a.0.notices().iter().any(|notice| notice.warning && notice.text.contains("replica of 127.0.0.1")));
     a.free(&held).await;
@@ -145,7 +145,7 @@ async fn every_node_is_verified(_: &Lab) {
     let servers = [start(), start(), start()];
     let folder = support::folder();
     let with = |trusted: usize| {
-        // Each has an authority of its own.
+        // Each node has its own authority.
         let file = folder.path().join(format!("{trusted}.pem"));
         let authorities = servers
             .iter()
@@ -161,11 +161,11 @@ async fn every_node_is_verified(_: &Lab) {
     all.renewed(&held, None).await;
     all.free(&held).await;
     Client(Box::new(with(2))).hold(&key("two of three")).await;
-    let error = with(1).try_acquire(&request(&key("one of three"), LONG)).await.expect_err("two can't be trusted");
+    let error = with(1).try_acquire(&request(&key("one of three"), LONG)).await.expect_err("two certificates can't be verified");
     assert_eq!((error.kind, error.effect), (ErrorKind::Denied, Effect::NotApplied), "{error:?}");
 }
 
-async fn only_counters_stay(lab: &Lab) {
+async fn only_counters_remain(lab: &Lab) {
     let mut a = lab.client().await;
     let held = a.hold(&key("job")).await;
     a.take(&nested(&held)).await;
@@ -179,7 +179,7 @@ async fn only_counters_stay(lab: &Lab) {
     }
     a.release(&held, Scope::Tree).await;
     for n in 0..NODES {
-        // And the history, which ends a hundred days after the last run.
+        // The history also remains, for 100 days after the last run.
         let mut left: Vec<String> = lab.redlock().node(n).keys().into_iter().map(|(name, _)| name).collect();
         left.sort();
         assert_eq!(left, ["dlock:{dlock:job}:runs", "redisson_lock_token:{dlock:job}"]);

@@ -1,4 +1,4 @@
-//! Readers, whom several nodes know each for itself.
+//! Readers on several nodes, each of which keeps its own shares.
 
 use std::time::Duration;
 
@@ -19,21 +19,21 @@ use crate::{
 
 pub fn all() -> Vec<Case> {
     cases![|kind| kind == Kind::Redlock =>
-        readers_answers_lost_on_a_minority_change_nothing,
-        readers_answers_lost_on_a_majority_are_asked_for_again,
-        a_reader_that_ended_between_its_phases_is_refused,
+        reader_answers_lost_on_a_minority_change_nothing,
+        reader_requests_without_a_majority_of_answers_are_repeated,
+        a_reader_that_expired_between_its_phases_is_refused,
         a_reader_that_lost_its_nodes_between_its_phases_is_refused,
-        a_reader_that_came_too_late_proves_nothing,
-        two_readers_with_one_highest_count_have_two_fences,
-        a_fence_below_those_that_are_known_is_refused,
-        readers_and_writers_that_split_the_nodes_end,
-        a_node_that_forgot_its_readers_is_not_given_back,
-        a_node_that_forgot_who_reads_is_nobodys,
-        other_libraries_are_kept_out_by_readers_and_keep_them_out,
-        a_writer_keeps_readers_out_where_it_found_some,
-        nothing_of_a_writers_place_is_left_behind,
-        a_reader_that_crashed_is_remembered_by_all_nodes,
-        only_counters_stay_of_readers,
+        a_late_share_does_not_count_in_a_renewal,
+        two_readers_with_one_highest_count_get_different_fences,
+        a_fence_below_the_known_ones_is_refused,
+        readers_and_writers_that_split_the_nodes_finish,
+        a_node_that_forgot_its_readers_does_not_count_again,
+        nodes_that_forgot_their_shares_have_no_holder,
+        other_libraries_and_readers_exclude_each_other,
+        a_waiting_writer_keeps_readers_out,
+        a_granted_writer_leaves_no_queue_entry,
+        a_crashed_reader_is_recorded_by_all_nodes,
+        only_counters_of_readers_remain,
     ]
 }
 
@@ -41,18 +41,18 @@ fn reader(job: &Key, lease: Duration) -> Request {
     Request { mode: LockMode::Shared, ..request(job, lease) }
 }
 
-/// How many shares there are on each node.
+/// Returns the number of shares on each node.
 fn shares(lab: &Lab) -> Vec<i64> {
     (0..NODES).map(|n| lab.redlock().node(n).int(&["ZCARD", "dlock:{dlock:job}:ends"])).collect()
 }
 
-/// Whether the node has a share of this reader, and committed.
+/// Returns whether this reader's share on the node is committed; `None` without a share.
 fn committed(lab: &Lab, node: usize, of: &Request) -> Option<bool> {
     let share = lab.redlock().node(node).command(&["HGET", "dlock:{dlock:job}:shares", &of.token.owner.to_string()]);
     redis::from_redis_value::<Option<String>>(share).expect("text").map(|json| json.contains("\"fence\""))
 }
 
-async fn readers_answers_lost_on_a_minority_change_nothing(lab: &Lab) {
+async fn reader_answers_lost_on_a_minority_change_nothing(lab: &Lab) {
     let job = key("job");
     let mut b = lab.client().await;
     let other = reader(&job, LONG);
@@ -78,8 +78,8 @@ async fn readers_answers_lost_on_a_minority_change_nothing(lab: &Lab) {
     assert_eq!(held_on(lab), 0);
 }
 
-/// Of phase 1, and of phase 2: what was committed without our knowing it is found, what was not is taken over.
-async fn readers_answers_lost_on_a_majority_are_asked_for_again(lab: &Lab) {
+/// In phase 1 and in phase 2. The repeated request finds commits whose answers were lost, and takes over the rest.
+async fn reader_requests_without_a_majority_of_answers_are_repeated(lab: &Lab) {
     let job = key("job");
     let mut b = lab.client().await;
     let other = reader(&job, LONG);
@@ -92,7 +92,7 @@ async fn readers_answers_lost_on_a_majority_are_asked_for_again(lab: &Lab) {
                 fronts.0[n].trap_nth("", skip, 1, fault);
             }
             let Outcome::Granted(lease) = core_acquire(&mut a, reader(&job, LONG)).await.expect("granted") else {
-                panic!("busy: readers don't keep each other out");
+                panic!("busy: readers exclude each other");
             };
             assert!((0..3).all(|n| fronts.0[n].sprung() == 1));
             assert!(lease.fence > last && lease.holds == 1, "{lease:?} after {last}");
@@ -108,11 +108,11 @@ async fn readers_answers_lost_on_a_majority_are_asked_for_again(lab: &Lab) {
     b.renewed(&other, None).await;
 }
 
-async fn a_reader_that_ended_between_its_phases_is_refused(lab: &Lab) {
+async fn a_reader_that_expired_between_its_phases_is_refused(lab: &Lab) {
     let job = key("job");
     let fronts = Fronts::of(lab);
     let (mut a, mut b) = (fronts.client(HASTY).await, lab.client().await);
-    // The string goes on, with the other reader.
+    // The other reader keeps the lock's string alive.
     let other = reader(&job, LONG);
     b.take(&other).await;
     for n in [0, 1, 2] {
@@ -129,10 +129,10 @@ async fn a_reader_that_ended_between_its_phases_is_refused(lab: &Lab) {
     assert_eq!(a.renew(&late, None).await, Renewal::NotHeld);
     b.renewed(&other, None).await;
     b.free(&other).await;
-    assert_eq!(held_on(lab), 0, "who ended keeps nothing");
+    assert_eq!(held_on(lab), 0, "an expired reader keeps a node");
 }
 
-/// The nodes are a writer's meanwhile, and readers' again: the share is not what it was.
+/// A writer takes the nodes between the phases, and readers take them again: the share is no longer the same.
 async fn a_reader_that_lost_its_nodes_between_its_phases_is_refused(lab: &Lab) {
     let job = key("job");
     let fronts = Fronts::of(lab);
@@ -160,7 +160,7 @@ async fn a_reader_that_lost_its_nodes_between_its_phases_is_refused(lab: &Lab) {
     assert!((0..NODES).all(|n| counter(lab, n) == fence.0));
 }
 
-async fn a_reader_that_came_too_late_proves_nothing(lab: &Lab) {
+async fn a_late_share_does_not_count_in_a_renewal(lab: &Lab) {
     let job = key("job");
     let fronts = Fronts::of(lab);
     let mut a = fronts.client(HASTY).await;
@@ -177,12 +177,12 @@ async fn a_reader_that_came_too_late_proves_nothing(lab: &Lab) {
     assert_eq!(a.renew(&held, None).await, Renewal::NotHeld);
 }
 
-/// Each counts first where the other counts last, and both do so before either commits.
-async fn two_readers_with_one_highest_count_have_two_fences(lab: &Lab) {
+/// Each reader counts first on the nodes where the other counts last, and both count before either commits.
+async fn two_readers_with_one_highest_count_get_different_fences(lab: &Lab) {
     let job = key("job");
     let fronts = [Fronts::of(lab), Fronts::of(lab)];
     let (mut a, mut b) = (fronts[0].client(HASTY * 10).await, fronts[1].client(HASTY * 10).await);
-    // Beyond the time, which is never the same on two nodes.
+    // The counters are set above the time, which is never equal on two nodes.
     let ahead = 1_u64 << 52;
     for n in 0..NODES {
         lab.redlock().node(n).command(&["SET", "redisson_lock_token:{dlock:job}", &ahead.to_string()]);
@@ -208,8 +208,8 @@ async fn two_readers_with_one_highest_count_have_two_fences(lab: &Lab) {
     assert_eq!(lab.client().await.inspect(&job).await.holders.len(), 2);
 }
 
-/// A node knows the highest hundred only.
-async fn a_fence_below_those_that_are_known_is_refused(lab: &Lab) {
+/// A node knows only the 100 highest fences.
+async fn a_fence_below_the_known_ones_is_refused(lab: &Lab) {
     let job = key("job");
     let (mut a, mut b) = (lab.client().await, lab.client().await);
     let one = reader(&job, LONG);
@@ -237,7 +237,7 @@ async fn a_fence_below_those_that_are_known_is_refused(lab: &Lab) {
     a.renewed(&one, None).await;
 }
 
-async fn readers_and_writers_that_split_the_nodes_end(lab: &Lab) {
+async fn readers_and_writers_that_split_the_nodes_finish(lab: &Lab) {
     let job = key("job");
     let (mut readers, mut writers) = (0, 0);
     let mut last = Fence(0);
@@ -267,11 +267,11 @@ async fn readers_and_writers_that_split_the_nodes_end(lab: &Lab) {
         lab.pass(SLACK).await;
         assert_eq!(held_on(lab), 0);
     }
-    support::say(&format!("redlock: two readers and two writers at once, ten times: {readers} and {writers} had it"));
+    support::say(&format!("redlock: two readers and two writers at once, ten times: {readers} readers and {writers} writers got the lock"));
     assert!(readers + writers >= 8);
 }
 
-async fn a_node_that_forgot_its_readers_is_not_given_back(lab: &Lab) {
+async fn a_node_that_forgot_its_readers_does_not_count_again(lab: &Lab) {
     let job = key("job");
     let (mut a, mut b) = (lab.client().await, lab.client().await);
     let (one, two) = (reader(&job, LONG), reader(&job, LONG));
@@ -283,7 +283,7 @@ async fn a_node_that_forgot_its_readers_is_not_given_back(lab: &Lab) {
         a.take(&one).await;
         b.renewed(&two, None).await;
     }
-    // Asked again as the same request, it was taken anew there; but that was never confirmed.
+    // The repeated request took the node again, but was never committed there.
     assert_eq!(committed(lab, 0, &one), Some(false));
     assert_eq!(committed(lab, 0, &two), None);
     lab.redlock().node(2).command(&["FLUSHALL"]);
@@ -297,8 +297,8 @@ async fn a_node_that_forgot_its_readers_is_not_given_back(lab: &Lab) {
     assert!(c.take(&request(&job, LONG)).await.fence > fence);
 }
 
-/// As one whose memory was full may do it, to some keys and not to others.
-async fn a_node_that_forgot_who_reads_is_nobodys(lab: &Lab) {
+/// A node whose memory was full may evict some keys and keep others.
+async fn nodes_that_forgot_their_shares_have_no_holder(lab: &Lab) {
     let job = key("job");
     let (mut a, mut b) = (lab.client().await, lab.client().await);
     let held = reader(&job, LONG);
@@ -313,7 +313,7 @@ async fn a_node_that_forgot_who_reads_is_nobodys(lab: &Lab) {
     assert_eq!(a.release(&held, Scope::Tree).await, Release::NotHeld);
 }
 
-async fn other_libraries_are_kept_out_by_readers_and_keep_them_out(lab: &Lab) {
+async fn other_libraries_and_readers_exclude_each_other(lab: &Lab) {
     let job = key("job");
     let lock = |n: usize| lab.redlock().node(n).command(&["SET", "dlock:job", "mK3xV9", "NX", "PX", "5000"]) == redis::Value::Okay;
     let left = |n: usize| lab.redlock().node(n).int(&["PTTL", "dlock:job"]);
@@ -323,22 +323,22 @@ async fn other_libraries_are_kept_out_by_readers_and_keep_them_out(lab: &Lab) {
     b.take(&two).await;
     let long = i64::try_from(LONG.as_millis()).expect("small");
     assert!((0..NODES).all(|n| !lock(n)) && (0..NODES).all(|n| left(n) > long));
-    assert!(values(lab).iter().flatten().all(|value| value.starts_with("shared:")), "a GET compares it, and it is not theirs");
+    assert!(values(lab).iter().flatten().all(|value| value.starts_with("shared:")), "another library's compare would match the value");
     b.free(&two).await;
-    assert!((0..NODES).all(|n| left(n) > 0 && left(n) <= long), "no reader keeps it longer");
+    assert!((0..NODES).all(|n| left(n) > 0 && left(n) <= long), "the expiry is later than that of any reader");
     a.free(&one).await;
     assert!([0, 2].into_iter().all(lock));
     let held = reader(&job, LONG);
     a.take(&held).await;
     a.free(&held).await;
-    assert_eq!(held_on(lab), 2, "theirs is not ours to delete");
+    assert_eq!(held_on(lab), 2, "dlock deleted the other library's keys");
     assert!(lock(4));
     assert!(b.refused(&reader(&job, LONG)).await.holders[0].foreign);
     assert_eq!(held_on(lab), 3);
 }
 
-/// The reader has a bare majority: the writer had the other nodes for a moment, and leaves them.
-async fn a_writer_keeps_readers_out_where_it_found_some(lab: &Lab) {
+/// The reader has a bare majority. The writer takes the other nodes for a moment, and releases them.
+async fn a_waiting_writer_keeps_readers_out(lab: &Lab) {
     let job = key("job");
     for n in [3, 4] {
         lab.redlock().node_mut(n).kill();
@@ -356,7 +356,7 @@ async fn a_writer_keeps_readers_out_where_it_found_some(lab: &Lab) {
     assert!(!busy.transient && busy.holders[0].mode == LockMode::Shared, "{busy:?}");
     assert!(busy.expires_in.is_some_and(|left| left > Duration::from_secs(10)), "{busy:?}");
     assert_eq!(shares(lab), [1, 1, 1, 0, 0]);
-    // One that is free is kept for the writer too.
+    // The free lock is kept for the writer.
     a.free(&held).await;
     assert!(c.refused(&reader(&job, LONG)).await.transient);
     b.take(&writer).await;
@@ -364,7 +364,7 @@ async fn a_writer_keeps_readers_out_where_it_found_some(lab: &Lab) {
     c.take(&reader(&job, LONG)).await;
 }
 
-async fn nothing_of_a_writers_place_is_left_behind(lab: &Lab) {
+async fn a_granted_writer_leaves_no_queue_entry(lab: &Lab) {
     let job = key("job");
     let fronts = Fronts::of(lab);
     let (mut a, mut b) = (fronts.client(HASTY).await, lab.client().await);
@@ -385,7 +385,7 @@ async fn nothing_of_a_writers_place_is_left_behind(lab: &Lab) {
     lab.client().await.take(&reader(&job, LONG)).await;
 }
 
-async fn a_reader_that_crashed_is_remembered_by_all_nodes(lab: &Lab) {
+async fn a_crashed_reader_is_recorded_by_all_nodes(lab: &Lab) {
     let job = key("job");
     let mut b = lab.client().await;
     let other = reader(&job, LONG);
@@ -401,7 +401,7 @@ async fn a_reader_that_crashed_is_remembered_by_all_nodes(lab: &Lab) {
     assert_eq!(ended(&b.0.history(&job).await.expect("history").past), both);
 }
 
-async fn only_counters_stay_of_readers(lab: &Lab) {
+async fn only_counters_of_readers_remain(lab: &Lab) {
     let job = key("job");
     let (mut a, mut b, mut c) = (lab.client().await, lab.client().await, lab.client().await);
     let (one, two) = (reader(&job, LONG), reader(&job, LONG));

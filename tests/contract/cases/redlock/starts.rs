@@ -1,4 +1,4 @@
-//! What nodes know of starts, of which some missed a part.
+//! Run records on nodes that missed a part.
 
 use dlock::lock::{Rule, RunState};
 
@@ -17,13 +17,13 @@ use crate::{
 
 pub fn all() -> Vec<Case> {
     cases![|kind| kind == Kind::Redlock =>
-        nodes_that_missed_an_end_refuse_nobody,
-        a_start_that_only_a_minority_knows_was_never_granted,
+        nodes_that_missed_an_end_deny_no_run,
+        a_start_known_to_a_minority_was_never_granted,
         a_start_that_a_majority_may_know_counts,
     ]
 }
 
-async fn nodes_that_missed_an_end_refuse_nobody(lab: &Lab) {
+async fn nodes_that_missed_an_end_deny_no_run(lab: &Lab) {
     let mut fronts = Fronts::of(lab);
     let mut a = fronts.client(HASTY).await;
     let wanted = asking("job", &once(WINDOW, 1, false));
@@ -31,12 +31,12 @@ async fn nodes_that_missed_an_end_refuse_nobody(lab: &Lab) {
     for n in [0, 1] {
         fronts.0[n].set(Mode::Refuse);
     }
-    a.part(&wanted, RunState::Failed).await;
+    a.end_run(&wanted, RunState::Failed).await;
     for n in [0, 1] {
-        // Its lease there is over.
+        // The lease on this node is over.
         lab.redlock().node(n).command(&["DEL", "dlock:job"]);
     }
-    // Of the nodes that know better, one is cut off: the others have no majority without those that don't.
+    // One node that knows the end is cut off, so the others need nodes that missed the end for a majority.
     fronts.0[4].set(Mode::Refuse);
     for n in [0, 1] {
         fronts.0[n].set(Mode::Pass);
@@ -44,11 +44,11 @@ async fn nodes_that_missed_an_end_refuse_nobody(lab: &Lab) {
     let mut b = fronts.client(HASTY).await;
     let again = asking("job", &once(WINDOW, 1, false));
     b.take(&again).await;
-    b.part(&again, RunState::Failed).await;
-    assert_eq!(b.judged(&asking("job", &once(WINDOW, 1, false))).await.rule, Rule::Once(RunState::Failed));
+    b.end_run(&again, RunState::Failed).await;
+    assert_eq!(b.denied(&asking("job", &once(WINDOW, 1, false))).await.rule, Rule::Once(RunState::Failed));
 }
 
-async fn a_start_that_only_a_minority_knows_was_never_granted(lab: &Lab) {
+async fn a_start_known_to_a_minority_was_never_granted(lab: &Lab) {
     let mut a = lab.client().await;
     for n in [1, 3] {
         let begun = ["os", "1700000000000", "of", "9999999999", "ox", "started", "on", "1", "ow", "999999999999999", "om", "", "oh", "x"];
@@ -57,23 +57,23 @@ async fn a_start_that_only_a_minority_knows_was_never_granted(lab: &Lab) {
     }
     let wanted = asking("job", &once(WINDOW * 1_000_000, 0, false));
     a.take(&wanted).await;
-    a.part(&wanted, RunState::Ok).await;
-    assert_eq!(a.judged(&asking("job", &once(WINDOW, 0, false))).await.rule, Rule::Once(RunState::Ok));
+    a.end_run(&wanted, RunState::Ok).await;
+    assert_eq!(a.denied(&asking("job", &once(WINDOW, 0, false))).await.rule, Rule::Once(RunState::Ok));
 }
 
 async fn a_start_that_a_majority_may_know_counts(lab: &Lab) {
     let mut fronts = Fronts::of(lab);
     let mut a = fronts.client(HASTY).await;
     let wanted = asking("job", &once(WINDOW, 0, false));
-    a.ran(&wanted, RunState::Ok).await;
-    a.ran(&asking("other", &kept(WINDOW)), RunState::Ok).await;
+    a.run(&wanted, RunState::Ok).await;
+    a.run(&asking("other", &kept(WINDOW)), RunState::Ok).await;
     for n in 0..2 {
         lab.redlock().node(n).command(&["FLUSHALL"]);
     }
-    assert_eq!(a.judged(&asking("job", &once(WINDOW, 0, false))).await.rule, Rule::Once(RunState::Ok), "three of five know");
+    assert_eq!(a.denied(&asking("job", &once(WINDOW, 0, false))).await.rule, Rule::Once(RunState::Ok), "3 of 5 know");
     lab.redlock().node(2).command(&["FLUSHALL"]);
     fronts.0[2].set(Mode::Refuse);
-    assert_eq!(a.judged(&asking("job", &once(WINDOW, 0, false))).await.rule, Rule::Once(RunState::Ok), "two know, one may");
-    assert_eq!(a.judged(&request(&key("other"), LONG)).await.rule, Rule::AtLeast(WINDOW));
-    assert_eq!(held_on(lab), 0, "what is refused leaves nothing");
+    assert_eq!(a.denied(&asking("job", &once(WINDOW, 0, false))).await.rule, Rule::Once(RunState::Ok), "two know, one may");
+    assert_eq!(a.denied(&request(&key("other"), LONG)).await.rule, Rule::AtLeast(WINDOW));
+    assert_eq!(held_on(lab), 0, "a denied run leaves a key");
 }

@@ -1,4 +1,4 @@
-//! Many who wait for one lock of a SQL server, each with sessions of its own, while its holder is cut off for good.
+//! Many waiters, each with its own sessions, for one lock of a SQL server whose holder is cut off permanently.
 
 use std::{
     cell::{Cell, RefCell},
@@ -26,23 +26,23 @@ use crate::{
 };
 
 pub fn all() -> Vec<Case> {
-    cases![|kind| kind.is_mariadb() || kind.is_postgres() => a_crowd_outlives_a_holder_that_vanished]
+    cases![|kind| kind.is_mariadb() || kind.is_postgres() => many_waiters_survive_a_holder_that_vanished]
 }
 
-/// That of the holder.
+/// The holder's TTL.
 const TTL: Duration = SHORT.saturating_mul(4);
-/// By then all have come and gone, however slow the machine.
+/// The time limit for all waiters, on a slow machine too.
 const LIMIT: Duration = Duration::from_secs(300);
-/// One thread plays all of the waiters.
+/// One thread runs all waiters, hence the long limits.
 const LIMITS: Limits<'static> = Limits::of(Duration::from_secs(20));
 
-/// A server that takes so many sessions, and no other case's.
-enum Place {
+/// A server of this case alone that accepts enough sessions.
+enum OwnServer {
     MariaDb(mariadb::MariaDb),
     Postgres(Postgres),
 }
 
-/// How its clients are made.
+/// The options of the server's clients.
 #[derive(Clone)]
 enum Clients {
     MariaDb(mysql::Options),
@@ -50,7 +50,7 @@ enum Clients {
 }
 
 impl Clients {
-    /// One that reaches the server by this port.
+    /// Returns a client that reaches the server through this port.
     fn at(&self, port: u16) -> Client {
         let server = Server::Tcp { host: "127.0.0.1".into(), port };
         Client(match self.clone() {
@@ -66,10 +66,10 @@ impl Clients {
     }
 }
 
-impl Place {
+impl OwnServer {
     fn make(lab: &Lab) -> (Self, Clients) {
-        // One each; with mode=row a few have another one to count fences over; and ours to look.
-        let most = support::crowd() + 50;
+        // One session for each waiter. With mode=row a few have a second one to count fences; and the test has one to inspect.
+        let most = support::many_waiters() + 50;
         if lab.kind.is_mariadb() {
             let settings = vec![format!("--max-connections={most}")];
             let server = mariadb::MariaDb::with(mariadb::Options { settings, ..Default::default() });
@@ -93,7 +93,7 @@ impl Place {
         }
     }
 
-    /// How many sessions clients have.
+    /// Returns the number of client sessions.
     fn sessions(&self) -> usize {
         match self {
             Self::MariaDb(server) => {
@@ -109,16 +109,16 @@ impl Place {
     }
 }
 
-/// Somebody else's process, as good as: a thread that takes the lock and renews it until it is told to go on without.
+/// Stands for another process: a thread that takes the lock, and renews it until `vanish` cuts the thread off.
 struct Holder {
     vanish: std::sync::mpsc::Sender<()>,
     thread: std::thread::JoinHandle<Instant>,
 }
 
 impl Holder {
-    /// Has the lock when this returns.
+    /// Starts the thread, and returns once it holds the lock.
     fn start(clients: &Clients, line: Proxy) -> Self {
-        let (vanish, told) = std::sync::mpsc::channel();
+        let (vanish, vanishing) = std::sync::mpsc::channel();
         let (has, had) = std::sync::mpsc::channel();
         let (clients, mut line) = (clients.clone(), line);
         let thread = std::thread::spawn(move || {
@@ -128,14 +128,14 @@ impl Holder {
                 let held = request(&key("job"), TTL);
                 client.take(&held).await;
                 has.send(()).expect("the case");
-                while told.try_recv().is_err() {
+                while vanishing.try_recv().is_err() {
                     client.renewed(&held, None).await;
                     tokio::time::sleep(TTL / 10).await;
                 }
                 let last = Instant::now();
                 client.renewed(&held, None).await;
                 line.set(Network::BlackHole);
-                // Cut off, but not closed: nobody is told.
+                // The connection is cut off but not closed, so the server notices nothing.
                 std::thread::sleep(TTL + SHORT * 2);
                 last
             })
@@ -145,85 +145,85 @@ impl Holder {
     }
 }
 
-/// What the waiters saw of their turns.
+/// The grants that the waiters got.
 #[derive(Default)]
-struct Turns {
+struct Grants {
     joined: Cell<u32>,
     inside: Cell<u32>,
     taken: RefCell<Vec<(Instant, Fence)>>,
 }
 
-/// Waits as `dlock run` does, has its turn, and gives the lock back.
-async fn have_a_turn(mut client: Client, turns: Rc<Turns>) {
+/// Waits as `dlock run` does, gets the lock, and releases it.
+async fn wait_and_release(mut client: Client, grants: Rc<Grants>) {
     let (never, wanted) = (std::future::pending::<()>(), waiting(&key("job"), LONG));
     let mut first = true;
-    let busy = |_: &Busy| turns.joined.set(turns.joined.get() + u32::from(std::mem::take(&mut first)));
+    let busy = |_: &Busy| grants.joined.set(grants.joined.get() + u32::from(std::mem::take(&mut first)));
     let outcome = lease::acquire(&mut *client.0, &BootClock, wanted, WaitPolicy::Forever, LIMITS, never, busy).await;
     let Ok(Outcome::Granted(lease)) = outcome else { panic!("{outcome:?}") };
-    turns.taken.borrow_mut().push((Instant::now(), lease.fence));
-    assert_eq!(turns.inside.replace(1), 0, "two have it at once");
+    grants.taken.borrow_mut().push((Instant::now(), lease.fence));
+    assert_eq!(grants.inside.replace(1), 0, "two waiters hold the lock at once");
     tokio::task::yield_now().await;
-    turns.inside.set(0);
+    grants.inside.set(0);
     let released = lease::release(&mut *client.0, &BootClock, &lease.key, &lease.token, &Scope::Tree.into(), LIMITS).await;
     assert!(matches!(released, Released::Free), "{released:?}");
 }
 
-async fn a_crowd_outlives_a_holder_that_vanished(lab: &Lab) {
+async fn many_waiters_survive_a_holder_that_vanished(lab: &Lab) {
     let files = getrlimit(Resource::Nofile);
     let _ = setrlimit(Resource::Nofile, Rlimit { current: files.maximum, ..files });
-    // A socket and a copy of it for each session, at this end and at the server's.
+    // Each session needs a socket and a copy of it, at both ends.
     if files.maximum.is_some_and(|most| most < 12_000) {
-        return support::skip("a_crowd_outlives_a_holder_that_vanished", "too few files may be open");
+        return support::skip("many_waiters_survive_a_holder_that_vanished", "too few files may be open");
     }
-    let (place, clients) = Place::make(lab);
-    clients.at(place.port()).0.init().await.expect("init");
+    let (server, clients) = OwnServer::make(lab);
+    clients.at(server.port()).0.init().await.expect("init");
     let set = LocalSet::new();
-    let crowd = set.run_until(crowd(lab, &place, &clients));
-    tokio::time::timeout(LIMIT, crowd).await.expect("all have had their turns");
+    let run = set.run_until(run_waiters(lab, &server, &clients));
+    tokio::time::timeout(LIMIT, run).await.expect("all waiters got the lock");
 }
 
-async fn crowd(lab: &Lab, place: &Place, clients: &Clients) {
-    let holder = Holder::start(clients, Proxy::to(place.port()));
+async fn run_waiters(lab: &Lab, server: &OwnServer, clients: &Clients) {
+    let holder = Holder::start(clients, Proxy::to(server.port()));
     let (began, memory) = (Instant::now(), procfs::rss_kib(std::process::id()));
-    let turns = Rc::new(Turns::default());
-    let (count, mut waiting) = (u32::try_from(support::crowd()).expect("few"), Vec::new());
+    let grants = Rc::new(Grants::default());
+    let (count, mut waiting) = (u32::try_from(support::many_waiters()).expect("few"), Vec::new());
     for n in 0..count {
-        waiting.push(spawn_local(have_a_turn(clients.at(place.port()), Rc::clone(&turns))));
-        // Connections are made one at a time: nobody is to wait for that in vain.
-        while turns.joined.get() + 8 < n {
+        waiting.push(spawn_local(wait_and_release(clients.at(server.port()), Rc::clone(&grants))));
+        // Connections are made one at a time: no waiter may time out while it connects.
+        while grants.joined.get() + 8 < n {
             lab.pass(Duration::from_millis(1)).await;
         }
     }
-    while turns.joined.get() < count {
+    while grants.joined.get() < count {
         lab.pass(Duration::from_millis(20)).await;
     }
     let gathered = began.elapsed();
     let each = procfs::rss_kib(std::process::id()).saturating_sub(memory) / u64::from(count);
-    assert!(turns.taken.borrow().is_empty(), "it is held");
+    assert!(grants.taken.borrow().is_empty(), "the lock is still held");
     holder.vanish.send(()).expect("the holder");
     for waiter in waiting {
-        waiter.await.expect("its turn");
+        waiter.await.expect("a grant");
     }
     let last = holder.thread.join().expect("the holder");
-    let turns = turns.taken.borrow();
-    assert_eq!(turns.len(), count as usize);
-    assert!(turns.windows(2).all(|two| two[0].1 < two[1].1), "fences rise");
-    let (first, drained) = (turns[0].0 - last, turns[turns.len() - 1].0 - turns[0].0);
+    let grants = grants.taken.borrow();
+    assert_eq!(grants.len(), count as usize);
+    assert!(grants.windows(2).all(|two| two[0].1 < two[1].1), "fences rise");
+    let (first, drained) = (grants[0].0 - last, grants[grants.len() - 1].0 - grants[0].0);
     support::say(&format!(
-        "{}: {count} waiters gathered in {gathered:.1?}, {each} KiB each; the holder vanished with a lease of {TTL:?}: the first turn \
-         came after {first:.2?}, all were through {drained:.1?} later",
+        "{}: {count} waiters gathered in {gathered:.1?}, {each} KiB each; the holder vanished with a lease of {TTL:?}: the first grant \
+         came after {first:.2?}, the last one {drained:.1?} later",
         lab.kind.name()
     ));
-    // Whoever takes a session's lock waits half a second for what the one before may still run.
-    let drain_delay = if lab.kind.is_a_session() { Duration::from_millis(500) } else { Duration::ZERO };
+    // A session's lock has a drain delay of half a second after a vanished holder.
+    let drain_delay = if lab.kind.held_by_session() { Duration::from_millis(500) } else { Duration::ZERO };
     assert!(first >= TTL && first < TTL + SHORT + drain_delay, "{first:?}");
     assert!(each < 512, "{each} KiB for each waiter");
-    let state = clients.at(place.port()).inspect(&key("job")).await;
+    let state = clients.at(server.port()).inspect(&key("job")).await;
     assert!(state.holders.is_empty() && state.waiters.is_empty(), "{state:?}");
-    // Connections end when the runtime comes to it.
+    // Connections end some time after their clients are dropped.
     let until = Instant::now() + Duration::from_secs(20);
-    while place.sessions() > 0 {
-        assert!(Instant::now() < until, "{} sessions are left", place.sessions());
+    while server.sessions() > 0 {
+        assert!(Instant::now() < until, "{} sessions are left", server.sessions());
         lab.pass(Duration::from_millis(50)).await;
     }
 }

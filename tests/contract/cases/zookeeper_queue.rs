@@ -1,4 +1,4 @@
-//! What lies in ZooKeeper itself: the line of a lock, of dlock's own and of others.
+//! The nodes in ZooKeeper: the queue of a lock, with contenders of dlock and of other libraries.
 
 use std::time::{Duration, Instant};
 
@@ -17,30 +17,30 @@ use crate::{
 
 pub fn all() -> Vec<Case> {
     let mut all = cases![Kind::is_zookeeper =>
-        a_lock_of_ours_is_what_curator_expects,
-        others_contenders_are_waited_for,
-        what_belongs_to_no_lock_is_an_error,
-        a_directory_that_was_removed_is_made_again,
-        a_node_deleted_from_outside_is_told_and_settled_for,
-        a_clean_release_is_not_settled_for,
-        a_holder_of_another_library_is_not_settled_for,
-        every_reader_settles_for_a_writer_that_vanished,
-        time_to_die_is_not_cut_short_by_a_grant_that_is_undone,
-        those_who_vanish_one_after_the_other_leave_few_marks,
+        our_lock_has_the_form_curator_expects,
+        contenders_of_other_libraries_are_waited_for,
+        a_node_that_belongs_to_no_lock_is_an_error,
+        a_removed_directory_is_created_again,
+        a_node_deleted_from_outside_causes_a_drain_delay,
+        a_clean_release_causes_no_drain_delay,
+        a_holder_of_another_library_causes_no_drain_delay,
+        a_vanished_writer_causes_a_drain_delay_for_every_reader,
+        an_undone_grant_does_not_shorten_the_drain_delay,
+        holders_that_vanish_in_succession_leave_few_marks,
         a_hold_is_handed_over_with_its_session,
-        a_nested_hold_keeps_the_lock_of_an_outer_one_that_is_gone,
-        what_was_given_back_elsewhere_is_left_to_those_nested_in_it,
+        a_nested_hold_keeps_the_lock_of_a_dead_outer_holder,
+        a_hold_released_elsewhere_is_left_to_its_nested_holds,
         a_holder_whose_session_is_just_ending_has_no_time_left,
-        a_released_lock_leaves_its_record_only,
+        a_released_lock_leaves_only_its_record,
         a_newer_layout_is_refused,
-        a_record_long_unused_can_be_removed,
+        a_long_unused_record_can_be_removed,
     ];
     all.extend(cases![|kind| kind == Kind::ZooKeeper =>
         a_create_whose_answer_was_lost_is_found_again,
-        a_session_that_ended_in_line_joins_it_anew,
+        a_waiter_whose_session_ended_queues_again,
         a_server_that_stops_answering_is_left,
         no_session_is_left_behind,
-        a_crowd_outlives_a_holder_that_died,
+        many_waiters_survive_a_holder_that_died,
     ]);
     all
 }
@@ -69,7 +69,7 @@ async fn mkdir(lab: &Lab, admin: &Admin, below: &str) -> String {
     path
 }
 
-async fn a_lock_of_ours_is_what_curator_expects(lab: &Lab) {
+async fn our_lock_has_the_form_curator_expects(lab: &Lab) {
     let (mut a, mut b) = (lab.client().await, lab.client().await);
     let held = a.hold(&key("job")).await;
     b.refused(&waiting(&key("job"), LONG)).await;
@@ -82,12 +82,12 @@ async fn a_lock_of_ours_is_what_curator_expects(lab: &Lab) {
     }
     let (mut c, reader) = (lab.client().await, Request { mode: Mode::Shared, ..request(&key("read"), LONG) });
     c.take(&reader).await;
-    // To Curator's mutex a reader is one of its own: what follows the last `lock-` is a number.
+    // Curator's mutex accepts a reader as a contender: a number follows the last `lock-`.
     let name = contenders(lab, "read").await.remove(0);
     assert!(name.rsplit_once("lock-").is_some_and(|(_, number)| number.parse::<i32>().is_ok()), "{name}");
 }
 
-async fn others_contenders_are_waited_for(lab: &Lab) {
+async fn contenders_of_other_libraries_are_waited_for(lab: &Lab) {
     let admin = lab.zookeeper().admin().await;
     let families = [
         ("curator", "_c_8743c9c0-0795-4907-87fd-6c719a6b4586-lock-", false),
@@ -106,7 +106,7 @@ async fn others_contenders_are_waited_for(lab: &Lab) {
         assert!(busy.holders.len() == 1 && busy.holders[0].foreign && busy.holders[0].metadata.is_none(), "{job}: {busy:?}");
         assert_eq!(busy.holders[0].mode, if shared { Mode::Shared } else { Mode::Exclusive }, "{job}");
         let reader = Request { mode: Mode::Shared, ..request(&key(job), LONG) };
-        assert_eq!(matches!(a.attempt(&reader).await, Attempt::Granted(_)), shared, "{job}: readers go together");
+        assert_eq!(matches!(a.attempt(&reader).await, Attempt::Granted(_)), shared, "{job}: readers share the lock");
         a.0.release(&key(job), &reader.token, &Scope::Tree.into()).await.expect("release");
         let wanted = waiting(&key(job), LONG);
         assert!(a.refused(&wanted).await.notifies);
@@ -117,11 +117,11 @@ async fn others_contenders_are_waited_for(lab: &Lab) {
         };
         let (grant, freed) = tokio::join!(a.wait_for(&wanted, LONG), free);
         assert!(freed.elapsed() < soon(), "{job}: {:?}", freed.elapsed());
-        assert_eq!(grant.drain_delay, Duration::ZERO, "{job}: others leave no marks");
+        assert_eq!(grant.drain_delay, Duration::ZERO, "{job}: other libraries leave no marks");
     }
 }
 
-async fn what_belongs_to_no_lock_is_an_error(lab: &Lab) {
+async fn a_node_that_belongs_to_no_lock_is_an_error(lab: &Lab) {
     let admin = lab.zookeeper().admin().await;
     let path = mkdir(lab, &admin, "dlock/brokers").await;
     admin.create(&format!("{path}/ids"), b"", &CreateMode::Persistent.with_acls(ANY)).await.expect("a node");
@@ -139,15 +139,15 @@ async fn what_belongs_to_no_lock_is_an_error(lab: &Lab) {
     assert_eq!(Target::tree(&admin, &lab.zookeeper().chroot).await, before);
 }
 
-/// As the server does with containers that are empty for a while.
-async fn a_directory_that_was_removed_is_made_again(lab: &Lab) {
+/// The server also removes containers that are empty for a while.
+async fn a_removed_directory_is_created_again(lab: &Lab) {
     let admin = lab.zookeeper().admin().await;
     let mut last = 0;
     for whole in [false, true, false] {
         let mut a = lab.client().await;
         let held = request(&key("job"), LONG);
         let fence = a.take(&held).await.fence;
-        assert!(fence.0 > last, "the numbers in line begin anew, fences don't");
+        assert!(fence.0 > last, "queue numbers start again, fences don't");
         last = fence.0;
         a.free(&held).await;
         let chroot = &lab.zookeeper().chroot;
@@ -155,17 +155,17 @@ async fn a_directory_that_was_removed_is_made_again(lab: &Lab) {
         if whole {
             admin.delete(&format!("{chroot}/dlock"), None).await.expect("an empty directory");
         }
-        assert_eq!(lab.client().await.inspect(&key("job")).await.last_fence, Some(fence), "it lies elsewhere");
+        assert_eq!(lab.client().await.inspect(&key("job")).await.last_fence, Some(fence), "the fence is stored elsewhere");
     }
 }
 
-async fn a_node_deleted_from_outside_is_told_and_settled_for(lab: &Lab) {
+async fn a_node_deleted_from_outside_causes_a_drain_delay(lab: &Lab) {
     let (mut a, mut b, mut c) = (lab.client().await, lab.client().await, lab.client().await);
     let job = key("job");
     let held = a.hold(&job).await;
     let wanted = waiting(&job, LONG);
     b.refused(&wanted).await;
-    let told = async {
+    let noticed = async {
         a.0.tether().expect("a session").watch(&job, &held.token).await;
         Instant::now()
     };
@@ -174,18 +174,18 @@ async fn a_node_deleted_from_outside_is_told_and_settled_for(lab: &Lab) {
         delete_first(lab, "job").await;
         Instant::now()
     };
-    let (told, deleted, grant) = tokio::join!(told, delete, b.wait_for(&wanted, LONG));
-    assert!(told.saturating_duration_since(deleted) < soon(), "{told:?} {deleted:?}");
+    let (noticed, deleted, grant) = tokio::join!(noticed, delete, b.wait_for(&wanted, LONG));
+    assert!(noticed.saturating_duration_since(deleted) < soon(), "{noticed:?} {deleted:?}");
     assert_eq!(a.renew(&held, None).await, Renewal::NotHeld);
     assert_eq!(a.release(&held, Scope::Tree).await, Release::NotHeld);
-    assert_eq!(grant.drain_delay, Duration::from_millis(500), "the command of the one before may need so long to end");
-    assert_eq!(b.take(&wanted).await.drain_delay, grant.drain_delay, "asked again it is the same grant");
+    assert_eq!(grant.drain_delay, Duration::from_millis(500), "the old holder's command may need that long to end");
+    assert_eq!(b.take(&wanted).await.drain_delay, grant.drain_delay, "a repeated request returns the same grant");
     b.free(&wanted).await;
-    // Its release removed what was left.
+    // The release removed the rest of the vanished hold.
     assert_eq!(c.take(&request(&job, LONG)).await.drain_delay, Duration::ZERO);
 }
 
-async fn a_clean_release_is_not_settled_for(lab: &Lab) {
+async fn a_clean_release_causes_no_drain_delay(lab: &Lab) {
     let (mut a, mut b) = (lab.client().await, lab.client().await);
     let job = key("job");
     for _ in 0..3 {
@@ -198,7 +198,7 @@ async fn a_clean_release_is_not_settled_for(lab: &Lab) {
         assert_eq!(grant.drain_delay, Duration::ZERO);
         b.free(&wanted).await;
     }
-    // Who leaves the line without having held the lock is none to settle for either.
+    // A waiter that leaves the queue without a hold causes no drain delay either.
     let held = a.hold(&job).await;
     let (unwanted, wanted) = (waiting(&job, LONG), waiting(&job, LONG));
     let mut c = lab.client().await;
@@ -215,7 +215,7 @@ async fn delete_last_but_one(lab: &Lab) {
     lab.zookeeper().admin().await.delete(&path, None).await.expect("a node to delete");
 }
 
-async fn a_holder_of_another_library_is_not_settled_for(lab: &Lab) {
+async fn a_holder_of_another_library_causes_no_drain_delay(lab: &Lab) {
     let admin = lab.zookeeper().admin().await;
     let path = mkdir(lab, &admin, "dlock/job").await;
     let node = format!("{path}/_c_8743c9c0-0795-4907-87fd-6c719a6b4586-lock-");
@@ -226,7 +226,7 @@ async fn a_holder_of_another_library_is_not_settled_for(lab: &Lab) {
     assert_eq!(a.take(&request(&key("job"), LONG)).await.drain_delay, Duration::ZERO);
 }
 
-async fn every_reader_settles_for_a_writer_that_vanished(lab: &Lab) {
+async fn a_vanished_writer_causes_a_drain_delay_for_every_reader(lab: &Lab) {
     let mut a = lab.client().await;
     a.hold(&key("job")).await;
     delete_first(lab, "job").await;
@@ -236,7 +236,7 @@ async fn every_reader_settles_for_a_writer_that_vanished(lab: &Lab) {
     assert_eq!(c.take(&reader()).await.drain_delay, Duration::from_millis(500));
 }
 
-async fn time_to_die_is_not_cut_short_by_a_grant_that_is_undone(lab: &Lab) {
+async fn an_undone_grant_does_not_shorten_the_drain_delay(lab: &Lab) {
     lab.client().await.hold(&key("job")).await;
     delete_first(lab, "job").await;
     let mut b = lab.client().await;
@@ -252,8 +252,8 @@ async fn time_to_die_is_not_cut_short_by_a_grant_that_is_undone(lab: &Lab) {
     assert_eq!(b.take(&request(&key("job"), LONG)).await.drain_delay, Duration::ZERO);
 }
 
-async fn those_who_vanish_one_after_the_other_leave_few_marks(lab: &Lab) {
-    // Nobody ever gives back.
+async fn holders_that_vanish_in_succession_leave_few_marks(lab: &Lab) {
+    // No holder ever releases.
     let (mut fences, mut clients) = (Vec::new(), Vec::new());
     for n in 0..40 {
         let mut a = lab.client().await;
@@ -264,8 +264,8 @@ async fn those_who_vanish_one_after_the_other_leave_few_marks(lab: &Lab) {
         clients.push(a);
         delete_first(lab, "job").await;
     }
-    let beside = lab.zookeeper().admin().await.list_children(&format!("{}/dlock.meta/job", lab.zookeeper().chroot)).await.expect("nodes");
-    assert!(beside.iter().filter(|name| name.starts_with("held-")).count() < 20, "{beside:?}");
+    let meta = lab.zookeeper().admin().await.list_children(&format!("{}/dlock.meta/job", lab.zookeeper().chroot)).await.expect("nodes");
+    assert!(meta.iter().filter(|name| name.starts_with("held-")).count() < 20, "{meta:?}");
     let past = history(&mut clients[0], &key("job")).await.past;
     assert!(past.iter().map(|past| past.fence).eq(fences.into_iter().rev()), "{past:?}");
     assert!(past.iter().all(|past| past.end == End::Expired));
@@ -279,19 +279,19 @@ async fn a_hold_is_handed_over_with_its_session(lab: &Lab) {
     let grant = a.take(&held).await;
     drop(a);
     held.token = held.token.reveal().parse().expect("a token");
-    assert_eq!(b.renew(&held, None).await, Renewal::NotHeld, "without its session it is nobody's");
+    assert_eq!(b.renew(&held, None).await, Renewal::NotHeld, "without its session the token holds nothing");
     held.token.session = grant.session;
     assert!(grant.session.is_some());
     for _ in 0..3 {
         lab.pass(SHORT * 3 / 2).await;
         assert_eq!(b.renewed(&held, None).await, grant.fence);
     }
-    // By its token alone, as text.
+    // The token as text is enough.
     held.token = held.token.reveal().parse().expect("a token");
     assert_eq!(c.renewed(&held, None).await, grant.fence);
-    assert_eq!(b.release(&bare, Scope::Hold).await, Release::Released, "this client has taken it up already");
+    assert_eq!(b.release(&bare, Scope::Hold).await, Release::Released, "this client has taken over the session already");
     assert_eq!(c.renew(&held, None).await, Renewal::NotHeld);
-    // And it ends by itself.
+    // The detached hold expires by itself.
     let mut other = Request { detached: true, ..request(&job, SHORT) };
     other.token.session = c.take(&other).await.session;
     lab.outlast(SHORT).await;
@@ -299,8 +299,8 @@ async fn a_hold_is_handed_over_with_its_session(lab: &Lab) {
     b.hold(&job).await;
 }
 
-/// As with `--leftover leave`: the outer process is gone, and a nested one keeps the lock beyond the outer one's lease.
-async fn a_nested_hold_keeps_the_lock_of_an_outer_one_that_is_gone(lab: &Lab) {
+/// As with `--leftover leave`: the outer process is gone, and a nested hold keeps the lock beyond the outer lease.
+async fn a_nested_hold_keeps_the_lock_of_a_dead_outer_holder(lab: &Lab) {
     let (mut a, mut b, mut c) = (lab.client().await, lab.client().await, lab.client().await);
     let job = key("job");
     let outer = request(&job, SHORT);
@@ -309,10 +309,10 @@ async fn a_nested_hold_keeps_the_lock_of_an_outer_one_that_is_gone(lab: &Lab) {
     b.take(&inner).await;
     assert_eq!(a.release(&outer, Scope::Hold).await, Release::StillHeld(1));
     drop(a);
-    assert!(c.left(&job).await <= SHORT, "what the lock lasts if the nested hold is not kept");
+    assert!(c.left(&job).await <= SHORT, "the remaining lease without renewals of the nested hold");
     for _ in 0..5 {
         match b.renew(&inner, None).await {
-            Renewal::Renewed { ttl, .. } => assert_eq!(ttl.get(), SHORT, "it lasts as long as the shorter of the two sessions"),
+            Renewal::Renewed { ttl, .. } => assert_eq!(ttl.get(), SHORT, "the TTL is that of the shorter session"),
             other => panic!("{other:?}"),
         }
         c.refused(&request(&job, LONG)).await;
@@ -322,8 +322,8 @@ async fn a_nested_hold_keeps_the_lock_of_an_outer_one_that_is_gone(lab: &Lab) {
     c.hold(&job).await;
 }
 
-/// The servers remove what was ephemeral of a session one by one.
-async fn what_was_given_back_elsewhere_is_left_to_those_nested_in_it(lab: &Lab) {
+/// The servers remove a session's ephemeral nodes one by one.
+async fn a_hold_released_elsewhere_is_left_to_its_nested_holds(lab: &Lab) {
     for renews in [true, false] {
         let (mut a, mut b, mut c) = (lab.client().await, lab.client().await, lab.client().await);
         let job = key(&format!("{renews}"));
@@ -333,7 +333,7 @@ async fn what_was_given_back_elsewhere_is_left_to_those_nested_in_it(lab: &Lab) 
         c.take(&inner).await;
         b.renewed(&held, None).await;
         assert_eq!(b.release(&held, Scope::Hold).await, Release::StillHeld(1));
-        // Who took it doesn't know of that.
+        // The process that took the hold doesn't know of its release.
         if renews {
             assert_eq!(a.renew(&held, None).await, Renewal::NotHeld);
         }
@@ -351,16 +351,16 @@ async fn a_holder_whose_session_is_just_ending_has_no_time_left(lab: &Lab) {
     let job = key("job");
     a.hold(&job).await;
     let admin = lab.zookeeper().admin().await;
-    let beside = format!("{}/dlock.meta/job", lab.zookeeper().chroot);
-    admin.sync(&beside).await.expect("a server that is up to date");
-    let holds = admin.list_children(&beside).await.expect("what lies beside the lock");
-    let hold = holds.iter().find(|name| name.starts_with("hold-")).expect("what renewals write");
-    admin.delete(&format!("{beside}/{hold}"), None).await.expect("a node to delete");
+    let meta = format!("{}/dlock.meta/job", lab.zookeeper().chroot);
+    admin.sync(&meta).await.expect("a server that is up to date");
+    let holds = admin.list_children(&meta).await.expect("the nodes next to the lock");
+    let hold = holds.iter().find(|name| name.starts_with("hold-")).expect("the node that renewals write");
+    admin.delete(&format!("{meta}/{hold}"), None).await.expect("a node to delete");
     assert_eq!(b.refused(&request(&job, LONG)).await.expires_in, Some(Duration::ZERO));
     assert!(b.refused(&waiting(&job, LONG)).await.expires_in.is_some_and(|left| left < soon()));
 }
 
-async fn a_released_lock_leaves_its_record_only(lab: &Lab) {
+async fn a_released_lock_leaves_only_its_record(lab: &Lab) {
     let mut a = lab.client().await;
     let held = a.hold(&key("a/b")).await;
     a.take(&nested(&held)).await;
@@ -379,11 +379,11 @@ async fn a_released_lock_leaves_its_record_only(lab: &Lab) {
         format!("{chroot}/dlock.meta"),
         format!("{chroot}/dlock"),
         chroot.clone(),
-        // And what is remembered.
+        // The history.
         format!("{chroot}/dlock.meta/%fine"),
         format!("{chroot}/dlock.meta/%fine/a%2Fb"),
     ];
-    // Nodes that were made to learn the time end with their sessions.
+    // Nodes that were created to learn the server's time end with their sessions.
     let until = Instant::now() + Duration::from_secs(8);
     loop {
         let mut tree = Target::tree(&admin, &chroot).await;
@@ -412,7 +412,7 @@ async fn a_newer_layout_is_refused(lab: &Lab) {
     a.free(&held).await;
 }
 
-async fn a_record_long_unused_can_be_removed(lab: &Lab) {
+async fn a_long_unused_record_can_be_removed(lab: &Lab) {
     let mut a = lab.client().await;
     let held = a.hold(&key("held")).await;
     let used = a.hold(&key("used")).await;
@@ -450,7 +450,7 @@ async fn a_create_whose_answer_was_lost_is_found_again(lab: &Lab) {
         let free = async {
             lab.pass(LIMITS.attempt() * 2).await;
             let names = contenders(lab, job.as_str()).await;
-            assert_eq!(names.len(), 2, "{fault:?}: one place in line for one who waits: {names:?}");
+            assert_eq!(names.len(), 2, "{fault:?}: one waiter has one position: {names:?}");
             other.free(&held).await;
         };
         let (outcome, ()) = tokio::join!(take, free);
@@ -461,7 +461,7 @@ async fn a_create_whose_answer_was_lost_is_found_again(lab: &Lab) {
     }
 }
 
-async fn a_session_that_ended_in_line_joins_it_anew(lab: &Lab) {
+async fn a_waiter_whose_session_ended_queues_again(lab: &Lab) {
     let (mut a, mut c) = (lab.client().await, lab.client().await);
     let job = key("job");
     let held = a.hold(&job).await;
@@ -475,7 +475,7 @@ async fn a_session_that_ended_in_line_joins_it_anew(lab: &Lab) {
     assert_eq!(contenders(lab, "job").await.len(), 2);
     proxy.set(Line::Pass);
     proxy.cut();
-    // What it is told of while it waits, or when it asks again after the connection broke.
+    // The waiter learns of the loss while it waits, or with its next request after the connection broke.
     let mut wake = loop {
         match b.0.wait(&lost, Duration::from_secs(5)).await {
             Err(error) if error.is_transient() => lab.pass(Duration::from_millis(20)).await,
@@ -483,7 +483,7 @@ async fn a_session_that_ended_in_line_joins_it_anew(lab: &Lab) {
         }
     };
     assert_eq!(wake, Wake::Changed);
-    assert_eq!(b.refused(&lost).await.position, Some(2), "at the end of the line");
+    assert_eq!(b.refused(&lost).await.position, Some(2), "the waiter is at the end of the queue");
     a.free(&held).await;
     c.wait_for(&after, LONG).await;
     wake = b.wait(&lost, SLACK).await;
@@ -492,7 +492,7 @@ async fn a_session_that_ended_in_line_joins_it_anew(lab: &Lab) {
     b.wait_for(&lost, LONG).await;
 }
 
-/// A renewal that isn't answered is asked again by way of another connection, and the session goes on.
+/// An unanswered renewal is repeated over another connection, and the session continues.
 async fn a_server_that_stops_answering_is_left(lab: &Lab) {
     let mut proxy = Proxy::to(lab.server().port());
     let mut a = through(lab, &proxy);
@@ -508,7 +508,7 @@ async fn a_server_that_stops_answering_is_left(lab: &Lab) {
     assert!(began.elapsed() < soon() && proxy.connections() > before, "{:?}", began.elapsed());
 }
 
-/// Whatever ends in order, and whatever is given up half-way, ends its sessions as well.
+/// Completed calls and dropped calls both end their sessions.
 async fn no_session_is_left_behind(lab: &Lab) {
     lab.target.isolate().await;
     let servers = lab.zookeeper().servers();
@@ -517,7 +517,7 @@ async fn no_session_is_left_behind(lab: &Lab) {
     let mut a = lab.client().await;
     let (job, other) = (key("job"), key("other"));
     for _ in 0..5 {
-        // Refused, left, nested, given back hold by hold and as a tree; the one that is nested ends with its process.
+        // A refused request, a waiter that leaves, nested holds, and releases of a hold and of a tree.
         let held = a.hold(&job).await;
         lab.client().await.refused(&request(&job, LONG)).await;
         let mut b = lab.client().await;
@@ -529,14 +529,14 @@ async fn no_session_is_left_behind(lab: &Lab) {
         assert_eq!(b.release(&inner, Scope::Hold).await, Release::StillHeld(1));
         a.take(&nested(&held)).await;
         a.release(&held, Scope::Tree).await;
-        // Handed down to what was nested in it.
+        // A hold that passes to its nested hold.
         let held = a.hold(&job).await;
         let inner = nested(&held);
         b.take(&inner).await;
         assert_eq!(a.release(&held, Scope::Hold).await, Release::StillHeld(1));
         b.renewed(&inner, None).await;
         b.free(&inner).await;
-        // Handed over to other processes.
+        // Detached holds that other processes use.
         let mut held = Request { detached: true, ..request(&other, LONG) };
         held.token.session = a.take(&held).await.session;
         lab.client().await.renewed(&held, None).await;
@@ -556,7 +556,7 @@ async fn no_session_is_left_behind(lab: &Lab) {
         let _ = tokio::time::timeout(moment, b.0.inspect(&job)).await;
         let _ = tokio::time::timeout(moment, b.0.list("")).await;
     }
-    // Nested holds of a tree that is given back end with their processes.
+    // Nested holds of a released tree end with their processes.
     let began = Instant::now();
     while sessions().is_none_or(|count| count > before + 5) {
         assert!(began.elapsed() < stretched(Duration::from_secs(2)), "{before} {:?} {:?}", sessions(), servers.nodes[0].word("dump"));
@@ -565,13 +565,13 @@ async fn no_session_is_left_behind(lab: &Lab) {
     drop(a);
 }
 
-/// One of them is woken by the end of the holder's session, and none of the others.
-async fn a_crowd_outlives_a_holder_that_died(lab: &Lab) {
+/// The end of the holder's session wakes one waiter, and no other.
+async fn many_waiters_survive_a_holder_that_died(lab: &Lab) {
     use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
     let files = getrlimit(Resource::Nofile);
     let _ = setrlimit(Resource::Nofile, Rlimit { current: files.maximum, ..files });
     if files.maximum.is_some_and(|most| most < 8192) {
-        return crate::support::skip("a_crowd_outlives_a_holder_that_died", "too few files may be open");
+        return crate::support::skip("many_waiters_survive_a_holder_that_died", "too few files may be open");
     }
     lab.target.isolate().await;
     let servers = lab.zookeeper().servers();
@@ -581,7 +581,7 @@ async fn a_crowd_outlives_a_holder_that_died(lab: &Lab) {
     holder.take(&request(&job, SHORT * 4)).await;
     let began = Instant::now();
     let mut waiters = std::collections::VecDeque::new();
-    let count = crate::support::crowd();
+    let count = crate::support::many_waiters();
     for _ in 0..count {
         let (mut client, wanted) = (lab.client().await, waiting(&job, LONG));
         client.refused(&wanted).await;
@@ -596,7 +596,7 @@ async fn a_crowd_outlives_a_holder_that_died(lab: &Lab) {
     assert_eq!(grant.drain_delay, Duration::from_millis(500));
     assert!(took < SHORT * 5 + soon(), "{took:?}");
     for (other, wanted) in &mut waiters {
-        assert_eq!(other.wait(wanted, Duration::ZERO).await, Wake::TimedOut, "one is woken");
+        assert_eq!(other.wait(wanted, Duration::ZERO).await, Wake::TimedOut, "only one waiter is woken");
     }
     let before = packets();
     let began = Instant::now();
@@ -609,8 +609,8 @@ async fn a_crowd_outlives_a_holder_that_died(lab: &Lab) {
     }
     let each = began.elapsed() / 20;
     crate::support::say(&format!(
-        "{count} waiters joined in {joined:?}; the first had its turn {took:?} after a holder with a lease of 4 s died; \
-         then {each:?} and {} packets for each hand-over, with what keeps the sessions of those who wait",
+        "{count} waiters joined in {joined:?}; the first was granted the lock {took:?} after a holder with a lease of 4 s died; \
+         then {each:?} and {} packets for each hand-over, including the waiters' keep-alives",
         (packets() - before) / 20
     ));
 }

@@ -1,4 +1,4 @@
-//! The ways to a Redis server: passwords, users, sockets, databases and certificates.
+//! Access to a Redis server: passwords, users, sockets, databases and certificates.
 
 use std::{path::PathBuf, time::Duration};
 
@@ -27,7 +27,7 @@ pub fn all() -> Vec<Case> {
         databases_are_apart,
         tls_verifies_the_certificate,
         tls_never_falls_back_to_plain_text,
-        nobody_there_is_unavailable,
+        a_missing_server_is_unavailable,
     ]
 }
 
@@ -35,8 +35,8 @@ fn at(port: u16) -> RedisOptions {
     RedisOptions::new(Server::Tcp { host: "127.0.0.1".into(), port })
 }
 
-/// The whole life of a lock.
-pub async fn live(options: RedisOptions) {
+/// Uses a lock in every way: take, renew, wait, leave the queue, inspect, list, release.
+pub async fn full_cycle(options: RedisOptions) {
     let mut client = Client(Box::new(Redis::new(options)));
     let held = waiting(&key("a{b}c"), LONG);
     client.take(&held).await;
@@ -61,7 +61,7 @@ fn assert_denied(error: &Error, secret: &str) {
 
 async fn the_right_password_opens(_: &Lab) {
     let server = support::redis::Redis::with(support::redis::Options { password: Some("p@ss:w/rd"), ..Default::default() });
-    live(RedisOptions { password: Some(Secret::new("p@ss:w/rd")), ..at(server.port) }).await;
+    full_cycle(RedisOptions { password: Some(Secret::new("p@ss:w/rd")), ..at(server.port) }).await;
 }
 
 async fn a_refused_password_is_denied_and_never_shown(_: &Lab) {
@@ -74,7 +74,7 @@ async fn a_refused_password_is_denied_and_never_shown(_: &Lab) {
     assert_denied(&attempt(user).await.expect_err("refused"), "wr0ng-secret");
 }
 
-/// What a user needs who may use the locks of the namespace `dlock` and nothing else.
+/// The rights of a user for the locks of the namespace `dlock` and nothing else.
 pub const LEAST: &str = "on >secret -@all +@connection +eval +evalsha +@hash +@sortedset +@list +@string +@keyspace +@pubsub +time \
                      -@dangerous ~dlock:* ~redisson_lock_token:{dlock:* &redisson_lock__channel:{dlock:* &redisson_rwlock:{dlock:*";
 
@@ -84,7 +84,7 @@ fn server_with(user: &'static str) -> support::redis::Redis {
 
 async fn a_user_with_the_least_rights_can_do_all(_: &Lab) {
     let server = server_with(LEAST);
-    live(RedisOptions { user: Some("app".into()), password: Some(Secret::new("secret")), ..at(server.port) }).await;
+    full_cycle(RedisOptions { user: Some("app".into()), password: Some(Secret::new("secret")), ..at(server.port) }).await;
 }
 
 async fn a_user_without_the_rights_is_denied(_: &Lab) {
@@ -99,8 +99,8 @@ async fn a_user_without_the_rights_is_denied(_: &Lab) {
 
 async fn a_unix_socket_serves(_: &Lab) {
     let server = support::redis::Redis::with(support::redis::Options { unix_socket: true, ..Default::default() });
-    live(RedisOptions::new(Server::Unix(server.socket()))).await;
-    let error = attempt(RedisOptions::new(Server::Unix(PathBuf::from("/nonexistent/redis.sock")))).await.expect_err("nobody there");
+    full_cycle(RedisOptions::new(Server::Unix(server.socket()))).await;
+    let error = attempt(RedisOptions::new(Server::Unix(PathBuf::from("/nonexistent/redis.sock")))).await.expect_err("no server");
     assert_eq!((error.kind, error.effect), (ErrorKind::Unavailable, Effect::NotApplied), "{error:?}");
 }
 
@@ -111,9 +111,9 @@ async fn databases_are_apart(lab: &Lab) {
     zero.hold(&key("job")).await;
     seven.hold(&key("job")).await;
     assert_ne!(zero.0.identity().fingerprint, seven.0.identity().fingerprint);
-    let error = attempt(RedisOptions { db: 99, ..at(port) }).await.expect_err("there are 16");
+    let error = attempt(RedisOptions { db: 99, ..at(port) }).await.expect_err("there are 16 databases");
     assert_eq!(error.effect, Effect::NotApplied, "{error:?}");
-    assert!(!error.is_transient(), "asking again won't make more of them: {error:?}");
+    assert!(!error.is_transient(), "a retry would not help: {error:?}");
 }
 
 async fn tls_verifies_the_certificate(_: &Lab) {
@@ -121,9 +121,9 @@ async fn tls_verifies_the_certificate(_: &Lab) {
     let server = support::redis::Redis::with(support::redis::Options { tls_names: vec!["127.0.0.1"], ..Default::default() });
     let ours = server.certificates.as_ref().expect("certificates").ca.clone();
     let with = |ca_file| RedisOptions { tls: Some(Tls { ca_file, ..Tls::default() }), ..at(server.tls_port) };
-    live(with(Some(ours.clone()))).await;
+    full_cycle(with(Some(ours.clone()))).await;
 
-    let unknown = attempt(with(None)).await.expect_err("the public authorities don't know it");
+    let unknown = attempt(with(None)).await.expect_err("the certificate is of no public authority");
     let elsewhere = support::folder();
     let theirs = support::tls::Certificates::make(elsewhere.path(), &["127.0.0.1"]).ca;
     let other = attempt(with(Some(theirs))).await.expect_err("another authority");
@@ -134,21 +134,21 @@ async fn tls_verifies_the_certificate(_: &Lab) {
     for (what, error) in [("unknown", unknown), ("other", other), ("name", name)] {
         assert_eq!((error.kind, error.effect), (ErrorKind::Denied, Effect::NotApplied), "{what}: {error:?}");
     }
-    assert!(!server.keys().iter().any(|(name, _)| name.contains("dlock:job")), "a refused server was asked");
+    assert!(!server.keys().iter().any(|(name, _)| name.contains("dlock:job")), "dlock sent commands to a refused server");
 }
 
 async fn tls_never_falls_back_to_plain_text(lab: &Lab) {
     let _ = rustls::crypto::ring::default_provider().install_default();
-    // A server that speaks no TLS, which would understand a password sent in clear.
+    // A server without TLS, which would accept a password in plain text.
     let proxy = Proxy::to(lab.redis().server().port);
     let options = RedisOptions { tls: Some(Tls::default()), password: Some(Secret::new("secret")), ..at(proxy.port) };
     let outcome = tokio::time::timeout(Duration::from_secs(2), attempt(options)).await;
     assert!(!matches!(outcome, Ok(Ok(_))), "{outcome:?}");
-    assert!(proxy.connections() > 0, "it was never asked");
+    assert!(proxy.connections() > 0, "dlock never connected");
     assert!(lab.redis().server().keys().is_empty());
 }
 
-async fn nobody_there_is_unavailable(lab: &Lab) {
+async fn a_missing_server_is_unavailable(lab: &Lab) {
     let mut proxy = Proxy::to(lab.redis().server().port);
     proxy.set(support::proxy::Mode::Refuse);
     let error = attempt(at(proxy.port)).await.expect_err("refused");

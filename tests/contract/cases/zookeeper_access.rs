@@ -1,4 +1,4 @@
-//! The ways to ZooKeeper servers: logins, certificates, ranges of sessions, and a server that is cut off from the others.
+//! Access to ZooKeeper: logins, certificates, session ranges, and a server that is cut off from the others.
 
 use std::time::{Duration, Instant};
 
@@ -28,22 +28,22 @@ use crate::{
 pub fn all() -> Vec<Case> {
     cases![|kind| kind == Kind::ZooKeeper =>
         a_login_keeps_others_out,
-        a_chroot_that_may_not_be_read_is_denied,
-        who_may_only_read_sees_the_history,
-        who_may_not_write_the_history_has_the_lock_all_the_same,
-        a_history_that_was_removed_begins_anew,
+        an_unreadable_chroot_is_denied,
+        a_read_only_user_sees_the_history,
+        a_user_without_history_rights_still_gets_the_lock,
+        a_removed_history_starts_again,
         tls_verifies_the_certificate,
-        tls_is_not_spoken_with_who_does_not_know_it,
-        a_lease_beyond_the_servers_range_is_refused_with_it,
-        nobody_there_is_unavailable,
-        one_server_of_several_that_is_there_is_enough,
+        a_tls_connection_to_a_plain_server_fails,
+        a_lease_outside_the_servers_range_is_refused_and_the_range_named,
+        a_missing_server_is_unavailable,
+        one_reachable_server_of_several_is_enough,
         a_server_that_is_cut_off_confirms_nothing,
-        a_leader_that_is_gone_is_survived,
+        a_lost_leader_is_survived,
     ]
 }
 
-/// The whole life of a lock.
-async fn live(options: ZooKeeperOptions) {
+/// Uses a lock in every way: take, renew, enter, inspect, list, release, and a detached hold.
+async fn full_cycle(options: ZooKeeperOptions) {
     let mut client = Client(Box::new(ZooKeeper::new(options)));
     let held = waiting(&key("a{b}c"), LONG);
     client.take(&held).await;
@@ -68,7 +68,7 @@ fn assert_denied(error: &Error, secret: &str) {
     assert!(!error.to_string().contains(secret) && !format!("{error:?}").contains(secret), "{error:?}");
 }
 
-#[allow(clippy::unnecessary_wraps)] // as options have it
+#[allow(clippy::unnecessary_wraps)] // the type of the options
 fn login(user: &str, password: &str) -> Option<(String, Secret)> {
     Some((user.into(), Secret::new(password)))
 }
@@ -76,26 +76,26 @@ fn login(user: &str, password: &str) -> Option<(String, Secret)> {
 async fn a_login_keeps_others_out(lab: &Lab) {
     let target = lab.zookeeper();
     let at = |login| ZooKeeperOptions { login, ..target.options(target.servers().hosts(), "dlock") };
-    live(at(login("ana", "p@ss:w/rd"))).await;
+    full_cycle(at(login("ana", "p@ss:w/rd"))).await;
     for other in [None, login("ana", "wr0ng-secret"), login("ben", "p@ss:w/rd")] {
-        assert_denied(&attempt(at(other)).await.expect_err("nodes of somebody else's"), "wr0ng-secret");
+        assert_denied(&attempt(at(other)).await.expect_err("nodes of another user"), "wr0ng-secret");
     }
-    live(at(login("ana", "p@ss:w/rd"))).await;
+    full_cycle(at(login("ana", "p@ss:w/rd"))).await;
     let admin = target.admin().await;
-    assert!(admin.list_children(&format!("{}/dlock", target.chroot)).await.is_err(), "everybody can read it");
+    assert!(admin.list_children(&format!("{}/dlock", target.chroot)).await.is_err(), "another user can read the lock's nodes");
 }
 
-async fn a_chroot_that_may_not_be_read_is_denied(lab: &Lab) {
+async fn an_unreadable_chroot_is_denied(lab: &Lab) {
     let target = lab.zookeeper();
     let port = target.servers().nodes[0].port;
     let owner = Admin::connector().with_auth("digest", b"ana:secret").connect(&format!("127.0.0.1:{port}")).await.expect("a connection");
     owner.create(&target.chroot, b"", &CreateMode::Persistent.with_acls(Acls::creator_all())).await.expect("a node");
     let options = target.options(target.servers().hosts(), "dlock");
     assert_denied(&attempt(options.clone()).await.expect_err("no rights"), "secret");
-    live(ZooKeeperOptions { login: login("ana", "secret"), ..options }).await;
+    full_cycle(ZooKeeperOptions { login: login("ana", "secret"), ..options }).await;
 }
 
-async fn who_may_only_read_sees_the_history(lab: &Lab) {
+async fn a_read_only_user_sees_the_history(lab: &Lab) {
     let target = lab.zookeeper();
     let job = key("job");
     let mut owner = Client(Box::new(ZooKeeper::new(ZooKeeperOptions {
@@ -114,12 +114,12 @@ async fn who_may_only_read_sees_the_history(lab: &Lab) {
     let mut viewer = Client(Box::new(ZooKeeper::new(target.options(target.servers().hosts(), "dlock"))));
     assert_eq!(history(&mut viewer, &job).await.past.len(), 1);
     let skip = Note::Skipped { host: "web1".into(), reason: "busy".into(), at_ms: 1 };
-    assert_denied(&viewer.0.amend(&job, Amendment::Note(&skip)).await.expect_err("it may not"), "secret");
-    assert_denied(&viewer.0.amend(&job, Amendment::Mark(fence, &broken("NFS"))).await.expect_err("it may not"), "secret");
-    assert_denied(&viewer.0.amend(&job, Amendment::Evict(fence, &broken("NFS"))).await.expect_err("it may not"), "secret");
+    assert_denied(&viewer.0.amend(&job, Amendment::Note(&skip)).await.expect_err("a user without the right"), "secret");
+    assert_denied(&viewer.0.amend(&job, Amendment::Mark(fence, &broken("NFS"))).await.expect_err("a user without the right"), "secret");
+    assert_denied(&viewer.0.amend(&job, Amendment::Evict(fence, &broken("NFS"))).await.expect_err("a user without the right"), "secret");
 }
 
-async fn who_may_not_write_the_history_has_the_lock_all_the_same(lab: &Lab) {
+async fn a_user_without_history_rights_still_gets_the_lock(lab: &Lab) {
     let target = lab.zookeeper();
     let admin = target.admin().await;
     let (mut a, job) = (lab.client().await, key("job"));
@@ -136,8 +136,8 @@ async fn who_may_not_write_the_history_has_the_lock_all_the_same(lab: &Lab) {
     assert_eq!(history(&mut a, &job).await.past.len(), 1);
 }
 
-/// Locks of a version that remembered nothing have no folders for that.
-async fn a_history_that_was_removed_begins_anew(lab: &Lab) {
+/// Locks of a version without a history lack its folders.
+async fn a_removed_history_starts_again(lab: &Lab) {
     let target = lab.zookeeper();
     let admin = target.admin().await;
     let (mut a, mut b, job) = (lab.client().await, lab.client().await, key("job"));
@@ -173,8 +173,8 @@ fn over_tls(port: u16, ca_file: Option<std::path::PathBuf>) -> ZooKeeperOptions 
 async fn tls_verifies_the_certificate(_: &Lab) {
     let servers = with_tls(vec!["127.0.0.1"]);
     let (port, ours) = (servers.nodes[0].tls_port, servers.certificates.as_ref().expect("certificates").ca.clone());
-    live(over_tls(port, Some(ours))).await;
-    let unknown = attempt(over_tls(port, None)).await.expect_err("the public authorities don't know it");
+    full_cycle(over_tls(port, Some(ours))).await;
+    let unknown = attempt(over_tls(port, None)).await.expect_err("the certificate is of no public authority");
     let elsewhere = support::folder();
     let theirs = support::tls::Certificates::make(elsewhere.path(), &["127.0.0.1"]).ca;
     let other = attempt(over_tls(port, Some(theirs))).await.expect_err("another authority");
@@ -186,13 +186,13 @@ async fn tls_verifies_the_certificate(_: &Lab) {
     }
 }
 
-async fn tls_is_not_spoken_with_who_does_not_know_it(lab: &Lab) {
+async fn a_tls_connection_to_a_plain_server_fails(lab: &Lab) {
     let _ = rustls::crypto::ring::default_provider().install_default();
     let outcome = tokio::time::timeout(Duration::from_secs(5), attempt(over_tls(lab.server().port(), None))).await;
     assert!(!matches!(outcome, Ok(Ok(_))), "{outcome:?}");
 }
 
-async fn a_lease_beyond_the_servers_range_is_refused_with_it(_: &Lab) {
+async fn a_lease_outside_the_servers_range_is_refused_and_the_range_named(_: &Lab) {
     let plan = Plan { tick: Duration::from_millis(500), sessions: None, ..Plan::default() };
     let servers = Servers::with(plan);
     let mut backend = ZooKeeper::new(ZooKeeperOptions::new(servers.hosts()));
@@ -215,32 +215,32 @@ async fn a_lease_beyond_the_servers_range_is_refused_with_it(_: &Lab) {
     assert!(error.message.contains("4s to 8s"), "{error}");
 }
 
-async fn nobody_there_is_unavailable(_: &Lab) {
-    let nobody = ZooKeeperOptions::new(vec![("127.0.0.1".into(), ports::free()), ("127.0.0.1".into(), ports::free())]);
+async fn a_missing_server_is_unavailable(_: &Lab) {
+    let missing = ZooKeeperOptions::new(vec![("127.0.0.1".into(), ports::free()), ("127.0.0.1".into(), ports::free())]);
     let began = Instant::now();
-    let error = attempt(nobody).await.expect_err("nobody");
+    let error = attempt(missing).await.expect_err("no server");
     assert_eq!((error.kind, error.effect), (ErrorKind::Unavailable, Effect::NotApplied), "{error:?}");
     assert!(began.elapsed() < stretched(Duration::from_secs(2)), "{:?}", began.elapsed());
     let error = attempt(ZooKeeperOptions::new(vec![("no-such-host.invalid".into(), 2181)])).await.expect_err("no host");
     assert_eq!((error.kind, error.effect), (ErrorKind::Unavailable, Effect::NotApplied), "{error:?}");
 }
 
-async fn one_server_of_several_that_is_there_is_enough(lab: &Lab) {
+async fn one_reachable_server_of_several_is_enough(lab: &Lab) {
     let mut hosts = lab.zookeeper().servers().hosts();
     hosts.extend([("127.0.0.1".into(), ports::free()), ("127.0.0.1".into(), ports::free())]);
     for _ in 0..5 {
-        live(lab.zookeeper().options(hosts.clone(), "dlock")).await;
+        full_cycle(lab.zookeeper().options(hosts.clone(), "dlock")).await;
     }
 }
 
-/// It goes on answering who looks, long after the others gave the lock to somebody else.
+/// The cut-off server still answers reads long after the other servers granted the lock to another client.
 async fn a_server_that_is_cut_off_confirms_nothing(_: &Lab) {
     let mut servers = Servers::with(Plan { servers: 3, apart: true, config: vec!["syncLimit=100".into()], ..Plan::default() });
     for _ in 0..5 {
         if servers.leader() != 0 {
             break;
         }
-        // It has to follow.
+        // The first server has to be a follower.
         servers.nodes[0].kill();
         servers.start();
     }
@@ -251,14 +251,14 @@ async fn a_server_that_is_cut_off_confirms_nothing(_: &Lab) {
     let job = key("job");
     let held = request(&job, SHORT);
     a.take(&held).await;
-    let looker = Admin::connect(&format!("127.0.0.1:{port}")).await.expect("a connection");
-    let name = looker.list_children("/dlock/job").await.expect("the line").remove(0);
+    let reader = Admin::connect(&format!("127.0.0.1:{port}")).await.expect("a connection");
+    let name = reader.list_children("/dlock/job").await.expect("the queue").remove(0);
     let last = Instant::now();
     a.renewed(&held, None).await;
     servers.cut_off_first();
     let cut = Instant::now();
     let mut confirmed = last;
-    // The holder renews as it would, and the other one waits.
+    // The holder keeps renewing while the other client waits.
     let keep = async {
         loop {
             let sent = Instant::now();
@@ -274,23 +274,23 @@ async fn a_server_that_is_cut_off_confirms_nothing(_: &Lab) {
         let grant = b.wait_for(&waiting(&job, LONG), Duration::from_millis(50)).await;
         let granted = Instant::now();
         assert_eq!(grant.drain_delay, Duration::from_millis(500));
-        // Until the server notices that it is alone.
-        let mut looks = 0;
-        while let Ok(Ok(Some(_))) = tokio::time::timeout(Duration::from_millis(200), looker.check_stat(&format!("/dlock/job/{name}"))).await
+        // Counts the reads until the server notices that it is cut off.
+        let mut reads = 0;
+        while let Ok(Ok(Some(_))) = tokio::time::timeout(Duration::from_millis(200), reader.check_stat(&format!("/dlock/job/{name}"))).await
         {
-            looks += 1;
+            reads += 1;
             tokio::time::sleep(Duration::from_millis(10)).await;
         }
-        (granted, looks, granted.elapsed())
+        (granted, reads, granted.elapsed())
     };
-    let (confirmed, (granted, looks, longer)) = tokio::join!(keep, next);
-    assert!(looks > 0, "the server that was cut off would not have fooled anybody");
+    let (confirmed, (granted, reads, longer)) = tokio::join!(keep, next);
+    assert!(reads > 0, "the cut-off server answered no read");
     support::say(&format!("a cut-off server showed the old holder's node for {longer:?} after the next was granted the lock"));
-    // The command would have been killed two thirds of the lease after the last confirmation.
+    // The command is killed two thirds of the lease after the last confirmation.
     assert!(confirmed + SHORT * 2 / 3 < granted, "confirmed {:?} before the next grant", granted - confirmed);
 }
 
-async fn a_leader_that_is_gone_is_survived(_: &Lab) {
+async fn a_lost_leader_is_survived(_: &Lab) {
     let mut servers = Servers::ensemble();
     let mut a = Client(Box::new(ZooKeeper::new(ZooKeeperOptions::new(servers.hosts()))));
     let mut b = Client(Box::new(ZooKeeper::new(ZooKeeperOptions::new(servers.hosts()))));

@@ -1,18 +1,18 @@
-//! The checker on records that are made up: it says what is wrong with them, and nothing of those with which nothing is.
+//! Tests of the checker on made-up records: it finds each violation and reports none in a correct round.
 
 use libtest_mimic::Trial;
 use serde_json::json;
 
 use crate::{
-    facts::{Facts, INNER, KeyEnd, Run, Section, Struck},
-    judge::{Rule, judge},
-    plan::{Blow, Kind, ONCE_KEY, Step, Way},
+    checker::{Rule, check},
+    facts::{Facts, INNER, InjectedFault, KeyEnd, Run, Section},
+    plan::{FaultKind, Kind, ONCE_KEY, Route, Step},
 };
 
 const MS: u64 = 1_000_000;
 const TTL_MS: u64 = 3000;
 
-/// A run from its spawning to its end, and its section within.
+/// Returns a run, from its spawn to its end, and its section. Times are in milliseconds.
 fn run(id: u64, step: Step, spawned: u64, began: u64, ended: u64, fence: u64) -> (Run, Section) {
     let verdict = json!({"result": "ok", "released": "yes"});
     let (code, fences) = (step.code, step.keys.iter().map(|key| (*key, fence)).collect());
@@ -20,7 +20,7 @@ fn run(id: u64, step: Step, spawned: u64, began: u64, ended: u64, fence: u64) ->
     let run = Run {
         id,
         step,
-        way: Way::Direct,
+        route: Route::Direct,
         spawned: spawned * MS,
         ended: (ended + 2) * MS,
         code,
@@ -33,7 +33,7 @@ fn run(id: u64, step: Step, spawned: u64, began: u64, ended: u64, fence: u64) ->
     (run, section)
 }
 
-/// The facts of these, with a history that is complete.
+/// Returns the facts of these runs, with a complete history.
 fn facts(runs: Vec<(Run, Section)>) -> Facts {
     let (runs, sections): (Vec<_>, Vec<_>) = runs.into_iter().unzip();
     let mut facts = Facts { calm: true, ttl: TTL_MS * MS, slow: 1, runs, sections, ..Facts::default() };
@@ -56,104 +56,108 @@ fn waiting(key: usize) -> Step {
 }
 
 #[track_caller]
-fn only(facts: &Facts, rules: &[Rule]) {
-    let mut found: Vec<_> = judge(facts).into_iter().map(|fault| fault.rule).collect();
+fn assert_rules(facts: &Facts, rules: &[Rule]) {
+    let mut found: Vec<_> = check(facts).into_iter().map(|violation| violation.rule).collect();
     found.sort_unstable();
     found.dedup();
-    assert_eq!(found, rules, "{:#?}", judge(facts));
+    assert_eq!(found, rules, "{:#?}", check(facts));
 }
 
-/// Two that follow each other.
+/// Two runs, one after the other.
 fn two() -> Facts {
     facts(vec![run(1, waiting(0), 0, 10, 500, 7), run(2, waiting(0), 5, 510, 900, 8)])
 }
 
-fn an_ordinary_round_is_fine() {
-    only(&two(), &[]);
-    only(&facts(Vec::new()), &[]);
+fn an_ordinary_round_passes() {
+    assert_rules(&two(), &[]);
+    assert_rules(&facts(Vec::new()), &[]);
 }
 
-fn two_at_once_are_seen() {
+fn two_sections_at_once_are_an_overlap() {
     let mut bad = two();
     bad.sections[1].alive = vec![(0, 1)];
-    only(&bad, &[Rule::Overlap]);
+    assert_rules(&bad, &[Rule::Overlap]);
     for run in &mut bad.runs {
         run.step.kind = Kind::Shared;
     }
-    only(&bad, &[]);
+    assert_rules(&bad, &[]);
     bad.runs[0].step.kind = Kind::Exclusive;
-    only(&bad, &[Rule::Overlap]);
+    assert_rules(&bad, &[Rule::Overlap]);
 }
 
-fn one_permit_too_many_is_seen() {
+fn one_permit_too_many_is_an_overlap() {
     let permits = || Step { kind: Kind::Permits(2), ..waiting(0) };
     let mut round = facts(vec![run(1, permits(), 0, 10, 500, 7), run(2, permits(), 5, 20, 900, 8), run(3, permits(), 6, 510, 950, 9)]);
     round.sections[1].alive = vec![(0, 1)];
     round.sections[2].alive = vec![(0, 2)];
-    only(&round, &[]);
+    assert_rules(&round, &[]);
     round.sections[2].alive = vec![(0, 1), (0, 2)];
-    only(&round, &[Rule::Overlap]);
+    assert_rules(&round, &[Rule::Overlap]);
     round.sections[2].alive = vec![(0, 2)];
     round.sections[2].permit = round.sections[1].permit;
-    only(&round, &[Rule::Overlap]);
+    assert_rules(&round, &[Rule::Overlap]);
 }
 
-fn nested_runs_are_one() {
+fn nested_runs_count_as_one_run() {
     let mut round = two();
     let inner = Section { run: INNER + 1, began: 20 * MS, alive: vec![(0, 1)], ..round.sections[0].clone() };
     round.sections.push(inner);
-    only(&round, &[]);
+    assert_rules(&round, &[]);
     round.sections[2].fences = vec![(0, 8)];
-    only(&round, &[Rule::Fence]);
+    assert_rules(&round, &[Rule::Fence]);
 }
 
-fn fences_that_fall_or_repeat_are_seen() {
+fn falling_or_repeated_fences_are_found() {
     for (first, second) in [(8, 7), (7, 7), (0, 8)] {
         let bad = facts(vec![run(1, waiting(0), 0, 10, 500, first), run(2, waiting(0), 5, 510, 900, second)]);
-        assert!(judge(&bad).iter().any(|fault| fault.rule == Rule::Fence), "{first} {second}");
+        assert!(check(&bad).iter().any(|violation| violation.rule == Rule::Fence), "{first} {second}");
     }
     // Readers that were granted at about the same time may begin in any order.
     let read = || Step { kind: Kind::Shared, ..waiting(0) };
-    only(&facts(vec![run(1, read(), 0, 10, 500, 8), run(2, read(), 5, 15, 900, 7)]), &[]);
-    only(&facts(vec![run(1, read(), 0, 10, 500, 8), run(2, read(), 11, 15, 900, 7)]), &[Rule::Fence]);
+    assert_rules(&facts(vec![run(1, read(), 0, 10, 500, 8), run(2, read(), 5, 15, 900, 7)]), &[]);
+    assert_rules(&facts(vec![run(1, read(), 0, 10, 500, 8), run(2, read(), 11, 15, 900, 7)]), &[Rule::Fence]);
 }
 
-fn a_status_without_a_reason_is_seen() {
+fn an_unexplained_exit_status_is_found() {
     for code in [1, 70, 76, 69, 75, 137, 143] {
         let mut bad = two();
         bad.runs[0].code = code;
-        assert!(judge(&bad).iter().any(|fault| fault.rule == Rule::Status), "{code}");
+        assert!(check(&bad).iter().any(|violation| violation.rule == Rule::Status), "{code}");
     }
-    // A success without an end.
+    // A success without an end record.
     let mut bad = two();
     bad.sections[1].ended = None;
-    only(&bad, &[Rule::Status]);
+    assert_rules(&bad, &[Rule::Status]);
     bad = two();
     bad.hung.push("run 3".into());
-    only(&bad, &[Rule::Status]);
+    assert_rules(&bad, &[Rule::Status]);
 }
 
-fn a_loss_is_explained_by_what_struck() {
+fn a_loss_needs_a_fault_that_explains_it() {
     let mut round = two();
     round.calm = false;
     round.runs[0].code = 76;
     round.runs[0].verdict = json!({"result": "lost", "released": "not_held"});
     round.sections[0].ended = None;
     round.keys[0].history["runs"][0]["end"] = json!("lost");
-    only(&round, &[Rule::Status]);
-    let struck = |blow, from: u64, run| Struck { blow, from: from * MS, until: (from + 100) * MS, run };
-    round.struck = vec![struck(Blow::FreezeServer, 100, None)];
-    only(&round, &[]);
-    round.struck = vec![struck(Blow::StopDlock, 100, Some(1))];
-    only(&round, &[]);
-    // Another run's, one on a way that is not its own, and one long after.
-    for other in [struck(Blow::StopDlock, 100, Some(2)), struck(Blow::BlackHole, 100, None), struck(Blow::FreezeServer, 5000, None)] {
-        round.struck = vec![other];
-        only(&round, &[Rule::Status]);
+    assert_rules(&round, &[Rule::Status]);
+    let injected = |fault, from: u64, run| InjectedFault { fault, from: from * MS, until: (from + 100) * MS, run };
+    round.injected = vec![injected(FaultKind::FreezeServer, 100, None)];
+    assert_rules(&round, &[]);
+    round.injected = vec![injected(FaultKind::StopDlock, 100, Some(1))];
+    assert_rules(&round, &[]);
+    // A fault on the other run, one on a route that this run doesn't use, and one long after this run.
+    for other in [
+        injected(FaultKind::StopDlock, 100, Some(2)),
+        injected(FaultKind::BlackHole, 100, None),
+        injected(FaultKind::FreezeServer, 5000, None),
+    ] {
+        round.injected = vec![other];
+        assert_rules(&round, &[Rule::Status]);
     }
 }
 
-fn a_skip_needs_somebody_who_had_it() {
+fn a_skip_needs_another_holder() {
     let skipped = |spawned| {
         let (mut run, _) = run(3, Step::plain(0), spawned, spawned, spawned + 10, 0);
         (run.code, run.verdict) = (75, json!({"result": "busy"}));
@@ -162,92 +166,93 @@ fn a_skip_needs_somebody_who_had_it() {
     let mut round = two();
     round.runs.push(skipped(300));
     round.keys[0].history["skips"] = json!([{"count": 1}]);
-    only(&round, &[]);
+    assert_rules(&round, &[]);
     round.runs[2] = skipped(2000);
-    only(&round, &[Rule::Status]);
+    assert_rules(&round, &[Rule::Status]);
     round = two();
     round.runs.push(skipped(300));
-    only(&round, &[Rule::History]);
+    assert_rules(&round, &[Rule::History]);
 }
 
-fn a_lock_that_lies_idle_is_seen() {
+fn an_idle_lock_with_a_waiter_is_found() {
     let idle = |gap: u64| facts(vec![run(1, waiting(0), 0, 10, 500, 7), run(2, waiting(0), 5, 500 + gap, 900 + gap, 8)]);
-    only(&idle(1000), &[]);
-    only(&idle(4000), &[Rule::Idle]);
-    // Of a dead holder the lease has to end first.
+    assert_rules(&idle(1000), &[]);
+    assert_rules(&idle(4000), &[Rule::Idle]);
+    // After a holder dies, its lease has to end first.
     let mut round = idle(4000);
     round.calm = false;
-    only(&round, &[Rule::Idle]);
-    round.struck = vec![Struck { blow: Blow::KillDlock, from: 490 * MS, until: 491 * MS, run: Some(1) }];
-    only(&round, &[]);
+    assert_rules(&round, &[Rule::Idle]);
+    round.injected = vec![InjectedFault { fault: FaultKind::KillDlock, from: 490 * MS, until: 491 * MS, run: Some(1) }];
+    assert_rules(&round, &[]);
     let mut round = idle(9000);
-    (round.calm, round.struck) = (false, vec![Struck { blow: Blow::KillDlock, from: 490 * MS, until: 491 * MS, run: Some(1) }]);
-    only(&round, &[Rule::Idle]);
+    (round.calm, round.injected) =
+        (false, vec![InjectedFault { fault: FaultKind::KillDlock, from: 490 * MS, until: 491 * MS, run: Some(1) }]);
+    assert_rules(&round, &[Rule::Idle]);
 }
 
-fn an_order_that_is_not_kept_is_seen() {
+fn a_broken_queue_order_is_found() {
     let mut round =
         facts(vec![run(1, waiting(0), 0, 10, 900, 7), run(3, waiting(0), 1600, 1700, 1800, 8), run(2, waiting(0), 700, 1810, 1900, 9)]);
-    only(&round, &[]);
-    round.line = true;
-    only(&round, &[Rule::Order]);
+    assert_rules(&round, &[]);
+    round.fifo = true;
+    assert_rules(&round, &[Rule::Order]);
 }
 
-fn a_period_with_two_runs_is_seen() {
+fn two_runs_in_one_period_are_found() {
     let once = || Step { once_per_ms: Some(2000), ..Step::plain(ONCE_KEY) };
     let pair = |second: u64| facts(vec![run(1, once(), 0, 10, 20, 7), run(2, once(), second, second + 10, second + 20, 8)]);
-    only(&pair(1000), &[]);
-    only(&pair(400), &[Rule::Twice]);
+    assert_rules(&pair(1000), &[]);
+    assert_rules(&pair(400), &[Rule::Twice]);
 }
 
-fn a_history_that_lies_is_seen() {
+fn a_wrong_history_is_found() {
     let mut missing = two();
     missing.keys[0].history["runs"].as_array_mut().unwrap().pop();
-    only(&missing, &[Rule::History]);
+    assert_rules(&missing, &[Rule::History]);
     let mut wrong = two();
     wrong.keys[0].history["runs"][1]["end"] = json!("expired");
-    only(&wrong, &[Rule::History]);
+    assert_rules(&wrong, &[Rule::History]);
     let mut more = two();
     more.keys[0].history["runs"].as_array_mut().unwrap().push(json!({"fence": 99, "end": "ok"}));
-    only(&more, &[Rule::History]);
+    assert_rules(&more, &[Rule::History]);
     let mut twice = two();
     let again = twice.keys[0].history["runs"][0].clone();
     twice.keys[0].history["runs"].as_array_mut().unwrap().push(again);
-    only(&twice, &[Rule::History]);
+    assert_rules(&twice, &[Rule::History]);
 }
 
-fn what_is_left_over_is_seen() {
+fn leftovers_are_found() {
     let mut held = two();
     held.keys[0].state = json!({"holders": [{}], "waiters": []});
-    only(&held, &[Rule::Left]);
+    assert_rules(&held, &[Rule::Left]);
     let mut session = two();
     session.left.push("a session".into());
-    only(&session, &[Rule::Left]);
+    assert_rules(&session, &[Rule::Left]);
     let mut unknown = two();
     unknown.keys[0].state = json!("can't be reached");
-    only(&unknown, &[Rule::Left]);
+    assert_rules(&unknown, &[Rule::Left]);
 }
 
 macro_rules! trials {
     ($($name:ident),* $(,)?) => {
         pub fn trials() -> Vec<Trial> {
-            vec![$(Trial::test(concat!("judge::", stringify!($name)), || { $name(); Ok(()) })),*]
+            vec![$(Trial::test(concat!("checker::", stringify!($name)), || { $name(); Ok(()) })),*]
         }
     };
 }
 
 trials!(
-    an_ordinary_round_is_fine,
-    two_at_once_are_seen,
-    one_permit_too_many_is_seen,
-    nested_runs_are_one,
-    fences_that_fall_or_repeat_are_seen,
-    a_status_without_a_reason_is_seen,
-    a_loss_is_explained_by_what_struck,
-    a_skip_needs_somebody_who_had_it,
-    a_lock_that_lies_idle_is_seen,
-    an_order_that_is_not_kept_is_seen,
-    a_period_with_two_runs_is_seen,
-    a_history_that_lies_is_seen,
-    what_is_left_over_is_seen,
+    an_ordinary_round_passes,
+    two_sections_at_once_are_an_overlap,
+    one_permit_too_many_is_an_overlap,
+    nested_runs_count_as_one_run,
+    falling_or_repeated_fences_are_found,
+    an_unexplained_exit_status_is_found,
+    a_loss_needs_a_fault_that_explains_it,
+    a_skip_needs_another_holder,
+    an_idle_lock_with_a_waiter_is_found,
+    a_broken_queue_order_is_found,
+    two_runs_in_one_period_are_found,
+    a_wrong_history_is_found,
+    leftovers_are_found,
 );

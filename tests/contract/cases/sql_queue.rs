@@ -1,4 +1,4 @@
-//! Those who wait by rules for a lock in a SQL server's table: what their turns cost, and what becomes of them if nobody wakes them.
+//! Queued waiters for a lock in a SQL server's table: the cost of a grant, and waiters that are not woken.
 
 use std::{
     cell::Cell,
@@ -22,20 +22,20 @@ use crate::{
 };
 
 pub fn all() -> Vec<Case> {
-    let mut all = cases![|kind| matches!(kind, Kind::PostgresLease | Kind::MariadbLease) => turns_cost_the_same_however_many_wait];
+    let mut all = cases![|kind| matches!(kind, Kind::PostgresLease | Kind::MariadbLease) => a_grant_costs_the_same_with_many_waiters];
     all.extend(cases![|kind| kind == Kind::MariadbLease =>
-        who_may_not_be_woken_looks_by_itself,
-        who_is_woken_while_it_asks_asks_again,
-        who_waits_for_the_whole_lock_keeps_its_turn_when_it_is_shared,
+        a_waiter_that_can_not_be_woken_polls,
+        a_waiter_woken_during_a_request_repeats_it,
+        an_exclusive_waiter_keeps_its_position_before_readers,
     ]);
     all
 }
 
-/// One thread plays all of the waiters.
+/// One thread runs all waiters, hence the long limits.
 const LIMITS: Limits<'static> = Limits::of(Duration::from_secs(20));
 
-/// Waits as `dlock run` does, has its turn, and gives the lock back.
-async fn have_a_turn(mut client: Client, wanted: Request, joined: Rc<Cell<u32>>) {
+/// Waits as `dlock run` does, gets the lock, and releases it.
+async fn wait_and_release(mut client: Client, wanted: Request, joined: Rc<Cell<u32>>) {
     let mut first = true;
     let busy = |_: &_| joined.set(joined.get() + u32::from(std::mem::take(&mut first)));
     let outcome = lease::acquire(&mut *client.0, &BootClock, wanted, WaitPolicy::Forever, LIMITS, pending::<()>(), busy).await;
@@ -44,7 +44,7 @@ async fn have_a_turn(mut client: Client, wanted: Request, joined: Rc<Cell<u32>>)
     assert!(matches!(released, Released::Free), "{released:?}");
 }
 
-/// How many requests each turn took, and how long.
+/// Returns how many requests each grant took, and how long.
 async fn drain(lab: &Lab, count: u32, mode: Mode, fair: bool) -> (u32, Duration) {
     let job = key(&format!("{mode:?} {fair} {count}"));
     let port = if lab.kind.is_postgres() { lab.postgres().server().port } else { lab.mariadb().server().port };
@@ -58,39 +58,39 @@ async fn drain(lab: &Lab, count: u32, mode: Mode, fair: bool) -> (u32, Duration)
             for _ in 0..count {
                 let client = if lab.kind.is_postgres() { lab.postgres().through(&proxy) } else { lab.mariadb().through_proxy(&proxy) };
                 let wanted = Request { mode, fair, ..waiting(&job, LONG) };
-                all.push(spawn_local(have_a_turn(client, wanted, Rc::clone(&joined))));
+                all.push(spawn_local(wait_and_release(client, wanted, Rc::clone(&joined))));
             }
             while joined.get() < count {
                 lab.pass(SLACK / 10).await;
             }
-            // All of them are asleep.
+            // All waiters are asleep now.
             lab.pass(SLACK * 2).await;
             let (before, began) = (proxy.requests(), Instant::now());
             holder.free(&held).await;
-            for turn in all {
-                turn.await.expect("a turn");
+            for waiter in all {
+                waiter.await.expect("a grant");
             }
             (u32::try_from(proxy.requests() - before).expect("few").div_ceil(count), began.elapsed() / count)
         })
         .await
 }
 
-async fn turns_cost_the_same_however_many_wait(lab: &Lab) {
+async fn a_grant_costs_the_same_with_many_waiters(lab: &Lab) {
     for (mode, fair) in [(Mode::Exclusive, true), (Mode::Shared, false), (Mode::Permits(2), true)] {
-        let mut told = Vec::new();
+        let mut costs = Vec::new();
         for count in [5, 40] {
             let (requests, each) = drain(lab, count, mode, fair).await;
-            told.push(format!("{count}: {requests} requests, {each:.1?}"));
-            // Some look by themselves meanwhile, the more the slower the machine is. Waking all would take a hundred and more.
-            assert!(f64::from(requests) <= 20.0 * f64::from(support::slowness()) + 40.0 * each.as_secs_f64(), "{mode:?}: {told:?}");
-            assert!(each < soon() / 2, "{mode:?}: {told:?}");
+            costs.push(format!("{count}: {requests} requests, {each:.1?}"));
+            // Some waiters poll meanwhile, more on a slower machine. Waking all would take over 100 requests.
+            assert!(f64::from(requests) <= 20.0 * f64::from(support::slowness()) + 40.0 * each.as_secs_f64(), "{mode:?}: {costs:?}");
+            assert!(each < soon() / 2, "{mode:?}: {costs:?}");
         }
-        support::say(&format!("{}: {mode:?}, each turn of {}", lab.kind.name(), told.join("; of ")));
+        support::say(&format!("{}: {mode:?}, each grant of {}", lab.kind.name(), costs.join("; of ")));
     }
 }
 
-/// Who has the lock is another user, who may not end anybody's sleep.
-async fn who_may_not_be_woken_looks_by_itself(lab: &Lab) {
+/// The holder is another database user, which may not kill the query that a waiter sleeps in.
+async fn a_waiter_that_can_not_be_woken_polls(lab: &Lab) {
     let (mut b, job) = (lab.client().await, key("job"));
     let mut options = lab.mariadb().options("dlock");
     let database = options.sql.database.clone().expect("a database");
@@ -110,8 +110,8 @@ async fn who_may_not_be_woken_looks_by_itself(lab: &Lab) {
     assert!(freed.elapsed() < soon(), "{:?}", freed.elapsed());
 }
 
-/// The bell comes late: whom it was for is awake, and asks.
-async fn who_is_woken_while_it_asks_asks_again(lab: &Lab) {
+/// The wake-up arrives late: it hits the waiter's next request.
+async fn a_waiter_woken_during_a_request_repeats_it(lab: &Lab) {
     let job = key("job");
     let mut a = lab.client().await;
     a.inspect(&job).await;
@@ -126,12 +126,12 @@ async fn who_is_woken_while_it_asks_asks_again(lab: &Lab) {
     };
     let (grant, ()) = tokio::join!(a.take(&wanted), wake);
     assert!(grant.fence.0 > 0);
-    assert_eq!(lab.mariadb().sessions(), [session], "the session lives");
+    assert_eq!(lab.mariadb().sessions(), [session], "the session was ended");
     a.free(&wanted).await;
 }
 
-/// It waits at the gate, and is not asleep when the others come.
-async fn who_waits_for_the_whole_lock_keeps_its_turn_when_it_is_shared(lab: &Lab) {
+/// The writer waits for the advisory lock, and is not asleep when the readers arrive.
+async fn an_exclusive_waiter_keeps_its_position_before_readers(lab: &Lab) {
     let (mut a, mut b, mut c, job) = (lab.client().await, lab.client().await, lab.client().await, key("job"));
     let held = a.hold(&job).await;
     let (writer, reader) = (waiting(&job, LONG), Request { mode: Mode::Shared, ..waiting(&job, LONG) });

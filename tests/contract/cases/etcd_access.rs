@@ -1,4 +1,4 @@
-//! The ways to an etcd: several members, users, certificates; and a store that is full.
+//! Access to etcd: several members, users, certificates, and a full store.
 
 use std::{path::PathBuf, time::Duration};
 
@@ -26,19 +26,19 @@ use crate::{
 
 pub fn all() -> Vec<Case> {
     cases![|kind| kind == Kind::Etcd =>
-        members_that_are_not_there_are_passed_over,
-        a_member_that_does_not_answer_is_left_for_the_next,
-        nobody_there_is_unavailable,
+        unreachable_members_are_skipped,
+        a_silent_member_is_left_for_the_next,
+        a_missing_server_is_unavailable,
         a_user_with_the_least_rights_can_do_all,
-        who_may_only_read_sees_the_history,
-        who_may_not_write_the_history_has_the_lock_all_the_same,
-        who_may_not_is_denied_and_no_secret_is_shown,
-        a_login_that_is_over_is_made_anew,
+        a_read_only_user_sees_the_history,
+        a_user_without_history_rights_still_gets_the_lock,
+        a_user_without_rights_is_denied_and_no_secret_is_shown,
+        an_expired_login_is_renewed,
         certificates_are_verified_both_ways,
-        without_tls_nothing_is_said_to_a_server_that_speaks_it,
-        a_full_store_takes_nothing_and_gives_back,
-        a_request_that_is_too_large_is_explained,
-        a_short_lease_is_made_as_long_as_the_server_has_them,
+        a_plain_connection_to_a_tls_server_fails_with_a_hint,
+        a_full_store_grants_nothing_and_still_releases,
+        a_too_large_request_is_explained,
+        a_short_lease_is_raised_to_the_servers_minimum,
     ]
 }
 
@@ -50,8 +50,8 @@ fn client(options: EtcdOptions) -> Client {
     Client(Box::new(Etcd::new(options)))
 }
 
-/// The whole life of a lock.
-async fn live(options: EtcdOptions) {
+/// Uses a lock in every way: take, renew, wait, enter, break, release, list.
+async fn full_cycle(options: EtcdOptions) {
     let mut client = client(options);
     let held = waiting(&key("a/b"), LONG);
     client.take(&held).await;
@@ -84,17 +84,17 @@ async fn attempt(options: EtcdOptions) -> Result<Attempt> {
     Etcd::new(options).try_acquire(&request(&key("job"), LONG)).await
 }
 
-async fn members_that_are_not_there_are_passed_over(lab: &Lab) {
+async fn unreachable_members_are_skipped(lab: &Lab) {
     let there = lab.etcd().etcd().port();
-    // Wherever it begins.
+    // Whichever member the client starts with.
     for _ in 0..6 {
         let mut options = at(&[ports::free(), there, ports::free()]);
         options.namespace = dlock::lock::Namespace::new(lab.etcd().namespace("dlock")).expect("a namespace");
-        live(options).await;
+        full_cycle(options).await;
     }
 }
 
-async fn a_member_that_does_not_answer_is_left_for_the_next(lab: &Lab) {
+async fn a_silent_member_is_left_for_the_next(lab: &Lab) {
     let there = lab.etcd().etcd().port();
     let namespace = dlock::lock::Namespace::new(lab.etcd().namespace("dlock")).expect("a namespace");
     let limits = Limits::of(Duration::from_secs(1));
@@ -106,7 +106,7 @@ async fn a_member_that_does_not_answer_is_left_for_the_next(lab: &Lab) {
         let taken =
             lease::acquire(&mut *a.0, &BootClock, request(&job, LONG), WaitPolicy::Try, limits, std::future::pending::<()>(), |_| {});
         let Ok(Outcome::Granted(lease)) = taken.await else { panic!("the second member answers") };
-        // Now the one that it speaks with falls silent, whichever that is.
+        // Now the member that the client uses falls silent, whichever that is.
         hole.set(Mode::Pass);
         let mut other = Proxy::to(there);
         let mut b = client(EtcdOptions { namespace: namespace.clone(), ..at(&[other.port, hole.port]) });
@@ -124,12 +124,12 @@ async fn a_member_that_does_not_answer_is_left_for_the_next(lab: &Lab) {
     }
 }
 
-async fn nobody_there_is_unavailable(_: &Lab) {
+async fn a_missing_server_is_unavailable(_: &Lab) {
     let error = attempt(at(&[ports::free(), ports::free()])).await.expect_err("refused");
     assert_eq!((error.kind, error.effect), (ErrorKind::Unavailable, Effect::NotApplied), "{error:?}");
-    // Something that is no etcd.
+    // The proxy answers, but no etcd is behind it.
     let proxy = Proxy::to(ports::free());
-    let error = attempt(at(&[proxy.port])).await.expect_err("nobody behind it");
+    let error = attempt(at(&[proxy.port])).await.expect_err("no server behind the proxy");
     assert_eq!(error.kind, ErrorKind::Unavailable, "{error:?}");
 }
 
@@ -145,10 +145,10 @@ fn user(port: u16, password: &str) -> EtcdOptions {
 
 async fn a_user_with_the_least_rights_can_do_all(_: &Lab) {
     let etcd = guarded(Vec::new());
-    live(user(etcd.port(), "p@ss:w/rd")).await;
+    full_cycle(user(etcd.port(), "p@ss:w/rd")).await;
 }
 
-async fn who_may_only_read_sees_the_history(_: &Lab) {
+async fn a_read_only_user_sees_the_history(_: &Lab) {
     let etcd = guarded(Vec::new());
     let mut a = client(user(etcd.port(), "p@ss:w/rd"));
     let held = a.hold(&key("job")).await;
@@ -162,12 +162,12 @@ async fn who_may_only_read_sees_the_history(_: &Lab) {
     etcd.ctl(&["user", "grant-role", "viewer", "viewers"]);
     let mut viewer = client(EtcdOptions { user: Some("viewer".into()), ..user(etcd.port(), "only-looks") });
     assert_eq!(history(&mut viewer, &key("job")).await.past.len(), 1);
-    assert_denied(&viewer.0.amend(&key("job"), Amendment::Note(&skip())).await.expect_err("it may not"));
-    assert_denied(&viewer.0.amend(&key("job"), Amendment::Mark(fence, &broken("NFS"))).await.expect_err("it may not"));
-    assert_denied(&viewer.0.amend(&key("job"), Amendment::Evict(fence, &broken("NFS"))).await.expect_err("it may not"));
+    assert_denied(&viewer.0.amend(&key("job"), Amendment::Note(&skip())).await.expect_err("a user without the right"));
+    assert_denied(&viewer.0.amend(&key("job"), Amendment::Mark(fence, &broken("NFS"))).await.expect_err("a user without the right"));
+    assert_denied(&viewer.0.amend(&key("job"), Amendment::Evict(fence, &broken("NFS"))).await.expect_err("a user without the right"));
 }
 
-async fn who_may_not_write_the_history_has_the_lock_all_the_same(_: &Lab) {
+async fn a_user_without_history_rights_still_gets_the_lock(_: &Lab) {
     let mut etcd = support::etcd::Etcd::with(support::etcd::Options::default());
     etcd.authenticate("app", "p@ss:w/rd", &["dlock/", "dlock.meta/%open/", "dlock.meta/%last/", "dlock.meta/%nested/"]);
     let mut a = client(user(etcd.port(), "p@ss:w/rd"));
@@ -176,7 +176,7 @@ async fn who_may_not_write_the_history_has_the_lock_all_the_same(_: &Lab) {
         a.renewed(&held, None).await;
         a.free(&held).await;
     }
-    // Nor does one that follows a hold that vanished.
+    // The grant after a vanished hold needs no history rights either.
     a.hold(&key("job")).await;
     let own = etcd.keys("dlock/job/").remove(0);
     etcd.ctl(&["del", &own]);
@@ -187,7 +187,7 @@ async fn who_may_not_write_the_history_has_the_lock_all_the_same(_: &Lab) {
     b.free(&next).await;
     assert_eq!(b.take(&request(&key("job"), LONG)).await.drain_delay, Duration::ZERO);
     assert_eq!(etcd.keys("dlock.meta/").len(), 1);
-    assert_denied(&a.0.history(&key("job")).await.expect_err("nor read it"));
+    assert_denied(&a.0.history(&key("job")).await.expect_err("a user without the right to read"));
 }
 
 fn assert_denied(error: &Error) {
@@ -195,26 +195,28 @@ fn assert_denied(error: &Error) {
     assert!(!format!("{error} {error:?}").contains("wr0ng-secret"), "{error:?}");
 }
 
-async fn who_may_not_is_denied_and_no_secret_is_shown(lab: &Lab) {
+async fn a_user_without_rights_is_denied_and_no_secret_is_shown(lab: &Lab) {
     let etcd = guarded(Vec::new());
-    assert_denied(&attempt(at(&[etcd.port()])).await.expect_err("nobody"));
+    assert_denied(&attempt(at(&[etcd.port()])).await.expect_err("no user"));
     assert_denied(&attempt(user(etcd.port(), "wr0ng-secret")).await.expect_err("the wrong password"));
     let other = dlock::lock::Namespace::new("other").expect("a namespace");
-    assert_denied(&attempt(EtcdOptions { namespace: other, ..user(etcd.port(), "p@ss:w/rd") }).await.expect_err("no rights there"));
+    assert_denied(
+        &attempt(EtcdOptions { namespace: other, ..user(etcd.port(), "p@ss:w/rd") }).await.expect_err("no rights in that namespace"),
+    );
     assert_eq!(etcd.keys(""), [""; 0]);
     assert_denied(&attempt(user(lab.etcd().etcd().port(), "wr0ng-secret")).await.expect_err("a server without users"));
 }
 
-async fn a_login_that_is_over_is_made_anew(_: &Lab) {
+async fn an_expired_login_is_renewed(_: &Lab) {
     let mut etcd = guarded(vec!["--auth-token-ttl", "1"]);
     let mut a = client(user(etcd.port(), "p@ss:w/rd"));
     let held = a.hold(&key("job")).await;
     for _ in 0..2 {
         tokio::time::sleep(Duration::from_millis(3200)).await;
-        // In the call, not in the next one.
+        // The login is renewed within the failing call, not before the next one.
         a.renewed(&held, None).await;
     }
-    // A server that is started again knows no logins.
+    // A restarted server knows no logins.
     etcd.kill();
     etcd.restart();
     let answer = lease::ask(&mut *a.0, &BootClock, Limits::DEFAULT, ("ask", None), async |backend| {
@@ -232,11 +234,11 @@ async fn certificates_are_verified_both_ways(_: &Lab) {
     let files = etcd.certificates.clone().expect("certificates");
     let with = |tls| EtcdOptions { tls: Some(tls), ..at(&[etcd.port()]) };
     let ours = Tls { ca_file: Some(files.ca.clone()), cert_file: Some(files.certificate.clone()), key_file: Some(files.key.clone()) };
-    live(with(ours.clone())).await;
-    let nobody = Tls { cert_file: None, key_file: None, ..ours.clone() };
-    assert_denied(&attempt(with(nobody)).await.expect_err("the server wants a certificate"));
+    full_cycle(with(ours.clone())).await;
+    let without_certificate = Tls { cert_file: None, key_file: None, ..ours.clone() };
+    assert_denied(&attempt(with(without_certificate)).await.expect_err("the server wants a certificate"));
     let unknown = Tls { ca_file: None, ..ours.clone() };
-    assert_denied(&attempt(with(unknown)).await.expect_err("the public authorities don't know it"));
+    assert_denied(&attempt(with(unknown)).await.expect_err("the certificate is of no public authority"));
     let elsewhere = support::folder();
     let theirs = support::tls::Certificates::make(elsewhere.path(), &["127.0.0.1"]).ca;
     assert_denied(&attempt(with(Tls { ca_file: Some(theirs), ..ours.clone() })).await.expect_err("another authority"));
@@ -247,15 +249,15 @@ async fn certificates_are_verified_both_ways(_: &Lab) {
     assert_eq!(attempt(with(missing)).await.expect_err("no such file").kind, ErrorKind::Config);
 }
 
-async fn without_tls_nothing_is_said_to_a_server_that_speaks_it(_: &Lab) {
+async fn a_plain_connection_to_a_tls_server_fails_with_a_hint(_: &Lab) {
     let _ = rustls::crypto::ring::default_provider().install_default();
     let etcd = support::etcd::Etcd::with(support::etcd::Options { tls_names: vec!["127.0.0.1"], ..Default::default() });
-    let error = attempt(at(&[etcd.port()])).await.expect_err("it speaks TLS");
+    let error = attempt(at(&[etcd.port()])).await.expect_err("the server wants TLS");
     assert!(error.is_transient(), "{error:?}");
     assert!(error.hint.as_deref().is_some_and(|hint| hint.contains("etcds://")), "{error:?}");
 }
 
-async fn a_full_store_takes_nothing_and_gives_back(_: &Lab) {
+async fn a_full_store_grants_nothing_and_still_releases(_: &Lab) {
     let etcd =
         support::etcd::Etcd::with(support::etcd::Options { arguments: vec!["--quota-backend-bytes", "2000000"], ..Default::default() });
     let mut a = client(at(&[etcd.port()]));
@@ -278,7 +280,7 @@ async fn a_full_store_takes_nothing_and_gives_back(_: &Lab) {
     let last = waiting(&key("job"), LONG);
     assert!(c.0.try_acquire(&last).await.is_err(), "no space in the queue either");
     a.free(&held).await;
-    // Who stands in the queue has its turn, and leaves; or is made to.
+    // A queued waiter gets the lock, and releases it; or is evicted.
     let fence = b.wait_for(&wanted, soon()).await.fence;
     let error = c.0.amend(&key("job"), Amendment::Mark(fence, &broken("NFS"))).await.expect_err("no space");
     assert!(error.is_transient(), "{error:?}");
@@ -289,17 +291,17 @@ async fn a_full_store_takes_nothing_and_gives_back(_: &Lab) {
     assert!(state.holders.is_empty() && state.waiters.is_empty(), "{state:?}");
 }
 
-async fn a_request_that_is_too_large_is_explained(lab: &Lab) {
+async fn a_too_large_request_is_explained(lab: &Lab) {
     let mut a = lab.client().await;
     let mut wanted = request(&key("job"), LONG);
-    wanted.metadata = Some(dlock::lock::Metadata { description: Some("x".repeat(2 << 20)), ..crate::lab::who("web1") });
-    let error = a.0.try_acquire(&wanted).await.expect_err("it takes a megabyte and a half");
+    wanted.metadata = Some(dlock::lock::Metadata { description: Some("x".repeat(2 << 20)), ..crate::lab::runner("web1") });
+    let error = a.0.try_acquire(&wanted).await.expect_err("the request exceeds 1.5 MB");
     assert_eq!(error.kind, ErrorKind::Data, "{error:?}");
     assert_eq!(a.release(&wanted, Scope::Hold).await, dlock::lock::Release::NotHeld);
 }
 
-async fn a_short_lease_is_made_as_long_as_the_server_has_them(_: &Lab) {
-    // Its shortest lease is one and a half elections.
+async fn a_short_lease_is_raised_to_the_servers_minimum(_: &Lab) {
+    // etcd's shortest lease is 1.5 election timeouts.
     let etcd = support::etcd::Etcd::with(support::etcd::Options {
         arguments: vec!["--heartbeat-interval", "200", "--election-timeout", "2000"],
         ..Default::default()

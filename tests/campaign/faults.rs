@@ -1,4 +1,4 @@
-//! What strikes in a round: processes, servers and networks.
+//! Injects the faults of a round into processes, servers and networks.
 
 use std::{
     sync::atomic::{AtomicBool, Ordering},
@@ -10,9 +10,9 @@ use rustix::process::Signal;
 use serde_json::Value;
 
 use crate::{
-    facts::Struck,
-    live::now,
-    plan::{Blow, Planned},
+    facts::InjectedFault,
+    liveness::now,
+    plan::{FaultKind, PlannedFault},
     round::{Round, lock},
     section::log_of,
     support::{
@@ -22,41 +22,43 @@ use crate::{
 };
 
 impl Round<'_> {
-    /// Strikes when its time comes, unless the round is over by then.
-    pub fn strike(&self, planned: Planned, began: Instant) {
+    /// Injects the fault at its planned time, unless the round ends first.
+    pub fn inject(&self, planned: PlannedFault, began: Instant) {
         while began.elapsed() < Duration::from_millis(planned.at_ms) {
             if self.over.load(Ordering::SeqCst) {
                 return;
             }
             sleep(Duration::from_millis(10));
         }
-        if matches!(planned.blow, Blow::Forget | Blow::KillBoth) {
-            // An overlap can only come of a run that holds the lock and another one that waits for it.
-            support::must("all contend", Duration::from_secs(20), || self.slots.iter().all(|slot| lock(slot).is_some()));
+        if matches!(planned.fault, FaultKind::Forget | FaultKind::KillBoth) {
+            // An overlap needs a run that holds the lock and another run that waits for it.
+            support::must("all contenders run", Duration::from_secs(20), || self.slots.iter().all(|slot| lock(slot).is_some()));
             sleep(support::stretched(Duration::from_millis(300)));
         }
         let (from, length) = (now(), Duration::from_millis(planned.ms));
-        let run = match planned.blow {
-            blow if blow.is_on_one_run() || blow == Blow::KillBoth => match self.strike_run(planned.blow, planned.whom, length) {
-                Some(run) => Some(run),
-                None => return,
-            },
-            Blow::Partition if self.arena.netns.is_none() => return,
-            blow => {
-                self.strike_store(blow, length);
+        let run = match planned.fault {
+            fault if fault.hits_one_run() || fault == FaultKind::KillBoth => {
+                match self.inject_into_run(planned.fault, planned.contender, length) {
+                    Some(run) => Some(run),
+                    None => return,
+                }
+            }
+            FaultKind::Partition if self.arena.netns.is_none() => return,
+            fault => {
+                self.inject_into_store(fault, length);
                 None
             }
         };
-        lock(&self.struck).push(Struck { blow: planned.blow, from, until: now(), run });
+        lock(&self.injected).push(InjectedFault { fault: planned.fault, from, until: now(), run });
     }
 
-    /// Whom it struck; `None` if no process was there.
-    fn strike_run(&self, blow: Blow, whom: usize, length: Duration) -> Option<u64> {
-        // Two of three blows are for one that has its lock.
+    /// Returns the run that the fault hit, or `None` if no process was there.
+    fn inject_into_run(&self, fault: FaultKind, contender: usize, length: Duration) -> Option<u64> {
+        // Two of three faults hit a run that holds its lock.
         let holds = !length.as_millis().is_multiple_of(3);
         let mut found = None;
         support::eventually(Duration::from_secs(3), || {
-            found = self.target(whom, holds);
+            found = self.target(contender, holds);
             found.is_some() || self.over.load(Ordering::SeqCst)
         });
         let (run, dlock) = found?;
@@ -66,23 +68,23 @@ impl Round<'_> {
             sleep(length);
             process::signal(pid, Signal::CONT);
         };
-        match blow {
-            Blow::KillDlock => process::signal(dlock, Signal::KILL),
-            Blow::TermDlock => process::signal(dlock, Signal::TERM),
-            Blow::StopDlock => pause(dlock),
-            Blow::KillGuardian => process::signal(guardian()?, Signal::KILL),
-            Blow::StopGuardian => pause(guardian()?),
-            Blow::KillCommand => process::signal(procfs::children(guardian()?).first()?.pid, Signal::KILL),
-            Blow::StopCommand => pause(procfs::children(guardian()?).first()?.pid),
-            Blow::KillBoth => {
+        match fault {
+            FaultKind::KillDlock => process::signal(dlock, Signal::KILL),
+            FaultKind::TermDlock => process::signal(dlock, Signal::TERM),
+            FaultKind::StopDlock => pause(dlock),
+            FaultKind::KillGuardian => process::signal(guardian()?, Signal::KILL),
+            FaultKind::StopGuardian => pause(guardian()?),
+            FaultKind::KillCommand => process::signal(procfs::children(guardian()?).first()?.pid, Signal::KILL),
+            FaultKind::StopCommand => pause(procfs::children(guardian()?).first()?.pid),
+            FaultKind::KillBoth => {
                 let guardian = guardian()?;
-                // Stopped first: neither may notice that the other one is gone.
+                // Both are stopped first, so that neither notices the death of the other.
                 for signal in [Signal::STOP, Signal::KILL] {
                     process::signal(guardian, signal);
                     process::signal(dlock, signal);
                 }
             }
-            Blow::Break => {
+            FaultKind::Break => {
                 let (key, fence) = self.hold_of(run)?;
                 self.arena.dlock(&["break", &self.key(key), "--yes", "--reason", "campaign", "--fence", &fence.to_string()]);
             }
@@ -91,15 +93,15 @@ impl Round<'_> {
         Some(run)
     }
 
-    /// The next contender from this one on that runs something, or whose section lives.
-    fn target(&self, whom: usize, holds: bool) -> Option<(u64, u32)> {
+    /// Returns the first contender, starting at this one, that runs dlock (if `holds`: whose section is alive).
+    fn target(&self, contender: usize, holds: bool) -> Option<(u64, u32)> {
         let living = self.living();
         let count = self.slots.len();
-        let mut running = (whom..whom + count).filter_map(|nth| *lock(&self.slots[nth % count]));
+        let mut running = (contender..contender + count).filter_map(|nth| *lock(&self.slots[nth % count]));
         running.find(|(run, _)| !holds || living.contains(run))
     }
 
-    /// A key that this run holds, and its fence there.
+    /// Returns a key that this run holds, and the fence of that hold.
     fn hold_of(&self, run: u64) -> Option<(usize, u64)> {
         let text = std::fs::read_to_string(log_of(self.folder)).ok()?;
         let begin = text
@@ -110,7 +112,7 @@ impl Round<'_> {
         Some((usize::try_from(first[0].as_u64()?).ok()?, first[1].as_u64()?))
     }
 
-    fn strike_store(&self, blow: Blow, length: Duration) {
+    fn inject_into_store(&self, fault: FaultKind, length: Duration) {
         let mode = |mode| {
             lock(&self.arena.proxies).iter_mut().for_each(|proxy| proxy.set(mode));
         };
@@ -121,47 +123,47 @@ impl Round<'_> {
         };
         let delay = |by| lock(&self.arena.proxies).iter().for_each(|proxy| proxy.delay(by));
         let split = |on| lock(&self.arena.proxies).iter().for_each(|proxy| proxy.split(on));
-        match blow {
-            Blow::FreezeServer => lock(&self.arena.store).freeze(length),
-            Blow::RestartServer => lock(&self.arena.store).restart(length),
-            Blow::Forget => lock(&self.arena.store).restart_empty(),
-            Blow::StepClock => {
+        match fault {
+            FaultKind::FreezeServer => lock(&self.arena.store).freeze(length),
+            FaultKind::RestartServer => lock(&self.arena.store).restart(length),
+            FaultKind::Forget => lock(&self.arena.store).restart_empty(),
+            FaultKind::StepClock => {
                 let seconds = [-3600, -2, 2, 3600][usize::try_from(length.as_millis() % 4).unwrap_or_default()];
                 lock(&self.arena.store).step_clock(seconds, length);
             }
-            Blow::FillDisk => lock(&self.arena.store).fill_disk(length),
-            Blow::BlackHole | Blow::Refuse => {
-                mode(if blow == Blow::Refuse { Mode::Refuse } else { Mode::BlackHole });
+            FaultKind::FillDisk => lock(&self.arena.store).fill_disk(length),
+            FaultKind::BlackHole | FaultKind::Refuse => {
+                mode(if fault == FaultKind::Refuse { Mode::Refuse } else { Mode::BlackHole });
                 sleep(length);
                 mode(Mode::Pass);
             }
-            Blow::Cut => lock(&self.arena.proxies).iter().for_each(support::proxy::Proxy::cut),
-            Blow::Delay => {
+            FaultKind::Cut => lock(&self.arena.proxies).iter().for_each(support::proxy::Proxy::cut),
+            FaultKind::Delay => {
                 delay(Duration::from_millis(20) + length / 20);
                 sleep(length);
                 delay(Duration::ZERO);
             }
-            Blow::Split => {
+            FaultKind::Split => {
                 split(true);
                 sleep(length);
                 split(false);
             }
-            Blow::LoseReplies => trap(if length.as_millis().is_multiple_of(2) { Fault::Swallow } else { Fault::CutAfter }),
-            Blow::LoseRequests => trap(Fault::CutBefore),
-            Blow::LateRequests => trap(Fault::Late(length)),
-            Blow::Partition => {
+            FaultKind::LoseReplies => trap(if length.as_millis().is_multiple_of(2) { Fault::Swallow } else { Fault::CutAfter }),
+            FaultKind::LoseRequests => trap(Fault::CutBefore),
+            FaultKind::LateRequests => trap(Fault::Late(length)),
+            FaultKind::Partition => {
                 let Some(netns) = &self.arena.netns else { return };
                 netns.cut();
                 sleep(length);
                 netns.heal();
             }
-            Blow::Starve => starve(length),
+            FaultKind::Starve => starve(length),
             _ => {}
         }
     }
 }
 
-/// Four busy threads for each processor.
+/// Runs four busy threads per processor.
 fn starve(length: Duration) {
     let over = AtomicBool::new(false);
     thread::scope(|scope| {

@@ -1,4 +1,4 @@
-//! A call that is dropped at any moment leaves a backend that answers the next one.
+//! Cancel safety: a call may be dropped at any moment, and the backend still answers the next one.
 
 use std::time::Duration;
 
@@ -10,17 +10,18 @@ use crate::lab::{LONG, Lab, SHORT, key, request, soon, waiting};
 
 pub fn all() -> Vec<Case> {
     cases![everywhere =>
-        a_dropped_acquire_can_be_asked_again,
+        a_dropped_acquire_can_be_repeated,
+        a_dropped_refusal_grants_nothing,
         a_dropped_acquire_can_be_undone,
-        a_dropped_renewal_can_be_asked_again,
-        a_dropped_release_can_be_asked_again,
+        a_dropped_renewal_can_be_repeated,
+        a_dropped_release_can_be_repeated,
         a_dropped_wait_can_be_followed_by_anything,
-        a_dropped_look_can_be_repeated,
+        a_dropped_inspection_can_be_repeated,
         a_dropped_entry_can_be_undone,
     ]
 }
 
-/// Before the first step of a call, in its midst, and after its end.
+/// Before the first step of a call, in the middle, and after its end.
 const MOMENTS: [Duration; 10] = [
     Duration::ZERO,
     Duration::from_micros(20),
@@ -35,11 +36,11 @@ const MOMENTS: [Duration; 10] = [
 ];
 
 /// Polls once, then drops at the given moment.
-async fn cut<T>(moment: Duration, call: impl Future<Output = T>) -> Option<T> {
+async fn drop_after<T>(moment: Duration, call: impl Future<Output = T>) -> Option<T> {
     timeout(moment, call).await.ok()
 }
 
-async fn a_dropped_acquire_can_be_asked_again(lab: &Lab) {
+async fn a_dropped_acquire_can_be_repeated(lab: &Lab) {
     let mut other = lab.client().await;
     for warm in [false, true] {
         for moment in MOMENTS {
@@ -49,7 +50,7 @@ async fn a_dropped_acquire_can_be_asked_again(lab: &Lab) {
             }
             let job = key(&format!("job-{warm}-{moment:?}"));
             let held = request(&job, LONG);
-            let _ = cut(moment, a.0.try_acquire(&held)).await;
+            let _ = drop_after(moment, a.0.try_acquire(&held)).await;
             assert_eq!(a.take(&held).await.holds, 1, "{moment:?}");
             other.refused(&request(&job, LONG)).await;
             a.renewed(&held, None).await;
@@ -59,14 +60,33 @@ async fn a_dropped_acquire_can_be_asked_again(lab: &Lab) {
     }
 }
 
+/// An attempt at a busy lock is dropped while it is given up; the next one gets a lock that excludes others.
+async fn a_dropped_refusal_grants_nothing(lab: &Lab) {
+    let mut other = lab.client().await;
+    for step in 0..48 {
+        let moment = Duration::from_micros(50 * step);
+        let mut a = lab.client().await;
+        let job = key(&format!("job-{step}"));
+        let first = other.hold(&job).await;
+        let wanted = waiting(&job, LONG);
+        a.refused(&wanted).await;
+        let _ = drop_after(moment, a.0.try_acquire(&wanted)).await;
+        other.free(&first).await;
+        a.take(&wanted).await;
+        other.refused(&request(&job, LONG)).await;
+        a.renewed(&wanted, None).await;
+        a.free(&wanted).await;
+    }
+}
+
 async fn a_dropped_acquire_can_be_undone(lab: &Lab) {
     let mut other = lab.client().await;
     for moment in MOMENTS {
         let mut a = lab.client().await;
         let job = key(&format!("job-{moment:?}"));
-        // What was dropped may reach the store after its undoing: then it ends with its lease.
+        // The dropped request may reach the store after its undo, and then ends with its lease.
         let held = lab.expiring(&job, SHORT);
-        let _ = cut(moment, a.0.try_acquire(&held)).await;
+        let _ = drop_after(moment, a.0.try_acquire(&held)).await;
         let answer = a.release(&held, Scope::Hold).await;
         assert!(matches!(answer, Release::Released | Release::NotHeld), "{answer:?}");
         let began = tokio::time::Instant::now();
@@ -75,12 +95,12 @@ async fn a_dropped_acquire_can_be_undone(lab: &Lab) {
     }
 }
 
-async fn a_dropped_renewal_can_be_asked_again(lab: &Lab) {
+async fn a_dropped_renewal_can_be_repeated(lab: &Lab) {
     let mut a = lab.client().await;
     for moment in MOMENTS {
         let job = key(&format!("job-{moment:?}"));
         let held = a.hold(&job).await;
-        let _ = cut(moment, a.0.renew(&held.key, &held.token, None.into())).await;
+        let _ = drop_after(moment, a.0.renew(&held.key, &held.token, None.into())).await;
         let longer = lab.other_ttl(LONG * 2).await;
         a.renewed(&held, longer).await;
         assert!(a.left(&job).await > longer.unwrap_or(LONG) / 2, "{moment:?}");
@@ -88,12 +108,12 @@ async fn a_dropped_renewal_can_be_asked_again(lab: &Lab) {
     }
 }
 
-async fn a_dropped_release_can_be_asked_again(lab: &Lab) {
+async fn a_dropped_release_can_be_repeated(lab: &Lab) {
     let (mut a, mut other) = (lab.client().await, lab.client().await);
     for moment in MOMENTS {
         let job = key(&format!("job-{moment:?}"));
         let held = a.hold(&job).await;
-        let _ = cut(moment, a.0.release(&held.key, &held.token, &Scope::Hold.into())).await;
+        let _ = drop_after(moment, a.0.release(&held.key, &held.token, &Scope::Hold.into())).await;
         let answer = a.release(&held, Scope::Hold).await;
         assert!(matches!(answer, Release::Released | Release::NotHeld), "{moment:?}: {answer:?}");
         assert_eq!(a.renew(&held, None).await, Renewal::NotHeld, "{moment:?}");
@@ -109,20 +129,20 @@ async fn a_dropped_wait_can_be_followed_by_anything(lab: &Lab) {
     let other = b.hold(&key("other")).await;
     for moment in MOMENTS {
         b.refused(&wanted).await;
-        let _ = cut(moment, b.0.wait(&wanted, LONG)).await;
+        let _ = drop_after(moment, b.0.wait(&wanted, LONG)).await;
         b.renewed(&other, None).await;
-        let _ = cut(moment, b.0.wait(&wanted, LONG)).await;
+        let _ = drop_after(moment, b.0.wait(&wanted, LONG)).await;
         b.refused(&wanted).await;
-        let _ = cut(moment, b.0.wait(&wanted, LONG)).await;
+        let _ = drop_after(moment, b.0.wait(&wanted, LONG)).await;
         let mut woken = 0;
         while b.wait(&wanted, Duration::from_millis(10)).await == Wake::Changed {
-            // Waking for nothing is allowed, but not for ever.
+            // A wake-up without a reason is allowed, but not endlessly.
             woken += 1;
             assert!(woken < 4, "{moment:?}");
             b.refused(&wanted).await;
         }
-        let _ = cut(moment, b.0.wait(&wanted, LONG)).await;
-        let _ = cut(moment, b.0.leave_queue(&wanted)).await;
+        let _ = drop_after(moment, b.0.wait(&wanted, LONG)).await;
+        let _ = drop_after(moment, b.0.leave_queue(&wanted)).await;
         b.leave_queue(&wanted).await;
         assert!(a.inspect(&job).await.waiters.is_empty(), "{moment:?}");
     }
@@ -130,22 +150,22 @@ async fn a_dropped_wait_can_be_followed_by_anything(lab: &Lab) {
     b.hold(&job).await;
 }
 
-async fn a_dropped_look_can_be_repeated(lab: &Lab) {
+async fn a_dropped_inspection_can_be_repeated(lab: &Lab) {
     let mut a = lab.client().await;
     let job = key("job");
     let held = a.hold(&job).await;
     for moment in MOMENTS {
-        let _ = cut(moment, a.0.inspect(&job)).await;
+        let _ = drop_after(moment, a.0.inspect(&job)).await;
         assert_eq!(a.inspect(&job).await.holders.len(), 1, "{moment:?}");
-        let _ = cut(moment, a.0.list("")).await;
+        let _ = drop_after(moment, a.0.list("")).await;
         assert_eq!(a.keys("").await, ["job"], "{moment:?}");
-        let _ = cut(moment, a.0.init()).await;
+        let _ = drop_after(moment, a.0.init()).await;
     }
     a.renewed(&held, None).await;
 }
 
-/// What was dropped may come in between with its change, for which a store may want to be asked again, as the core does.
-async fn again<T>(mut question: impl AsyncFnMut() -> dlock::lock::Result<T>) -> T {
+/// Repeats a request that fails with a transient error, as the core does: the dropped request may interfere.
+async fn retry_transient<T>(mut question: impl AsyncFnMut() -> dlock::lock::Result<T>) -> T {
     for _ in 0..5 {
         match question().await {
             Err(error) if error.is_transient() => tokio::time::sleep(Duration::from_millis(20)).await,
@@ -155,7 +175,7 @@ async fn again<T>(mut question: impl AsyncFnMut() -> dlock::lock::Result<T>) -> 
     question().await.unwrap_or_else(|error| panic!("{error:?}"))
 }
 
-/// Whatever is given up, the hold that was to be entered is not touched.
+/// A dropped entry never changes the hold that it was to enter.
 async fn a_dropped_entry_can_be_undone(lab: &Lab) {
     let (mut a, mut other) = (lab.client().await, lab.client().await);
     if !a.capabilities().reentrant {
@@ -168,14 +188,14 @@ async fn a_dropped_entry_can_be_undone(lab: &Lab) {
         for wait in [false, true] {
             let mut b = lab.client().await;
             let inner = dlock::lock::Request { waiting: wait, ..crate::lab::nested(&outer) };
-            let _ = cut(moment, b.0.try_acquire(&inner)).await;
-            let answer = again(async || b.0.release(&inner.key, &inner.token, &Scope::Hold.into()).await).await;
+            let _ = drop_after(moment, b.0.try_acquire(&inner)).await;
+            let answer = retry_transient(async || b.0.release(&inner.key, &inner.token, &Scope::Hold.into()).await).await;
             assert!(matches!(answer, Release::StillHeld(_) | Release::NotHeld), "{moment:?}: {answer:?}");
             b.leave_queue(&inner).await;
             let mut c = lab.client().await;
-            let _ = cut(moment, c.0.try_acquire(&inner)).await;
+            let _ = drop_after(moment, c.0.try_acquire(&inner)).await;
             c.leave_queue(&inner).await;
-            let answer = again(async || a.0.renew(&outer.key, &outer.token, None.into()).await).await;
+            let answer = retry_transient(async || a.0.renew(&outer.key, &outer.token, None.into()).await).await;
             assert!(matches!(answer, Renewal::Renewed { .. }), "{moment:?}: {answer:?}");
             other.refused(&request(&job, LONG)).await;
         }

@@ -1,7 +1,7 @@
-//! The kernel's word on which sections live: each has a byte of a file locked, and the lock is inherited by every process of its tree.
+//! Kernel locks that show which sections are alive: each section locks one byte of a file, and every process of its tree inherits it.
 //!
-//! An OFD lock ends when the last process that inherited the descriptor is gone, before its parent learns of that. Asking for the locks of
-//! others (`F_OFD_GETLK`) takes none.
+//! An OFD lock ends with the last process that inherited the descriptor, before the parent learns of the exit. A query for locks of others
+//! (`F_OFD_GETLK`) takes no lock.
 
 use std::{
     fs::{File, OpenOptions},
@@ -15,26 +15,26 @@ use nix::{
 };
 use rustix::io::{FdFlags, fcntl_setfd};
 
-/// A file of one key: byte N is locked as long as anything of run N's section lives.
-pub struct Live(File);
+/// The file of one key: byte N is locked while any process of run N's section lives.
+pub struct LivenessFile(File);
 
-/// More than the number of any run.
+/// Higher than the number of any run.
 const END: libc::off_t = 1 << 20;
 
-impl Live {
+impl LivenessFile {
     pub fn open(folder: &Path, key: usize) -> io::Result<Self> {
-        let path = folder.join(format!("live-{key}"));
+        let path = folder.join(format!("liveness-{key}"));
         Ok(Self(OpenOptions::new().read(true).write(true).create(true).truncate(false).open(path)?))
     }
 
-    /// Marks `run` as alive until this process and all that it starts from now on are gone.
+    /// Marks `run` as alive until this process and all of its later descendants are gone.
     pub fn enter(&self, run: u64) -> io::Result<()> {
         fcntl(&self.0, FcntlArg::F_OFD_SETLK(&range(offset(run), 1)))?;
         fcntl_setfd(&self.0, FdFlags::empty())?;
         Ok(())
     }
 
-    /// Returns the runs of which something lives, this description's own aside.
+    /// Returns the runs with a living process, except those marked through this descriptor.
     pub fn living(&self) -> io::Result<Vec<u64>> {
         let mut found = Vec::new();
         let mut ranges = vec![(0, END)];
@@ -66,7 +66,7 @@ fn range(start: libc::off_t, len: libc::off_t) -> libc::flock {
     }
 }
 
-/// Nanoseconds of `CLOCK_BOOTTIME`.
+/// Returns the time of `CLOCK_BOOTTIME` in nanoseconds.
 pub fn now() -> u64 {
     let time = rustix::time::clock_gettime(rustix::time::ClockId::Boottime);
     time.tv_sec.cast_unsigned() * 1_000_000_000 + time.tv_nsec.cast_unsigned()

@@ -1,4 +1,4 @@
-//! What a backend does not declare it refuses, with the reason, before it asks its store anything.
+//! A backend refuses what it does not declare, with the reason, before it contacts its store.
 
 use std::time::Duration;
 
@@ -17,14 +17,14 @@ const LIMITS: Limits<'static> = Limits::of(Duration::from_millis(300));
 
 pub fn all() -> Vec<Case> {
     cases![everywhere =>
-        what_is_not_declared_is_refused_without_asking,
-        what_is_declared_is_served,
+        undeclared_capabilities_are_refused_without_asking,
+        declared_capabilities_work,
         a_ttl_out_of_range_is_refused_without_asking,
-        another_ttl_is_refused_where_a_hold_has_one_only,
+        another_ttl_is_refused_where_a_hold_keeps_one_ttl,
     ]
 }
 
-/// Each thing that can be asked for, and whether the backend says that it has it.
+/// Returns each optional feature, whether the backend declares it, and a request for it.
 fn asked_for(capabilities: &dlock::lock::Capabilities) -> Vec<(&'static str, bool, Request)> {
     let plain = || request(&key("job"), LONG);
     vec![
@@ -42,8 +42,8 @@ fn assert_refused(what: &str, backend: &str, error: &Error) {
     assert!(error.message.contains(backend), "{what}: {error}");
 }
 
-async fn what_is_not_declared_is_refused_without_asking(lab: &Lab) {
-    // This client's store can't be reached: any answer but "unavailable" was given without it.
+async fn undeclared_capabilities_are_refused_without_asking(lab: &Lab) {
+    // This client's store is unreachable: any answer but "unavailable" came without contact.
     let mut backend = lab.target.unreachable().await;
     let capabilities = backend.identity().capabilities.clone();
     for (what, has, request) in asked_for(&capabilities) {
@@ -67,10 +67,10 @@ async fn what_is_not_declared_is_refused_without_asking(lab: &Lab) {
     }
 }
 
-async fn what_is_declared_is_served(lab: &Lab) {
+async fn declared_capabilities_work(lab: &Lab) {
     let mut a = lab.client().await;
     for (what, has, request) in asked_for(&a.capabilities()) {
-        // Nobody has a hold that could be entered here: cases of their own do that.
+        // There is no hold to enter here; the cases in `reentry` test that.
         if has && request.entry == Entry::Fresh {
             let grant = a.take(&request).await;
             assert!(!a.capabilities().fencing || grant.fence.0 > 0, "{what}");
@@ -79,13 +79,13 @@ async fn what_is_declared_is_served(lab: &Lab) {
     }
 }
 
-async fn another_ttl_is_refused_where_a_hold_has_one_only(lab: &Lab) {
+async fn another_ttl_is_refused_where_a_hold_keeps_one_ttl(lab: &Lab) {
     let mut backend = lab.target.unreachable().await;
     let capabilities = backend.identity().capabilities.clone();
     assert_eq!(capabilities.adjustable_ttl, lab.kind.adjusts_ttl());
     if !capabilities.adjustable_ttl {
         let held = request(&key("job"), LONG);
-        let error = backend.renew(&held.key, &held.token, Some(ttl(LONG * 2)).into()).await.expect_err("it can't be");
+        let error = backend.renew(&held.key, &held.token, Some(ttl(LONG * 2)).into()).await.expect_err("a TTL that can't change");
         assert_refused("another ttl", capabilities.backend, &error);
     }
 }
@@ -94,7 +94,7 @@ async fn a_ttl_out_of_range_is_refused_without_asking(lab: &Lab) {
     let capabilities = lab.client().await.capabilities();
     assert_eq!(capabilities.shared, lab.kind.shared());
     assert_eq!((capabilities.permits, capabilities.fair), (lab.kind.permits(), lab.kind.fair()));
-    assert!(capabilities.run_policy, "every store judges starts");
+    assert!(capabilities.run_policy, "every store applies run policies");
     assert!(capabilities.ttl_min <= capabilities.ttl_max);
     assert!(capabilities.ttl_granularity > Duration::ZERO);
     for end in [capabilities.ttl_min, capabilities.ttl_max] {

@@ -1,4 +1,4 @@
-//! Waiters that are gone without having left the queue, in stores whose queue decides: they don't block it for their whole lease.
+//! Waiters that died without leaving the queue, in stores that grant in queue order. They don't block the queue for their whole lease.
 
 use std::time::Duration;
 
@@ -12,23 +12,23 @@ use crate::{
 };
 
 pub fn all() -> Vec<Case> {
-    cases![Kind::keeps_places =>
-        a_waiter_that_is_gone_is_removed_by_the_next_one,
-        a_waiter_that_is_gone_keeps_no_try_from_the_lock,
-        a_reader_passes_a_writer_that_is_gone,
-        a_waiter_for_a_permit_that_is_gone_is_removed,
+    cases![Kind::keeps_positions =>
+        a_dead_waiter_is_removed_by_the_next_one,
+        a_dead_waiter_blocks_no_try,
+        a_reader_passes_a_dead_writer,
+        a_dead_waiter_for_a_permit_is_removed,
         a_holder_that_waited_is_never_removed,
-        a_waiter_that_lives_keeps_its_place,
+        a_live_waiter_keeps_its_position,
     ]
 }
 
-/// After so long a waiter that is gone blocks nobody any more.
+/// The time after which a dead waiter no longer blocks the queue.
 const BLOCKED: Duration = Duration::from_secs(6);
-/// More than that takes on a busy machine, and much less than a lease.
+/// Enough for that on a busy machine, and much less than a lease.
 const LIMIT: Duration = Duration::from_secs(20);
 
-/// Several that are gone are removed together, however many they are.
-async fn a_waiter_that_is_gone_is_removed_by_the_next_one(lab: &Lab) {
+/// Dead waiters are removed together, however many they are.
+async fn a_dead_waiter_is_removed_by_the_next_one(lab: &Lab) {
     for dead in [3, 20] {
         let (mut a, mut b) = (lab.client().await, lab.client().await);
         let job = key(&format!("job-{dead}"));
@@ -47,9 +47,9 @@ async fn a_waiter_that_is_gone_is_removed_by_the_next_one(lab: &Lab) {
             a.free(&held).await;
         };
         let ((), grant) = tokio::join!(free, b.wait_for(&wanted, LIMIT));
-        assert_eq!(grant.drain_delay, Duration::ZERO, "they ran nothing");
+        assert_eq!(grant.drain_delay, Duration::ZERO, "the dead waiters ran nothing");
         crate::support::say(&format!(
-            "{}: {dead} waiters that are gone blocked the queue for {:?}; {BLOCKED:?} are allowed",
+            "{}: {dead} dead waiters blocked the queue for {:?}; {BLOCKED:?} are allowed",
             lab.kind.name(),
             began.elapsed()
         ));
@@ -59,7 +59,7 @@ async fn a_waiter_that_is_gone_is_removed_by_the_next_one(lab: &Lab) {
     }
 }
 
-async fn a_waiter_that_is_gone_keeps_no_try_from_the_lock(lab: &Lab) {
+async fn a_dead_waiter_blocks_no_try(lab: &Lab) {
     let (mut a, mut b, mut c) = (lab.client().await, lab.client().await, lab.client().await);
     let job = key("job");
     let held = a.hold(&job).await;
@@ -74,10 +74,10 @@ async fn a_waiter_that_is_gone_keeps_no_try_from_the_lock(lab: &Lab) {
         assert!(began.elapsed() < LIMIT);
         lab.pass(SLACK).await;
     }
-    assert!(began.elapsed() > Duration::from_secs(2), "one that is not silent for long is not passed: {:?}", began.elapsed());
+    assert!(began.elapsed() > Duration::from_secs(2), "a waiter was passed before it was silent for long: {:?}", began.elapsed());
 }
 
-async fn a_reader_passes_a_writer_that_is_gone(lab: &Lab) {
+async fn a_reader_passes_a_dead_writer(lab: &Lab) {
     let (mut a, mut b, mut c) = (lab.client().await, lab.client().await, lab.client().await);
     let job = key("job");
     let reads = |of: Request| Request { mode: Mode::Shared, ..of };
@@ -88,7 +88,7 @@ async fn a_reader_passes_a_writer_that_is_gone(lab: &Lab) {
     c.wait_for(&wanted, LIMIT).await;
 }
 
-async fn a_waiter_for_a_permit_that_is_gone_is_removed(lab: &Lab) {
+async fn a_dead_waiter_for_a_permit_is_removed(lab: &Lab) {
     let (mut a, mut b, mut c) = (lab.client().await, lab.client().await, lab.client().await);
     let job = key("job");
     let permit = |of: Request| Request { mode: Mode::Permits(1), ..of };
@@ -101,7 +101,7 @@ async fn a_waiter_for_a_permit_that_is_gone_is_removed(lab: &Lab) {
     c.wait_for(&wanted, LIMIT).await;
 }
 
-/// It gives no proof any more once it holds the lock.
+/// A waiter that got the lock no longer proves that it lives.
 async fn a_holder_that_waited_is_never_removed(lab: &Lab) {
     let (mut a, mut b, mut c) = (lab.client().await, lab.client().await, lab.client().await);
     let job = key("job");
@@ -122,7 +122,7 @@ async fn a_holder_that_waited_is_never_removed(lab: &Lab) {
     c.wait_for(&second, LIMIT).await;
 }
 
-async fn a_waiter_that_lives_keeps_its_place(lab: &Lab) {
+async fn a_live_waiter_keeps_its_position(lab: &Lab) {
     let (mut a, mut b, mut c) = (lab.client().await, lab.client().await, lab.client().await);
     let job = key("job");
     let held = a.hold(&job).await;
@@ -134,16 +134,16 @@ async fn a_waiter_that_lives_keeps_its_place(lab: &Lab) {
         a.renewed(&held, None).await;
         a.free(&held).await;
     };
-    let first_turn = async {
+    let first_grant = async {
         b.wait_for(&first, LIMIT).await;
         lab.pass(SLACK).await;
         b.free(&first).await;
         Instant::now()
     };
-    let second_turn = async {
+    let second_grant = async {
         c.wait_for(&second, LIMIT).await;
         Instant::now()
     };
-    let ((), first, second) = tokio::join!(free, first_turn, second_turn);
-    assert!(first <= second + SLACK, "in the order of their coming");
+    let ((), first, second) = tokio::join!(free, first_grant, second_grant);
+    assert!(first <= second + SLACK, "the waiters were not served in order");
 }

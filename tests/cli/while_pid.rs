@@ -1,4 +1,4 @@
-//! `acquire --while-pid`, as scripts use it.
+//! `acquire --while-pid` in scripts.
 #![allow(clippy::disallowed_methods, reason = "real processes take real time")]
 
 use std::{
@@ -14,7 +14,7 @@ use serde_json::Value;
 
 use crate::lab::Lab;
 
-/// The shells that people write scripts for.
+/// The common shells for scripts.
 const SHELLS: [&str; 3] = ["sh", "bash", "zsh"];
 
 fn shell(lab: &Lab, shell: &str, script: &str) -> Command {
@@ -48,11 +48,11 @@ fn is_free(lab: &Lab) -> bool {
     inspected(lab)["held"] == false
 }
 
-/// The keeper of the lock.
-fn keeper(lab: &Lab) -> Pid {
-    // While it is being taken nobody can say by whom yet.
+/// Returns the process that renews the lock.
+fn renewer(lab: &Lab) -> Pid {
+    // During the acquire the holder's metadata may be missing.
     let pid = || inspected(lab)["holders"][0]["pid"].as_i64();
-    must("somebody has it", || pid().is_some());
+    must("the lock has a holder", || pid().is_some());
     Pid::from_raw(i32::try_from(pid().unwrap()).unwrap()).unwrap()
 }
 
@@ -64,15 +64,15 @@ fn is_alive(pid: Pid) -> bool {
 fn ended(mut child: Child) -> Output {
     let until = Instant::now() + Duration::from_secs(20);
     while child.try_wait().unwrap().is_none() {
-        assert!(Instant::now() < until, "it doesn't end");
+        assert!(Instant::now() < until, "the script doesn't end");
         thread::sleep(Duration::from_millis(5));
     }
     child.wait_with_output().unwrap()
 }
 
 #[test]
-fn a_script_keeps_a_lock_for_as_long_as_it_runs() {
-    // For longer than a lease lasts by itself.
+fn a_script_holds_a_lock_as_long_as_it_runs() {
+    // For longer than a lease lasts without renewals.
     let script = "token=$(\"$D\" acquire job --while-pid $$ --ttl 3s) || exit 9
         sleep 3.5
         \"$D\" verify job --token \"$token\" || exit 8
@@ -85,16 +85,16 @@ fn a_script_keeps_a_lock_for_as_long_as_it_runs() {
                 let output = run(&lab, name, script);
                 assert_eq!((output.status.code(), &*output.stdout), (Some(0), &b"75\n"[..]), "{name}");
                 assert!(began.elapsed() < Duration::from_secs(15));
-                must("it is given back when the script ends", || is_free(&lab));
-                let told: Value = serde_json::from_slice(&lab.run(["history", "job", "--json"]).stdout).unwrap();
-                assert_eq!(told["runs"][0]["end"], "released", "{name}: {told}");
+                must("the lock is released when the script ends", || is_free(&lab));
+                let report: Value = serde_json::from_slice(&lab.run(["history", "job", "--json"]).stdout).unwrap();
+                assert_eq!(report["runs"][0]["end"], "released", "{name}: {report}");
             });
         }
     });
 }
 
 #[test]
-fn who_releases_it_is_left_alone() {
+fn a_process_that_releases_its_lock_is_not_killed() {
     for name in SHELLS {
         let lab = Lab::new();
         let script = "token=$(\"$D\" acquire job --while-pid $$ --ttl 3s) || exit 9
@@ -107,17 +107,17 @@ fn who_releases_it_is_left_alone() {
 }
 
 #[test]
-fn the_process_is_told_to_end_when_the_lock_is_broken_or_lost() {
+fn the_process_gets_term_when_the_lock_is_broken_or_lost() {
     let lab = Lab::new();
     let script = "token=$(\"$D\" acquire job --while-pid $$ --ttl 4s) || exit 9
         trap 'echo told; exit 7' TERM; touch ready; while :; do sleep 0.05; done";
     for lost in [false, true] {
         let child = shell(&lab, "bash", script).spawn().unwrap();
-        must("it is ready", || lab.path("ready").exists());
+        must("the script is ready", || lab.path("ready").exists());
         std::fs::remove_file(lab.path("ready")).unwrap();
-        let kept_by = keeper(&lab);
+        let kept_by = renewer(&lab);
         if lost {
-            // What nobody gave back: as if the store had forgotten it.
+            // A break that the renewer doesn't know of, as if the store had lost the hold.
             let fence = inspected(&lab)["holders"][0]["fence"].to_string();
             let broken = lab.run(["break", "job", "--yes", "--reason", "x", "--now", "--fence", &fence]);
             assert_eq!(broken.status.code(), Some(0), "{broken:?}");
@@ -127,28 +127,28 @@ fn the_process_is_told_to_end_when_the_lock_is_broken_or_lost() {
         }
         let output = ended(child);
         assert_eq!((output.status.code(), &*output.stdout), (Some(7), &b"told\n"[..]), "{lost}");
-        must("the keeper ends", || !is_alive(kept_by));
+        must("the renewer ends", || !is_alive(kept_by));
         assert!(is_free(&lab));
     }
 }
 
 #[test]
-fn a_keeper_that_is_told_to_end_gives_the_lock_back() {
+fn a_terminated_renewer_releases_the_lock() {
     let lab = Lab::new();
     let script = "token=$(\"$D\" acquire job --while-pid $$) || exit 9; read -r line; echo \"$line\"";
     let mut child = shell(&lab, "bash", script).stdin(Stdio::piped()).spawn().unwrap();
-    must("it is taken", || !is_free(&lab));
-    kill_process(keeper(&lab), Signal::TERM).unwrap();
-    must("it is given back", || is_free(&lab));
+    must("the lock is held", || !is_free(&lab));
+    kill_process(renewer(&lab), Signal::TERM).unwrap();
+    must("the lock is released", || is_free(&lab));
     std::io::Write::write_all(child.stdin.as_mut().unwrap(), b"still here\n").unwrap();
     let output = ended(child);
-    assert_eq!(&*output.stdout, b"still here\n", "the process has nothing to do with that");
+    assert_eq!(&*output.stdout, b"still here\n", "the process is unaffected");
 }
 
 #[test]
-fn nobody_waits_for_what_a_keeper_has_open() {
+fn a_renewer_closes_the_callers_descriptors() {
     let lab = Lab::new();
-    // A descriptor above the standard ones, as flock(1) users have it, and one that a reader waits for.
+    // A high descriptor, as flock(1) users open it, and a pipe with a reader.
     let script = "exec 9>lock; exec 8>&1; token=$(\"$D\" acquire job --while-pid $PPID) || exit 9; echo taken";
     let mut child = shell(&lab, "bash", script).spawn().unwrap();
     let mut said = String::new();
@@ -157,7 +157,7 @@ fn nobody_waits_for_what_a_keeper_has_open() {
     assert_eq!(said, "taken\n");
     assert!(began.elapsed() < Duration::from_secs(15));
     assert_eq!(child.wait().unwrap().code(), Some(0));
-    let kept_by = keeper(&lab);
+    let kept_by = renewer(&lab);
     let open: Vec<_> = std::fs::read_dir(format!("/proc/{}/fd", kept_by.as_raw_nonzero()))
         .unwrap()
         .filter_map(|entry| std::fs::read_link(entry.unwrap().path()).ok())
@@ -165,32 +165,32 @@ fn nobody_waits_for_what_a_keeper_has_open() {
         .collect();
     assert!(open.is_empty(), "{open:?}");
     kill_process(kept_by, Signal::TERM).unwrap();
-    must("it is given back", || is_free(&lab));
+    must("the lock is released", || is_free(&lab));
 }
 
 #[test]
-fn while_it_waits_it_can_be_ended_and_leaves_nothing_behind() {
+fn a_waiting_acquire_can_be_ended_and_leaves_no_waiter() {
     let lab = Lab::new();
     let mut holder = lab.dlock(["hold", "job"]).stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().unwrap();
-    must("it is held", || !is_free(&lab));
+    must("the lock is held", || !is_free(&lab));
     let busy = lab.run(["acquire", "job", "--while-pid", &std::process::id().to_string()]);
     assert_eq!((busy.status.code(), busy.stdout.len()), (Some(75), 0), "{busy:?}");
     let waiting = |lab: &Lab| inspected(lab)["waiters"].as_array().map_or(0, Vec::len);
     let me = std::process::id().to_string();
-    // To the whole group, as a terminal does, and to the one that was called, as a service manager does.
+    // INT to the whole process group, as from a terminal; TERM to dlock alone, as from a service manager.
     for (signal, to_group) in [(Signal::INT, true), (Signal::TERM, false)] {
         use std::os::unix::process::CommandExt as _;
         let mut command = lab.dlock(["acquire", "job", "-w", "60", "--while-pid", &me]);
         let child = command.process_group(0).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
-        must("it waits", || waiting(&lab) == 1);
+        must("the acquire waits", || waiting(&lab) == 1);
         let pid = Pid::from_child(&child);
         if to_group { rustix::process::kill_process_group(pid, signal) } else { kill_process(pid, signal) }.unwrap();
         let output = ended(child);
         let status = output.status.code().or(output.status.signal().map(|signal| 128 + signal));
         assert_eq!((status, output.stdout.len()), (Some(128 + signal.as_raw()), 0), "{output:?}");
-        must("nobody waits any more", || waiting(&lab) == 0);
+        must("no waiter is left", || waiting(&lab) == 0);
     }
-    // Nor does it wait for a process that is gone.
+    // The wait also ends with the process of `--while-pid`.
     let mut other = Command::new("sleep").arg("0.5").spawn().unwrap();
     let began = Instant::now();
     let gone = lab.run(["acquire", "job", "-w", "60", "--while-pid", &other.id().to_string()]);
@@ -202,23 +202,23 @@ fn while_it_waits_it_can_be_ended_and_leaves_nothing_behind() {
 }
 
 #[test]
-fn a_process_that_is_no_process_is_refused() {
+fn an_invalid_while_pid_is_refused() {
     let mut lab = Lab::new();
     for words in ["acquire job", "acquire job --while-pid x", "acquire job --while-pid 0", "acquire job --while-pid 4194305"] {
         lab.say(words);
     }
-    snapbox::assert_data_eq!(lab.transcript(), snapbox::file!["snapshots/keeper.txt"]);
+    snapbox::assert_data_eq!(lab.transcript(), snapbox::file!["snapshots/while-pid.txt"]);
     assert!(!lab.path("store.db").exists());
 }
 
-/// A script whose process is told when its keeper is gone, and how long that took from `strike`.
-fn told_after(signal: Signal) -> Duration {
+/// Sends `signal` to the renewer, and returns how long its process takes to get TERM.
+fn time_until_term(signal: Signal) -> Duration {
     let lab = Lab::new();
     let script = "token=$(\"$D\" acquire job --while-pid $$ --ttl 5s) || exit 9
         trap 'echo told; exit 7' TERM; touch ready; while :; do sleep 0.02; done";
     let child = shell(&lab, "bash", script).spawn().unwrap();
-    must("it is ready", || lab.path("ready").exists());
-    let kept_by = keeper(&lab);
+    must("the script is ready", || lab.path("ready").exists());
+    let kept_by = renewer(&lab);
     let began = Instant::now();
     kill_process(kept_by, signal).unwrap();
     let output = ended(child);
@@ -229,19 +229,19 @@ fn told_after(signal: Signal) -> Duration {
 }
 
 #[test]
-fn the_process_is_told_when_its_keeper_is_killed_or_stopped() {
-    told_after(Signal::KILL);
-    let took = told_after(Signal::STOP);
+fn the_process_gets_term_when_its_renewer_is_killed_or_stopped() {
+    time_until_term(Signal::KILL);
+    let took = time_until_term(Signal::STOP);
     assert!(took < Duration::from_secs(5), "the lease was over: {took:?}");
 }
 
 #[test]
-fn a_keeper_keeps_nothing_of_its_caller() {
+fn a_renewer_inherits_nothing_from_its_caller() {
     let lab = Lab::new();
     let script = "token=$(\"$D\" acquire job --while-pid $$) || exit 9; touch ready; read -r line; echo done";
     let mut child = shell(&lab, "bash", script).stdin(Stdio::piped()).spawn().unwrap();
-    must("it is ready", || lab.path("ready").exists());
-    let kept_by = keeper(&lab).as_raw_nonzero();
+    must("the script is ready", || lab.path("ready").exists());
+    let kept_by = renewer(&lab).as_raw_nonzero();
     assert_eq!(std::fs::read_link(format!("/proc/{kept_by}/cwd")).unwrap(), std::path::Path::new("/"));
     let monitor = std::fs::read_to_string(format!("/proc/{kept_by}/task/{kept_by}/children")).unwrap();
     let monitor = monitor.trim().to_owned();
@@ -252,7 +252,7 @@ fn a_keeper_keeps_nothing_of_its_caller() {
     assert!(open.iter().all(own), "{open:?}");
     std::io::Write::write_all(child.stdin.as_mut().unwrap(), b"x\n").unwrap();
     ended(child);
-    must("keeper and monitor end", || {
+    must("renewer and monitor end", || {
         !is_alive(Pid::from_raw(kept_by.get()).unwrap()) && !is_alive(Pid::from_raw(monitor.parse().unwrap()).unwrap())
     });
 }
@@ -267,7 +267,7 @@ fn a_caller_that_ignores_its_children_learns_the_status() {
 }
 
 #[test]
-fn a_process_that_must_not_be_told_to_end_is_refused() {
+fn a_process_that_must_not_get_term_is_refused() {
     let lab = Lab::new();
     for command in ["acquire", "hold"] {
         let init = lab.run([command, "job", "--while-pid", "1"]);
