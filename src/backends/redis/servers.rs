@@ -92,18 +92,18 @@ impl Servers {
     }
 
     /// Returns the most replicas that the server at the other end has had.
-    pub(super) fn replicas_of(&self, line: &ServerConnection) -> Option<u32> {
-        let known = self.replicas.iter().find(|(node, _)| *node == line.node)?.1;
-        Some(known.max(line.connection.replicas))
+    pub(super) fn replicas_of(&self, conn: &ServerConnection) -> Option<u32> {
+        let known = self.replicas.iter().find(|(node, _)| *node == conn.node)?.1;
+        Some(known.max(conn.connection.replicas))
     }
 
     /// Records the server's current number of replicas; returns the most that it has had.
-    pub(super) fn learn_replicas(&mut self, line: &ServerConnection, count: u32) -> u32 {
-        match self.replicas.iter_mut().find(|(node, _)| *node == line.node) {
+    pub(super) fn learn_replicas(&mut self, conn: &ServerConnection, count: u32) -> u32 {
+        match self.replicas.iter_mut().find(|(node, _)| *node == conn.node) {
             Some((_, known)) => *known = (*known).max(count),
-            None => self.replicas.push((line.node.clone(), count)),
+            None => self.replicas.push((conn.node.clone(), count)),
         }
-        self.replicas_of(line).unwrap_or(count)
+        self.replicas_of(conn).unwrap_or(count)
     }
 
     pub(super) fn is_cluster(&self) -> bool {
@@ -116,7 +116,7 @@ impl Servers {
         let node = match cluster.take_owner(name) {
             Some(node) => node,
             None => match cluster.find(&self.options, name).await? {
-                SlotLocation::Here(line) => return Ok(line),
+                SlotLocation::Here(conn) => return Ok(conn),
                 SlotLocation::At(node) => node,
             },
         };
@@ -125,15 +125,15 @@ impl Servers {
 
     /// Like [`Servers::take`], for calls that are not urgent: also learns the cluster's other nodes, for later failures.
     pub(super) async fn take_for_long(&mut self, name: &str) -> Result<ServerConnection> {
-        let mut line = self.take(name).await?;
-        self.learn_over(&mut line).await?;
-        Ok(line)
+        let mut conn = self.take(name).await?;
+        self.learn_over(&mut conn).await?;
+        Ok(conn)
     }
 
     /// Learns the cluster's other nodes, unless they are known.
-    pub(super) async fn learn_over(&mut self, line: &mut ServerConnection) -> Result<()> {
+    pub(super) async fn learn_over(&mut self, conn: &mut ServerConnection) -> Result<()> {
         match &mut self.topology {
-            Topology::Cluster(cluster) => cluster.learn_over(line).await,
+            Topology::Cluster(cluster) => cluster.learn_over(conn).await,
             Topology::Known | Topology::Sentinel(_) => Ok(()),
         }
     }
@@ -144,47 +144,47 @@ impl Servers {
             Topology::Cluster(cluster) => Some(cluster.take_owner(name)?),
             Topology::Known | Topology::Sentinel(_) => None,
         };
-        let line = self.take_idle(node.as_ref())?;
-        if line.connection.asked.as_ref() == Some(key) {
-            return Some(line);
+        let conn = self.take_idle(node.as_ref())?;
+        if conn.connection.asked.as_ref() == Some(key) {
+            return Some(conn);
         }
-        self.put_back(name, line);
+        self.put_back(name, conn);
         None
     }
 
     /// Puts a connection back whose replies have all been read, and records its server as the lock's.
-    pub(super) fn put_back(&mut self, name: &str, line: ServerConnection) {
-        if let (Topology::Cluster(cluster), Some(node), false) = (&mut self.topology, &line.node, line.asking) {
+    pub(super) fn put_back(&mut self, name: &str, conn: ServerConnection) {
+        if let (Topology::Cluster(cluster), Some(node), false) = (&mut self.topology, &conn.node, conn.asking) {
             cluster.set_owner(name, node.clone());
         }
-        self.rest(line);
+        self.rest(conn);
     }
 
     /// Puts a connection back whose replies have all been read.
-    pub(super) fn rest(&mut self, line: ServerConnection) {
-        self.idle.push(ServerConnection { asking: false, ..line });
+    pub(super) fn rest(&mut self, conn: ServerConnection) {
+        self.idle.push(ServerConnection { asking: false, ..conn });
     }
 
     /// Puts the connection back after this reply. After a transient error of a deployment's server, the next call finds the server anew.
-    pub(super) fn put_back_after(&mut self, name: &str, line: ServerConnection, reply: &Value) {
+    pub(super) fn put_back_after(&mut self, name: &str, conn: ServerConnection, reply: &Value) {
         let forget = match reply {
             Value::ServerError(error) => !matches!(self.topology, Topology::Known) && self.refused(error).is_transient(),
             _ => false,
         };
         if !forget {
-            self.put_back(name, line);
+            self.put_back(name, conn);
         }
     }
 
-    /// Returns a connection to the target of a redirection. All replies of `line` must have been read.
-    pub(super) async fn follow(&mut self, name: &str, redirect: Redirect, line: ServerConnection) -> Result<ServerConnection> {
+    /// Returns a connection to the target of a redirection. All replies of `conn` must have been read.
+    pub(super) async fn follow(&mut self, name: &str, redirect: Redirect, conn: ServerConnection) -> Result<ServerConnection> {
         match redirect {
             Redirect::Moved(node) => {
-                self.rest(line);
+                self.rest(conn);
                 self.to(Some(node)).await
             }
             Redirect::Ask(node) => {
-                self.put_back(name, line);
+                self.put_back(name, conn);
                 Ok(ServerConnection { asking: true, ..self.to(Some(node)).await? })
             }
         }
@@ -207,8 +207,8 @@ impl Servers {
 
     /// Returns a connection to this node, or to the only server.
     pub(super) async fn to(&mut self, node: Option<Address>) -> Result<ServerConnection> {
-        if let Some(line) = self.take_idle(node.as_ref()) {
-            return Ok(line);
+        if let Some(conn) = self.take_idle(node.as_ref()) {
+            return Ok(conn);
         }
         let connection = match (&mut self.topology, &node) {
             (Topology::Sentinel(sentinels), _) => sentinels.open_master(&self.options).await?,
@@ -221,8 +221,8 @@ impl Servers {
     }
 
     fn take_idle(&mut self, node: Option<&Address>) -> Option<ServerConnection> {
-        self.idle.retain(|line| line.connection.is_open());
-        let at = self.idle.iter().position(|line| line.node.as_ref() == node)?;
+        self.idle.retain(|conn| conn.connection.is_open());
+        let at = self.idle.iter().position(|conn| conn.node.as_ref() == node)?;
         Some(self.idle.swap_remove(at))
     }
 

@@ -64,8 +64,8 @@ impl Redlock {
         for (n, answer) in answers.into_iter().enumerate() {
             let Some(answer) = answer else { continue };
             match script_reply(answer) {
-                Ok((said, _)) if said == "done" => done += 1,
-                Ok((said, _)) if said == "changed" => changed += 1,
+                Ok((status, _)) if status == "done" => done += 1,
+                Ok((status, _)) if status == "changed" => changed += 1,
                 Ok(_) => failures.push((n, failure::unreadable())),
                 Err(error) => failures.push((n, error)),
             }
