@@ -8,7 +8,7 @@ use super::{
     setting::{Origin, Setting, short},
 };
 use crate::{
-    commands::run::{Again, Often, PolicyArgs, PolicySettings},
+    commands::run::{Frequency, PolicyArgs, PolicySettings, RepeatRule},
     lease::WaitPolicy,
     lock::{Error, Kind, Mode, Result},
 };
@@ -50,26 +50,26 @@ pub fn policy(args: &PolicyArgs, mode: Mode, wait: WaitPolicy, layers: &Layers<'
         None if once.is_some() => u32::MAX,
         None => 0,
     };
-    let again = Again { failed, crashed: retry_crashed.is_some() };
-    let often = match (&once, &keep, &once_per) {
-        (Some(_), Some(keep), _) => Often::Once { keep: within(keep, KEEPS)?, again },
+    let again = RepeatRule { failed, crashed: retry_crashed.is_some() };
+    let frequency = match (&once, &keep, &once_per) {
+        (Some(_), Some(keep), _) => Frequency::Once { keep: within(keep, KEEPS)?, again },
         (Some(once), None, _) => {
             return Err(once.refuse("it needs --keep").hint("--keep 30d remembers the success for 30 days"));
         }
         (None, Some(keep), _) => return Err(keep.refuse("it is for --once").hint("it says how long the success of --once is remembered")),
-        (None, None, Some(period)) => Often::Per { period: within(period, PERIODS)?, again },
+        (None, None, Some(period)) => Frequency::Per { period: within(period, PERIODS)?, again },
         (None, None, None) => {
             if let Some(setting) = retry_failed.as_ref().or(retry_crashed.as_ref()).filter(|_| !always) {
                 let hint = "without them a failed job is always run again";
                 return Err(setting.refuse("it needs --once-per or --once").hint(hint));
             }
-            Often::Always
+            Frequency::Always
         }
     };
     Ok(PolicySettings {
-        skew_guard: skew_guard(args, often, mode, wait, layers)?,
+        skew_guard: skew_guard(args, frequency, mode, wait, layers)?,
         at_least: at_least.map(|setting| at_most_a_year(&setting)).transpose()?.flatten(),
-        often,
+        frequency,
         anyway: anyway(args)?,
         warn_held: match layers.get("warn_held", args.warn_held.as_deref())? {
             Some(setting) => off_if_zero(setting.duration("an age is 0, for never, or more")?),
@@ -90,14 +90,14 @@ fn anyway(args: &PolicyArgs) -> Result<Option<String>> {
 }
 
 /// Returns the skew guard, which applies only in try mode and only to exclusive locks.
-fn skew_guard(args: &PolicyArgs, often: Often, mode: Mode, wait: WaitPolicy, layers: &Layers<'_>) -> Result<Option<Duration>> {
+fn skew_guard(args: &PolicyArgs, frequency: Frequency, mode: Mode, wait: WaitPolicy, layers: &Layers<'_>) -> Result<Option<Duration>> {
     let given = layers.get("skew_guard", args.skew_guard.as_deref())?;
     let guard = given.as_ref().map(|setting| setting.duration("a skew guard is 0, for none, or more")).transpose()?;
     // A longer guard than half a period could deny the next scheduled run of a node whose clock is ahead.
-    let most = if let Often::Per { period, .. } = often { period / 2 } else { DAY };
+    let most = if let Frequency::Per { period, .. } = frequency { period / 2 } else { DAY };
     if let (Some(setting), Some(guard)) = (&given, guard.filter(|guard| *guard > most)) {
         let [guard, most] = [guard, most].map(humantime::format_duration);
-        return Err(setting.refuse(format!("{guard} is too long")).hint(if matches!(often, Often::Per { .. }) {
+        return Err(setting.refuse(format!("{guard} is too long")).hint(if matches!(frequency, Frequency::Per { .. }) {
             format!("at most half of --once-per: {most}")
         } else {
             format!("at most {most}")
@@ -182,8 +182,13 @@ mod tests {
     #[test]
     fn the_defaults_are_a_skew_guard_and_a_warning() {
         let policy = of("").unwrap();
-        let wanted =
-            PolicySettings { skew_guard: Some(secs(5)), at_least: None, often: Often::Always, warn_held: Some(secs(3600)), anyway: None };
+        let wanted = PolicySettings {
+            skew_guard: Some(secs(5)),
+            at_least: None,
+            frequency: Frequency::Always,
+            warn_held: Some(secs(3600)),
+            anyway: None,
+        };
         assert_eq!(policy, wanted);
         let off = of("skew_guard = 0\nwarn_held = 0\nat_least = 0").unwrap();
         assert_eq!((off.skew_guard, off.warn_held, off.at_least), (None, None, None));
@@ -194,7 +199,7 @@ mod tests {
         let text = "skew_guard = 9\nat_least = 9\n[keys.job]\nskew_guard = 8\nonce_per = \"1m\"\nretry_failed = 2\nretry_crashed = true\n";
         let policy = of(text).unwrap();
         assert_eq!((policy.skew_guard, policy.at_least), (Some(secs(8)), Some(secs(9))));
-        assert_eq!(policy.often, Often::Per { period: secs(60), again: Again { failed: 2, crashed: true } });
+        assert_eq!(policy.frequency, Frequency::Per { period: secs(60), again: RepeatRule { failed: 2, crashed: true } });
         let args = PolicyArgs {
             skew_guard: Some("7".into()),
             once_per: Some("2m".into()),
@@ -203,10 +208,10 @@ mod tests {
         };
         let policy = with(text, &args, Mode::Exclusive, TRY).unwrap();
         assert_eq!(policy.skew_guard, Some(secs(7)));
-        assert_eq!(policy.often, Often::Per { period: secs(120), again: Again { failed: 0, crashed: true } });
+        assert_eq!(policy.frequency, Frequency::Per { period: secs(120), again: RepeatRule { failed: 0, crashed: true } });
         let once = of("[keys.job]\nonce = true\nkeep = \"30d\"").unwrap();
-        assert_eq!(once.often, Often::Once { keep: 30 * DAY, again: Again { failed: u32::MAX, crashed: false } });
-        let options = [policy, once, of("").unwrap()].map(|policy| (policy.often.option(), policy.often.window()));
+        assert_eq!(once.frequency, Frequency::Once { keep: 30 * DAY, again: RepeatRule { failed: u32::MAX, crashed: false } });
+        let options = [policy, once, of("").unwrap()].map(|policy| (policy.frequency.option(), policy.frequency.window()));
         assert_eq!(options, [("once per 2m".into(), Some(secs(60))), ("once".into(), Some(30 * DAY)), ("always".into(), None)]);
     }
 
@@ -228,7 +233,7 @@ mod tests {
         for off in ["0", "none"] {
             let args = PolicyArgs { once_per: Some(off.into()), ..PolicyArgs::default() };
             let policy = with("[keys.job]\nonce_per = \"1d\"\nretry_failed = 1", &args, Mode::Exclusive, TRY).unwrap();
-            assert_eq!(policy.often, Often::Always, "{off}");
+            assert_eq!(policy.frequency, Frequency::Always, "{off}");
         }
         let args = |anyway, reason: Option<&str>| PolicyArgs { anyway, reason: reason.map(Into::into), ..PolicyArgs::default() };
         let anyway = |args| with("", &args, Mode::Exclusive, TRY).map(|policy| policy.anyway).map_err(|error| error.message);

@@ -24,8 +24,8 @@ use super::{
 };
 use crate::{
     commands::{
-        Context, KeyArg, ModeArgs, TokenArg, Wanted, WantedArgs, Work, acquire, forget, gc, hold, hold::HoldUntil, init, inspect, names,
-        release, renew, verify,
+        Context, KeyArg, ModeArgs, TokenArg, WantedArgs, WantedLocks, Work, acquire, forget, gc, hold, hold::HoldUntil, init, inspect,
+        names, release, renew, verify,
     },
     exit,
     lease::{Held, Limits, Silence, WaitPolicy},
@@ -257,9 +257,9 @@ pub fn ttl(setting: &Setting) -> Result<Ttl> {
     Ttl::new(setting.duration(TTLS)?).map_err(|_| setting.refuse(format!("{:?} is out of range", setting.text)).hint(TTLS))
 }
 
-fn wanted(key: Key, args: &WantedArgs, ttl: Option<Ttl>, layers: &Layers<'_>) -> Result<Wanted> {
+fn wanted(key: Key, args: &WantedArgs, ttl: Option<Ttl>, layers: &Layers<'_>) -> Result<WantedLocks> {
     let also = also(&key, &args.keys.key_flags)?;
-    Ok(Wanted {
+    Ok(WantedLocks {
         mode: mode(&args.taking.mode, &also, layers)?,
         key,
         also,

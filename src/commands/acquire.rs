@@ -4,7 +4,7 @@ mod while_pid;
 
 use super::{
     Context, WantedArgs, interrupted,
-    take::{Taken, TakenLock, Wanted, release, take},
+    take::{AcquireResult, TakenLock, WantedLocks, release, take},
 };
 use crate::{
     exit,
@@ -36,7 +36,7 @@ pub struct Args {
 #[derive(Clone, Debug)]
 pub struct AcquireSettings {
     /// The locks to take; without a TTL if a renewer renews them.
-    pub wanted: Wanted,
+    pub wanted: WantedLocks,
     /// The process during whose life a renewer renews the lock; `None` without a renewer.
     pub while_pid: Option<i32>,
 }
@@ -57,9 +57,9 @@ async fn acquire_once(settings: &AcquireSettings, context: &Context) -> Result<u
     context.out.check_token_has_a_reader()?;
     let mut signals = Signals::new().map_err(|error| Error::new(Kind::Unavailable, "signals can't be watched").source(error))?;
     match take(&settings.wanted, true, None, context, interrupted(&mut signals)).await? {
-        Taken::Granted(mut holds) => Ok(print(&mut holds, context).await.unwrap_or(exit::OK)),
-        Taken::Stopped(signal) => Ok(stopped(signal, &settings.wanted.key, context)),
-        Taken::Not(status) => Ok(status),
+        AcquireResult::Granted(mut holds) => Ok(print(&mut holds, context).await.unwrap_or(exit::OK)),
+        AcquireResult::Stopped(signal) => Ok(stopped(signal, &settings.wanted.key, context)),
+        AcquireResult::Not(status) => Ok(status),
     }
 }
 

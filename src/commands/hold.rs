@@ -11,12 +11,12 @@ use std::{
 
 use tokio::task::{JoinHandle, spawn_blocking};
 
-use self::until::{HoldEnd, Until};
+use self::until::{EndCondition, HoldEnd};
 use super::{
     Context, WantedArgs,
     acquire::acquired,
     interrupted,
-    take::{Taken, TakenLock, Wanted, keep, release, take},
+    take::{AcquireResult, TakenLock, WantedLocks, keep, release, take},
 };
 use crate::{
     exit,
@@ -65,7 +65,7 @@ const LAST_WORD: Duration = Duration::from_secs(1);
 #[derive(Clone, Debug)]
 pub struct HoldSettings {
     /// The locks to take.
-    pub wanted: Wanted,
+    pub wanted: WantedLocks,
     /// How long the lock is held.
     pub until: HoldUntil,
 }
@@ -77,7 +77,7 @@ pub struct HoldSettings {
 pub async fn run(settings: &HoldSettings, context: &Context) -> Result<u8> {
     let out = &context.out;
     out.check_token_has_a_reader()?;
-    let until = Until::open(settings.until)?;
+    let until = EndCondition::open(settings.until)?;
     let mut signals = Signals::new().map_err(|error| Error::new(Kind::Unavailable, "signals can't be watched").source(error))?;
     let stop = async {
         if settings.wanted.wait_policy == WaitPolicy::Try {
@@ -87,11 +87,11 @@ pub async fn run(settings: &HoldSettings, context: &Context) -> Result<u8> {
         until.ended_or(interrupted(&mut signals)).await
     };
     let mut holds = match Box::pin(take(&settings.wanted, false, None, context, stop)).await? {
-        Taken::Granted(holds) => holds,
-        Taken::Not(status) => return Ok(status),
+        AcquireResult::Granted(holds) => holds,
+        AcquireResult::Not(status) => return Ok(status),
         // The process that needs the lock is gone.
-        Taken::Stopped(HoldEnd::Ended) => return Ok(exit::OK),
-        Taken::Stopped(HoldEnd::Signal(signal)) => {
+        AcquireResult::Stopped(HoldEnd::Ended) => return Ok(exit::OK),
+        AcquireResult::Stopped(HoldEnd::Signal(signal)) => {
             let status = out.interrupted(&settings.wanted.key, signal.number);
             if signal.from_terminal {
                 super::die_by_signal(signal);
@@ -122,7 +122,7 @@ async fn keep_on(
     holds: &mut [TakenLock],
     settings: &HoldSettings,
     context: &Context,
-    until: Until,
+    until: EndCondition,
     mut signals: Signals,
     mut printing: JoinHandle<io::Result<()>>,
 ) -> Result<u8> {

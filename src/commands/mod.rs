@@ -34,7 +34,7 @@ use std::{future::Future, time::Duration};
 pub use crate::backends::{CAPABILITIES, CHECKS, LIBRARIES, layouts};
 pub use key::{KeyArg, KeysArg, ModeArgs, TakingArgs, TokenArg, WantedArgs};
 pub use metadata::{collect as collect_metadata, user as user_name};
-pub use take::Wanted;
+pub use take::WantedLocks;
 pub use target::{
     Address, AdvisoryKey, BackendConfig, EtcdOptions, MysqlMode, MysqlOptions, PostgresMode, PostgresOptions, RedisOptions, RedlockOptions,
     Replicas, Secret, Sentinel, Server, SqlOptions, SqlServer, SqliteOptions, TairMode, TairOptions, Target, Tls, TlsMode,

@@ -10,7 +10,7 @@ mod watch;
 
 use std::{ffi::OsString, io, iter, time::Duration};
 
-pub use self::policy::{Again, Often, PolicyArgs, PolicySettings};
+pub use self::policy::{Frequency, PolicyArgs, PolicySettings, RepeatRule};
 use clap::builder::PossibleValuesParser;
 
 use self::{
@@ -23,7 +23,7 @@ use crate::{
     lease::{Budget, Claim, Held, WaitPolicy, in_order},
     lock::{Backend, Entry, Error, Key, Kind, LastResort, Metadata, Mode, Request, Result, Tether, Token, Ttl, length},
     output::{MetricsFile, Output, RunResult, StatusFile, Syslog, SyslogPolicy, Verdict, drain, plain},
-    supervise::{self, Contain, Leftover, OnLost, Plan, Printed, Signals, fork_guardian},
+    supervise::{self, CapturedOutput, Contain, Leftover, OnLost, Plan, Signals, fork_guardian},
 };
 
 /// The arguments of `dlock run`.
@@ -193,7 +193,7 @@ pub fn run(settings: &RunSettings, context: &Context) -> u8 {
 }
 
 /// Prints the captured output of a failed run's command. The locks are released already, so a slow reader does no harm.
-fn show(printed: &Printed, settings: &RunSettings, out: &Output) {
+fn show(printed: &CapturedOutput, settings: &RunSettings, out: &Output) {
     supervise::unblock_signals();
     if printed.left_out > 0 {
         out.warn(&format!("{}: the first {} bytes of the output are left out", settings.key.escaped(), printed.left_out));

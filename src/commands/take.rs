@@ -13,7 +13,7 @@ use crate::{
 
 /// The locks to take, validated.
 #[derive(Clone, Debug)]
-pub struct Wanted {
+pub struct WantedLocks {
     /// The first named lock.
     pub key: Key,
     /// The other locks, distinct. dlock acquires all locks, or none.
@@ -41,7 +41,7 @@ pub struct TakenLock {
 }
 
 /// The outcome of an attempt to acquire locks.
-pub enum Taken<S> {
+pub enum AcquireResult<S> {
     /// dlock holds all locks, in the order of the command line.
     Granted(Vec<TakenLock>),
     /// Another process holds one of the locks, as already reported; with the exit status.
@@ -55,12 +55,12 @@ pub enum Taken<S> {
 /// # Errors
 /// The store's error; nothing is left behind as far as it can be reached.
 pub async fn take<S>(
-    wanted: &Wanted,
+    wanted: &WantedLocks,
     detached: bool,
     program: Option<String>,
     context: &Context,
     stop: impl Future<Output = S>,
-) -> Result<Taken<S>> {
+) -> Result<AcquireResult<S>> {
     output::print_in_background();
     let (out, clock) = (&context.out, BootClock);
     let us = wanted
@@ -92,25 +92,25 @@ pub async fn take<S>(
     let not_taken = async |Claim { backend, request }: &mut Claim, cause: Cause<'_>, reason: &str| {
         note_skip(&mut **backend, &request.key, us.as_ref(), reason).await;
         let skip = Skip { key: &request.key, mode: request.mode, cause, waited, outcome: "not taken" };
-        Taken::Not(out.busy(&skip, &backend.identity().url, wanted.conflict_status))
+        AcquireResult::Not(out.busy(&skip, &backend.identity().url, wanted.conflict_status))
     };
     Ok(match outcome? {
         GroupOutcome::Granted(leases) => {
             let hold = |(Claim { backend, .. }, lease)| TakenLock { backend, lease };
             let mut holds: Vec<_> = claims.into_iter().zip(leases).map(hold).collect();
             holds.sort_by_key(|hold| wanted.keys().position(|key| *key == hold.lease.key));
-            Taken::Granted(holds)
+            AcquireResult::Granted(holds)
         }
         GroupOutcome::Busy(at, busy) => not_taken(&mut claims[at], Cause::Busy(&busy), "busy").await,
         GroupOutcome::Denied(at, denial) => {
             let option = denial.rule.to_string();
             not_taken(&mut claims[at], Cause::Denied(&denial, &option), &option).await
         }
-        GroupOutcome::Stopped(why) => Taken::Stopped(why),
+        GroupOutcome::Stopped(why) => AcquireResult::Stopped(why),
     })
 }
 
-impl Wanted {
+impl WantedLocks {
     fn keys(&self) -> impl Iterator<Item = &Key> {
         iter::once(&self.key).chain(&self.also)
     }

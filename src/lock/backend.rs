@@ -147,7 +147,7 @@ pub trait Tether {
 pub enum Which {
     /// All of them.
     All,
-    /// The keys whose run records may deny other runs a free lock ([`RunRecord::keeps`](super::RunRecord::keeps)).
+    /// The keys whose run records may deny other runs a free lock ([`RunRecord::current_denial`](super::RunRecord::current_denial)).
     Kept,
 }
 

@@ -3,6 +3,7 @@
 //! This module decides nothing and never fails the job: a line that can't be written is dropped. Text from other
 //! users (metadata, stored names, server messages) is escaped here before it reaches a terminal.
 
+mod captured_output;
 mod columns;
 pub mod doctor;
 mod event;
@@ -16,7 +17,6 @@ mod lock_view;
 mod metrics;
 pub mod names;
 pub mod overview;
-mod printed;
 mod replace;
 mod skip;
 mod status_file;
@@ -34,11 +34,11 @@ use std::{
     os::fd::AsFd as _,
 };
 
+pub use captured_output::{last_lines, reason};
 pub use event::{EventReport, RunEvent};
 pub use holders::{described, fence, holder, loss, mark, shell, user_at_host};
 pub use lock_view::LockView;
 pub use metrics::MetricsFile;
-pub use printed::{last_lines, reason};
 use serde::Serialize;
 pub use skip::{Cause, Skip};
 pub use status_file::StatusFile;

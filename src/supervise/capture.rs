@@ -21,14 +21,14 @@ const CHUNK: usize = 64 << 10;
 
 /// The captured output of a command.
 #[derive(Debug, Default)]
-pub struct Printed {
+pub struct CapturedOutput {
     /// The end of the output.
     pub tail: Vec<u8>,
     /// How many bytes before the tail were dropped.
     pub left_out: u64,
 }
 
-impl Printed {
+impl CapturedOutput {
     fn add(&mut self, bytes: &[u8]) {
         self.tail.extend_from_slice(bytes);
         // Not at each read: moving a megabyte takes longer than reading one.
@@ -51,7 +51,7 @@ impl Printed {
 #[derive(Debug)]
 pub struct Capture {
     stop: OwnedFd,
-    reader: JoinHandle<Printed>,
+    reader: JoinHandle<CapturedOutput>,
 }
 
 impl Capture {
@@ -67,14 +67,14 @@ impl Capture {
     }
 
     /// Returns the output so far.
-    pub fn finish(self) -> Printed {
+    pub fn finish(self) -> CapturedOutput {
         let _ = write(&self.stop, &1_u64.to_ne_bytes());
         self.reader.join().unwrap_or_default()
     }
 }
 
-fn collect(pipe: &OwnedFd, stopped: &OwnedFd) -> Printed {
-    let mut printed = Printed::default();
+fn collect(pipe: &OwnedFd, stopped: &OwnedFd) -> CapturedOutput {
+    let mut printed = CapturedOutput::default();
     let mut buffer = vec![0; CHUNK];
     // The last read takes only the pipe's content, since a leftover process may print endlessly.
     let mut last = None;
@@ -105,7 +105,7 @@ mod tests {
 
     #[test]
     fn the_tail_is_kept_in_whole_lines() {
-        let mut printed = Printed::default();
+        let mut printed = CapturedOutput::default();
         for n in 0..400_000 {
             printed.add(format!("line {n}\n").as_bytes());
         }

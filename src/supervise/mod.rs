@@ -39,7 +39,7 @@ use std::{ffi::OsString, time::Duration};
 
 use serde::{Deserialize, Serialize};
 
-pub use capture::Printed;
+pub use capture::CapturedOutput;
 pub use command::{check_command, may_kill_all};
 pub use detached_renewer::{Detach, RenewerFork, fork_renewer};
 pub use hooks::{HookEvent, Hooks, fork_hooks};

@@ -1,4 +1,4 @@
-//! The monitor of a keeper: sends TERM to the protected process if the keeper is killed, or is stopped beyond its lease.
+//! The monitor of a renewer: sends TERM to the protected process if the renewer is killed, or is stopped beyond its lease.
 //!
 //! The monitor resembles the guardian of `dlock run`, but sends only one signal and kills no process. It talks to no store.
 
@@ -24,14 +24,14 @@ use super::{
 };
 use crate::{lease::BootClock, lock::BootTime};
 
-/// The keeper's handle of the monitor. The lock counts as lost if the handle is dropped undismissed or the keeper ends.
+/// The renewer's handle of the monitor. The lock counts as lost if the handle is dropped undismissed or the renewer ends.
 pub struct Monitor(OwnedFd);
 
 impl Monitor {
     /// Sends the monitor the deadline at which it signals the process, unless a later extension arrives.
     pub fn extend(&self, until: BootTime) {
         let ms = u64::try_from(until.since_boot().as_millis()).unwrap_or(u64::MAX).max(1);
-        // The keeper can't do anything about a monitor that is gone.
+        // The renewer can't do anything about a monitor that is gone.
         let _ = write(&self.0, &ms.to_le_bytes());
     }
 
@@ -66,7 +66,7 @@ pub fn fork_monitor(process: &OwnedFd, tell: impl FnOnce(&str)) -> io::Result<Mo
     }
 }
 
-/// Waits for the end of the process, the keeper, or its lease. Returns why the process must end, if it must.
+/// Waits for the end of the process, the renewer, or its lease. Returns why the process must end, if it must.
 fn watch(process: &OwnedFd, renewer: &OwnedFd) -> io::Result<Option<&'static str>> {
     sys::block_all();
     // Not named dlock, so that `pkill dlock` doesn't kill the monitor.
@@ -85,7 +85,7 @@ fn watch(process: &OwnedFd, renewer: &OwnedFd) -> io::Result<Option<&'static str
     loop {
         let mut message = [0; 8];
         match read(renewer, &mut message) {
-            // The keeper may have failed to acquire the lock, which it reports itself.
+            // The renewer may have failed to acquire the lock, which it reports itself.
             Ok(0) => return Ok(deadline.map(|_| "the keeper of the lock was killed")),
             Ok(_) if message == [0; 8] => return Ok(None),
             Ok(_) => {

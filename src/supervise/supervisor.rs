@@ -22,7 +22,7 @@ use rustix::{
 use tokio::io::unix::AsyncFd;
 
 use super::{
-    Deadlines, Event, OnLost, Plan, Printed, Signal,
+    CapturedOutput, Deadlines, Event, OnLost, Plan, Signal,
     capture::Capture,
     cgroup,
     guardian::{Setup, live},
@@ -264,7 +264,7 @@ impl Supervisor {
     }
 
     /// Takes the command's output, if it was captured ([`Plan::capture`]). Call it after the last event.
-    pub fn printed(&mut self) -> Option<Printed> {
+    pub fn printed(&mut self) -> Option<CapturedOutput> {
         self.output.take().map(Capture::finish)
     }
 

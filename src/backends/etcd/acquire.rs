@@ -65,27 +65,27 @@ pub(super) async fn take(client: &mut EtcdClient, session: &mut EtcdSession, req
     }
     let own = session.names.own(request.mode, session.lease);
     let mut taking = AcquireAttempt { client, session, request, own, leases: None, granted: None };
-    let look = taking.stand().await?;
-    let (look, turn) = match request.mode {
+    let look = taking.join_queue().await?;
+    let (look, own_position) = match request.mode {
         Mode::Permits(_) => taking.take_permit(look).await?,
         mode => {
-            let turn = look.find(&taking.own).map(|at| (at, look.queue.may_hold(mode, at)));
-            (look, turn)
+            let own_position = look.find(&taking.own).map(|at| (at, look.queue.may_hold(mode, at)));
+            (look, own_position)
         }
     };
-    match turn {
+    match own_position {
         None => taking.declined(&look).await,
         Some((at, false)) => taking.wait_behind(&look, at).await,
-        Some((at, true)) => taking.first(&look, at).await,
+        Some((at, true)) => taking.take_as_first(&look, at).await,
     }
 }
 
 impl AcquireAttempt<'_> {
     /// Puts the own key into the queue, if it belongs there. Returns the lock after that.
-    async fn stand(&mut self) -> EtcdResult<LockAtRevision> {
+    async fn join_queue(&mut self) -> EtcdResult<LockAtRevision> {
         match self.session.state {
             HoldState::Queued(_) | HoldState::Held(_) => {
-                let look = self.turn().await?;
+                let look = self.check_first().await?;
                 // A key that is already there needs no space in a full store.
                 if look.find(&self.own).is_some() {
                     return Ok(look);
@@ -189,7 +189,7 @@ impl AcquireAttempt<'_> {
     }
 
     /// Checks whether this contender is first. If so, and no run record is needed, the same step turns its record into a hold's.
-    async fn turn(&mut self) -> EtcdResult<LockAtRevision> {
+    async fn check_first(&mut self) -> EtcdResult<LockAtRevision> {
         let names = &self.session.names;
         let (mut since, mut compare, mut puts) = (None, Vec::new(), Vec::new());
         if let HoldState::Queued(queued) = &self.session.state {
@@ -215,7 +215,7 @@ impl AcquireAttempt<'_> {
     }
 
     /// Takes the lock for the first contender, unless the run policy denies it.
-    async fn first(mut self, look: &LockAtRevision, at: usize) -> EtcdResult<Attempt> {
+    async fn take_as_first(mut self, look: &LockAtRevision, at: usize) -> EtcdResult<Attempt> {
         let ttl = match self.granted {
             Some(ttl) => ttl,
             None => self.confirm().await?,

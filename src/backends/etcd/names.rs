@@ -170,7 +170,7 @@ pub(super) const WRITE: &str = "write/";
 pub(super) const READ: &str = "read/";
 /// Among the writers, where readers of other libraries look for contenders to wait for.
 pub(super) const PERMIT: &str = "write/permit-";
-/// The last part of [`EtcdNames::left`]; nested holds have sixteen digits.
+/// The last part of [`EtcdNames::released_mark`]; nested holds have sixteen digits.
 pub(super) const LEFT: &str = "left";
 const OPEN: &str = "%open/";
 const LAST: &str = "%last/";

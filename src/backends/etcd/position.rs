@@ -97,7 +97,7 @@ impl AcquireAttempt<'_> {
             HoldState::Queued(queued) if self.request.waiting => Some(queued.ttl.get()),
             _ => None,
         };
-        let denial = runs::with_times(self.client, denial, waits).await;
+        let denial = runs::add_times(self.client, denial, waits).await;
         if !self.request.waiting {
             self.withdraw(look).await?;
         }

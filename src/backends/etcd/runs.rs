@@ -107,7 +107,7 @@ impl RunKey {
     }
 
     /// Returns the record as it counts for this policy, at any time.
-    fn counting(&self, policy: RecordKind) -> RunRecord {
+    fn as_it_counts(&self, policy: RecordKind) -> RunRecord {
         let mut record = self.record.clone();
         if let Some(cooldown) = &mut record.cooldown {
             cooldown.at_ms = NOW;
@@ -220,7 +220,7 @@ impl RunKeys {
 
     /// Returns why the run policy denies a request, and the lease with which the denial ends.
     pub(super) fn judge(&self, run_policy: Option<&RunPolicy>, token: &Token) -> Option<(Denial, i64)> {
-        self.keys().find_map(|(policy, key)| Some((key.counting(policy).judge(run_policy, token, NOW)?, key.lease)))
+        self.keys().find_map(|(policy, key)| Some((key.as_it_counts(policy).judge(run_policy, token, NOW)?, key.lease)))
     }
 
     /// Requires that the records that a request with this run policy is judged by are unchanged.
@@ -280,7 +280,7 @@ impl RunKeys {
 /// Adds to a denial when its record began and when it ends, as the record's lease tells.
 ///
 /// A waiter is told to ask again before its position's lease, of length `waits`, ends.
-pub(super) async fn with_times(client: &mut EtcdClient, (denial, lease): (Denial, i64), waits: Option<Duration>) -> Box<Denial> {
+pub(super) async fn add_times(client: &mut EtcdClient, (denial, lease): (Denial, i64), waits: Option<Duration>) -> Box<Denial> {
     // No denial depends on these times.
     let (left, began) = match inspect::remaining(client, lease).await {
         Ok(Remaining::For { left, ago }) => (Some(left), Some(ago)),

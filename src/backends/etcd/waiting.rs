@@ -53,7 +53,7 @@ enum StreamEvent {
 }
 
 impl Watches {
-    fn also(mut self, before: &AwaitedKeys) -> Self {
+    fn awaiting(mut self, before: &AwaitedKeys) -> Self {
         before.clone_into(&mut self.before);
         self
     }
@@ -127,7 +127,7 @@ pub(super) async fn wait(client: &mut EtcdClient, session: &mut EtcdSession, at_
                 let Ok(opened) = timeout(until.saturating_duration_since(Instant::now()), client.watch(wanted)).await else {
                     return Ok(Wake::TimedOut);
                 };
-                none.insert(opened?.also(&queued.before))
+                none.insert(opened?.awaiting(&queued.before))
             }
         };
         if watches.before != queued.before {

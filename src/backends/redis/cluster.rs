@@ -116,13 +116,13 @@ impl Cluster {
     }
 
     /// Asks the node at the other end for all others, unless they are known. Without the right to ask, they stay unknown.
-    pub(super) async fn learn_over(&mut self, line: &mut ServerConnection) -> Result<()> {
+    pub(super) async fn learn_over(&mut self, conn: &mut ServerConnection) -> Result<()> {
         if self.learned {
             return Ok(());
         }
         let question = redis::cmd("CLUSTER").arg("SLOTS").get_packed_command();
-        let answer = line.connection.ask(&question).await.map_err(|error| error.effect(Effect::NotApplied))?;
-        match line.node().and_then(|node| read_map(&answer, node)) {
+        let answer = conn.connection.ask(&question).await.map_err(|error| error.effect(Effect::NotApplied))?;
+        match conn.node().and_then(|node| read_map(&answer, node)) {
             Some(map) => self.learn(map.all),
             None => self.learned = true,
         }

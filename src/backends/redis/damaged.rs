@@ -108,7 +108,7 @@ fn damaged_histories_and_queues_are_refused_or_read() {
         WHO
     ]);
     let replies = json!([["1700000001", "500000"], [run, run], [run], ["web2", "3:1700000000000:1700000001000:it is held"], starts]);
-    let said = json!(["00000000000000aa", format!("1700000000900:{WHO}")]);
+    let infos = json!(["00000000000000aa", format!("1700000000900:{WHO}")]);
     damage::each(|dice| {
         let Value::Array(damaged) = reply(&damage::json(&replies, dice)) else { return };
         let pairs = |json: &serde_json::Value| super::reply::pairs(&reply(json)).unwrap_or_default();
@@ -116,6 +116,6 @@ fn damaged_histories_and_queues_are_refused_or_read() {
         let of_record = |name: &str| record.iter().find(|(field, _)| field == name).map(|(_, value)| value.as_str());
         let _ = history::read_history(&damaged, history::vanished(of_record, &record));
         let queue = pairs(&damage::json(&json!(["00000000000000aa", "1700000000000000"]), dice));
-        state::waiters(Some(1_700_000_001_000), queue, &reply(&damage::json(&said, dice)));
+        state::waiters(Some(1_700_000_001_000), queue, &reply(&damage::json(&infos, dice)));
     });
 }

@@ -41,7 +41,7 @@ impl Redis {
 
     pub(super) async fn ask_break(&mut self, key: &Key, fence: Fence, mark: &Break, at_once: bool) -> Result<bool> {
         let names = self.names(key)?;
-        let runs = [&*names.runs, &names.bad_runs, &names.shares, &names.ends, &names.line, &names.wake_line];
+        let runs = [&*names.runs, &names.bad_runs, &names.shares, &names.ends, &names.ordered_queue, &names.wake_ordered];
         let keys = [&[&*names.lock, &names.record, &names.queue, &names.wake], &runs[..]].concat();
         let (end, why) = mark.into();
         let (fence, json, how) = (fence.to_string(), to_json(mark)?, how(&end, why.as_deref())?);

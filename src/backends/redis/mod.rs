@@ -89,19 +89,19 @@ impl Redis {
     /// Whatever the reply is, no reply is pending on the returned connection.
     async fn eval_over(
         &mut self,
-        line: ServerConnection,
+        conn: ServerConnection,
         script: &Script,
         keys: &[&str],
         arguments: &[&str],
     ) -> Result<(ServerConnection, Value)> {
-        self.eval_arriving(line, script, keys, &[], arguments).await
+        self.eval_arriving(conn, script, keys, &[], arguments).await
     }
 
     /// Like [`Redis::eval_over`]. A server to which the slot is being moved must have all `sides` too, or it refuses for the moment: if the
     /// script created a side key there before the move, the key's move would fail.
     async fn eval_arriving(
         &mut self,
-        mut line: ServerConnection,
+        mut conn: ServerConnection,
         script: &Script,
         keys: &[&str],
         sides: &[&str],
@@ -112,16 +112,16 @@ impl Redis {
         // An abandoned acquire must not arrive later; an abandoned release may.
         let takes = script.is(&script::ACQUIRE) || script.is(&script::SHARE);
         for _ in 0..REDIRECTIONS {
-            let keys = if line.is_asking() { &all[..] } else { keys };
-            line.connection.drop_unsent_on_close(takes);
-            let mut reply = line.ask(&script.by_sha(keys, arguments)).await?;
+            let keys = if conn.is_asking() { &all[..] } else { keys };
+            conn.connection.drop_unsent_on_close(takes);
+            let mut reply = conn.ask(&script.by_sha(keys, arguments)).await?;
             if matches!(&reply, Value::ServerError(error) if error.code() == "NOSCRIPT") {
-                reply = line.ask(&script.eval_command(keys, arguments)).await?;
+                reply = conn.ask(&script.eval_command(keys, arguments)).await?;
             }
-            line.connection.drop_unsent_on_close(false);
-            match line.redirect(&reply) {
-                Some(redirect) => line = self.servers.follow(name, redirect, line).await?,
-                None => return Ok((line, reply)),
+            conn.connection.drop_unsent_on_close(false);
+            match conn.redirect(&reply) {
+                Some(redirect) => conn = self.servers.follow(name, redirect, conn).await?,
+                None => return Ok((conn, reply)),
             }
         }
         Err(failure::lost_in_cluster())
@@ -129,9 +129,9 @@ impl Redis {
 
     /// Like [`Redis::eval_over`], but finds the connection and puts it back. Returns an error reply as an error.
     async fn eval(&mut self, script: &Script, keys: &[&str], arguments: &[&str]) -> Result<Value> {
-        let line = self.servers.take(keys[0]).await?;
-        let (line, reply) = self.eval_over(line, script, keys, arguments).await?;
-        self.servers.put_back_after(keys[0], line, &reply);
+        let conn = self.servers.take(keys[0]).await?;
+        let (conn, reply) = self.eval_over(conn, script, keys, arguments).await?;
+        self.servers.put_back_after(keys[0], conn, &reply);
         self.unrefused(reply)
     }
 
@@ -173,7 +173,7 @@ impl Redis {
             &names.starts,
             &names.shares,
             &names.ends,
-            &names.line,
+            &names.ordered_queue,
             &names.fair,
             &names.fair_readers,
         ];
@@ -192,13 +192,13 @@ impl Redis {
         ];
         let most = if let Mode::Permits(most) = request.mode { most.to_string() } else { String::new() };
         let alone = [&common[..], &[place, guard, least, window, failed, crashed, flag(request.fair), &names.wakes]].concat();
-        let share = [&common[..], &[&most, &names.wakes, flag(request.fair), &names.wake_line, &names.wake]].concat();
-        let mut line = self.servers.take(&names.lock).await?;
+        let share = [&common[..], &[&most, &names.wakes, flag(request.fair), &names.wake_ordered, &names.wake]].concat();
+        let mut conn = self.servers.take(&names.lock).await?;
         let mut exclusive = request.mode == Mode::Exclusive;
         let mut reply;
         loop {
             let (script, arguments) = if exclusive { (&script::ACQUIRE, &alone) } else { (&script::SHARE, &share) };
-            (line, reply) = self.eval_over(line, script, &keys, arguments).await?;
+            (conn, reply) = self.eval_over(conn, script, &keys, arguments).await?;
             // The owner has an exclusive hold, which also serves a reader.
             if request.mode != Mode::Shared || exclusive || otherwise(&reply) != Some("exclusive".into()) {
                 break;
@@ -211,15 +211,15 @@ impl Redis {
         };
         match &attempt {
             Ok(Attempt::Granted(_)) => {
-                if let Some(why) = self.shortfall(&mut line).await? {
-                    return Err(self.undo(line, &names, request, why).await);
+                if let Some(why) = self.shortfall(&mut conn).await? {
+                    return Err(self.undo(conn, &names, request, why).await);
                 }
                 self.forget_queued(request);
             }
-            Ok(Attempt::Busy(_)) => line.connection.asked = Some(request.key.clone()),
+            Ok(Attempt::Busy(_)) => conn.connection.asked = Some(request.key.clone()),
             Ok(Attempt::NotHeld | Attempt::Denied(_)) | Err(_) => {}
         }
-        self.servers.put_back_after(&names.lock, line, &reply);
+        self.servers.put_back_after(&names.lock, conn, &reply);
         attempt
     }
 
@@ -231,18 +231,18 @@ impl Redis {
         }
         // The lock must have been asked for over this connection before it blocks: an earlier release would go unnoticed.
         let names = self.names(&request.key)?;
-        let Some(mut line) = self.servers.take_asked(&names.lock, &request.key) else { return Ok(Wake::Changed) };
-        self.servers.learn_over(&mut line).await?;
+        let Some(mut conn) = self.servers.take_asked(&names.lock, &request.key) else { return Ok(Wake::Changed) };
+        self.servers.learn_over(&mut conn).await?;
         let seconds = format!("{}.{:03}", ms / 1000, ms % 1000);
         let mut block = ::redis::cmd("BLPOP");
         let own = names.wakes.clone() + &request.token.hold_text();
         if request.mode == Mode::Exclusive && !request.fair {
             block.arg(&names.wake).arg(seconds);
         } else {
-            block.arg(&own).arg(&names.wake_line).arg(seconds);
+            block.arg(&own).arg(&names.wake_ordered).arg(seconds);
         }
-        let reply = line.ask(&block.get_packed_command()).await?;
-        if let Some(redirect @ Redirect::Moved(_)) = line.redirect(&reply) {
+        let reply = conn.ask(&block.get_packed_command()).await?;
+        if let Some(redirect @ Redirect::Moved(_)) = conn.redirect(&reply) {
             self.servers.moved(&names.lock, &redirect);
             return Ok(Wake::Changed);
         }
@@ -252,7 +252,7 @@ impl Redis {
             Value::ServerError(error) if error.code() == "UNBLOCKED" => return Ok(Wake::Changed),
             _ => Wake::Changed,
         };
-        self.servers.put_back_after(&names.lock, line, &reply);
+        self.servers.put_back_after(&names.lock, conn, &reply);
         self.unrefused(reply)?;
         Ok(wake)
     }
@@ -269,11 +269,11 @@ impl Redis {
             &names.queue,
             &names.waiters,
             &names.wake,
-            &names.line,
+            &names.ordered_queue,
             &own,
             &names.fair,
             &names.fair_readers,
-            &names.wake_line,
+            &names.wake_ordered,
         ];
         self.eval(&script::ABANDON, &keys, &[&hold, &names.wakes]).await?;
         self.forget_queued(request);
@@ -283,7 +283,7 @@ impl Redis {
     /// Extends a hold, exclusive or a share. Only the lock is declared: it is the only key that all kinds of hold have.
     async fn renew_over(
         &mut self,
-        line: ServerConnection,
+        conn: ServerConnection,
         names: &RedisNames,
         token: &Token,
         ttl: &str,
@@ -291,7 +291,7 @@ impl Redis {
     ) -> Result<(ServerConnection, Value)> {
         let (owner, hold) = (token.owner.to_string(), token.hold_text());
         let arguments = [&*owner, &hold, ttl, purpose, &names.record, &names.shares, &names.ends];
-        self.eval_over(line, &script::RENEW, &[&names.lock], &arguments).await
+        self.eval_over(conn, &script::RENEW, &[&names.lock], &arguments).await
     }
 
     async fn ask_renew(&mut self, key: &Key, token: &Token, intent: Intent) -> Result<Renewal> {
@@ -301,38 +301,38 @@ impl Redis {
         let names = self.names(key)?;
         let ttl = intent.ttl().map(|ttl| ttl.as_millis().to_string()).unwrap_or_default();
         let purpose = if intent == Intent::Drain { "stop" } else { "go-on" };
-        let line = self.servers.take_for_long(&names.lock).await?;
-        let (mut line, reply) = self.renew_over(line, &names, token, &ttl, purpose).await?;
+        let conn = self.servers.take_for_long(&names.lock).await?;
+        let (mut conn, reply) = self.renew_over(conn, &names, token, &ttl, purpose).await?;
         let renewal = match &reply {
             Value::ServerError(error) => Err(self.servers.refused(error)),
             reply => read_renewal(reply),
         };
         // `Kept` includes a renewal that would have shortened the hold.
         if matches!(renewal, Ok(Renewal::Renewed { .. } | Renewal::Kept { .. }))
-            && let Some(why) = self.shortfall(&mut line).await?
+            && let Some(why) = self.shortfall(&mut conn).await?
         {
             return Err(why);
         }
-        self.servers.put_back_after(&names.lock, line, &reply);
+        self.servers.put_back_after(&names.lock, conn, &reply);
         renewal
     }
 
     async fn ask_verify(&mut self, key: &Key, token: &Token) -> Result<Renewal> {
         let names = self.names(key)?;
-        let line = self.servers.take(&names.lock).await?;
+        let conn = self.servers.take(&names.lock).await?;
         // A TTL of 0 would shorten any hold, so nothing is changed.
-        let (line, reply) = self.renew_over(line, &names, token, "0", "look").await?;
+        let (conn, reply) = self.renew_over(conn, &names, token, "0", "look").await?;
         let holding = match &reply {
             Value::ServerError(error) => Err(self.servers.refused(error)),
             reply => read_renewal(reply),
         };
-        self.servers.put_back_after(&names.lock, line, &reply);
+        self.servers.put_back_after(&names.lock, conn, &reply);
         holding
     }
 
     async fn release_over(
         &mut self,
-        line: ServerConnection,
+        conn: ServerConnection,
         names: &RedisNames,
         token: &Token,
         info: &ReleaseInfo,
@@ -346,8 +346,8 @@ impl Redis {
             &names.starts,
             &names.shares,
             &names.ends,
-            &names.line,
-            &names.wake_line,
+            &names.ordered_queue,
+            &names.wake_ordered,
         ];
         let (owner, hold) = (token.owner.to_string(), token.hold_text());
         let (tree, sharded) = (flag(info.scope == Scope::Tree), flag(self.is_cluster()));
@@ -356,7 +356,7 @@ impl Redis {
         let run_state = info.run_state.map_or("", RunState::as_str);
         let told = [&*names.channel, &names.rw_channel, &names.fair_queue, sharded];
         let arguments = [&[&*owner, &hold, tree], &told[..], &[&how, bad, run_state, &names.wakes], &sides].concat();
-        self.eval_arriving(line, &script::RELEASE, &[&names.lock], &sides, &arguments).await
+        self.eval_arriving(conn, &script::RELEASE, &[&names.lock], &sides, &arguments).await
     }
 }
 
@@ -385,9 +385,9 @@ impl Backend for Redis {
 
     async fn release(&mut self, key: &Key, token: &Token, info: &ReleaseInfo) -> Result<Release> {
         let names = self.names(key)?;
-        let line = self.servers.take(&names.lock).await?;
-        let (line, reply) = self.release_over(line, &names, token, info).await?;
-        self.servers.put_back_after(&names.lock, line, &reply);
+        let conn = self.servers.take(&names.lock).await?;
+        let (conn, reply) = self.release_over(conn, &names, token, info).await?;
+        self.servers.put_back_after(&names.lock, conn, &reply);
         let reply = self.unrefused(reply)?;
         let (answer, rest) = answer(&reply)?;
         match (&*answer, rest) {

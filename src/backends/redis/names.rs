@@ -33,19 +33,19 @@ pub(in crate::backends) struct RedisNames {
     /// The end of each share.
     pub ends: String,
     /// The waiters for a share, and all fair waiters, in order of arrival.
-    pub line: String,
-    /// The fair waiters of `line`, except readers.
+    pub ordered_queue: String,
+    /// The fair waiters of `ordered_queue`, except readers.
     pub fair: String,
-    /// The fair readers of `line`.
+    /// The fair readers of `ordered_queue`.
     pub fair_readers: String,
     /// The list on which the waiters of `queue` block.
     pub wake: String,
-    /// The prefix of the lists on which the waiters of `line` block, each on its own.
+    /// The prefix of the lists on which the waiters of `ordered_queue` block, each on its own.
     pub wakes: String,
-    /// The list on which all waiters of `line` block too.
-    pub wake_line: String,
+    /// The list on which all waiters of `ordered_queue` block too.
+    pub wake_ordered: String,
     /// On Tair, the waiters for a share or in fair order, and the offers to them.
-    pub turns: String,
+    pub tair_queue: String,
     /// The channel of waiters for Redisson's plain lock.
     pub channel: String,
     /// The channel of waiters for Redisson's read-write lock.
@@ -83,13 +83,13 @@ impl RedisNames {
             starts: side("starts"),
             shares: side("shares"),
             ends: side("ends"),
-            line: side("line"),
+            ordered_queue: side("line"),
             fair: side("fair"),
             fair_readers: side("fair-readers"),
             wake: side("wake"),
             wakes: side("wake:"),
-            wake_line: side("wake-line"),
-            turns: side("turns"),
+            wake_ordered: side("wake-line"),
+            tair_queue: side("turns"),
             channel: format!("redisson_lock__channel:{{{lock}}}"),
             rw_channel: format!("redisson_rwlock:{{{lock}}}"),
             fair_queue: format!("redisson_lock_queue:{{{lock}}}"),
@@ -152,11 +152,11 @@ mod tests {
         [
             &of.shares,
             &of.ends,
-            &of.line,
+            &of.ordered_queue,
             &of.fair,
             &of.fair_readers,
             &of.wakes,
-            &of.wake_line,
+            &of.wake_ordered,
             &of.fair_queue,
             &of.fence,
             &of.record,
@@ -167,7 +167,7 @@ mod tests {
             &of.bad_runs,
             &of.skips,
             &of.starts,
-            &of.turns,
+            &of.tair_queue,
         ]
     }
 

@@ -52,7 +52,7 @@ fn add_reads(pipeline: &mut Pipeline, names: &RedisNames) {
         .cmd("HVALS")
         .arg(&names.shares)
         .cmd("ZRANGE")
-        .arg(&names.line)
+        .arg(&names.ordered_queue)
         .arg(0)
         .arg(-1)
         .arg("WITHSCORES");
@@ -70,8 +70,8 @@ impl Redis {
     pub(super) async fn read_locks(&mut self, start: &str) -> Result<Vec<LockState>> {
         let mut states = BTreeMap::new();
         for server in self.servers.all().await? {
-            let mut line = self.servers.to(server).await?;
-            let keys: Vec<Key> = self.scan(&mut line, start).await?.into_iter().collect();
+            let mut conn = self.servers.to(server).await?;
+            let keys: Vec<Key> = self.scan(&mut conn, start).await?.into_iter().collect();
             let mut moved = Vec::new();
             for batch in keys.chunks(BATCH) {
                 let mut pipeline = redis::pipe();
@@ -79,16 +79,16 @@ impl Redis {
                 for names in &names {
                     add_reads(&mut pipeline, names);
                 }
-                let replies = exchange(&mut line, &pipeline).await?;
+                let replies = exchange(&mut conn, &pipeline).await?;
                 for ((key, names), replies) in batch.iter().zip(&names).zip(replies.chunks(PER_LOCK)) {
-                    if replies.iter().any(|reply| line.redirect(reply).is_some()) {
+                    if replies.iter().any(|reply| conn.redirect(reply).is_some()) {
                         moved.push(key);
                     } else {
                         add_held(&mut states, read_state(key.clone(), names, replies))?;
                     }
                 }
             }
-            self.servers.rest(line);
+            self.servers.rest(conn);
             for key in moved {
                 add_held(&mut states, self.read_lock(key).await)?;
             }
@@ -97,10 +97,10 @@ impl Redis {
     }
 
     /// Returns the keys that begin with `start` and have a hash. A set, since a scan may return a key twice.
-    async fn scan(&self, line: &mut ServerConnection, start: &str) -> Result<BTreeSet<Key>> {
+    async fn scan(&self, conn: &mut ServerConnection, start: &str) -> Result<BTreeSet<Key>> {
         let namespace = &self.options().namespace;
         let pattern = pattern(&(prefix(namespace) + &ENCODING.encode_str(start)));
-        scan(line, &pattern, Some("hash"), |name| key_of(namespace, name)).await
+        scan(conn, &pattern, Some("hash"), |name| key_of(namespace, name)).await
     }
 
     pub(super) async fn known_keys(&mut self, start: &str, which: Which) -> Result<Vec<Key>> {
@@ -110,27 +110,27 @@ impl Redis {
         let pattern = pattern(&side_start(&namespace, start));
         let mut known = BTreeSet::new();
         for server in self.servers.all().await? {
-            let mut line = self.servers.to(server).await?;
-            let keys = scan(&mut line, &pattern, None, of).await?;
+            let mut conn = self.servers.to(server).await?;
+            let keys = scan(&mut conn, &pattern, None, of).await?;
             if which == Which::All {
                 known.extend(keys);
             } else {
-                self.keep_denying(&mut line, &keys.into_iter().collect::<Vec<_>>(), &mut known).await?;
+                self.keep_denying(&mut conn, &keys.into_iter().collect::<Vec<_>>(), &mut known).await?;
             }
-            self.servers.rest(line);
+            self.servers.rest(conn);
         }
         Ok(known.into_iter().collect())
     }
 
     /// Adds those of the keys to `known` whose run records may deny other runs.
-    async fn keep_denying(&self, line: &mut ServerConnection, keys: &[Key], known: &mut BTreeSet<Key>) -> Result<()> {
+    async fn keep_denying(&self, conn: &mut ServerConnection, keys: &[Key], known: &mut BTreeSet<Key>) -> Result<()> {
         for batch in keys.chunks(10 * BATCH) {
             let mut pipeline = redis::pipe();
             pipeline.cmd("TIME");
             for key in batch {
                 pipeline.cmd("HGETALL").arg(&self.names(key)?.starts);
             }
-            let replies = exchange(line, &pipeline).await?;
+            let replies = exchange(conn, &pipeline).await?;
             let (time, records) = replies.split_first().ok_or_else(failure::unreadable)?;
             let now = readable(time)?.and_then(read_time).and_then(|now| u64::try_from(now).ok()).unwrap_or_default();
             let kept = |record: &Value| {
@@ -145,17 +145,17 @@ impl Redis {
 
     /// Sends several commands in one packet to the server of the lock stored as `name`.
     pub(super) async fn look(&mut self, name: &str, pipeline: &Pipeline) -> Result<Vec<Value>> {
-        let mut line = self.servers.take(name).await?;
+        let mut conn = self.servers.take(name).await?;
         for _ in 0..REDIRECTIONS {
-            let mut replies = exchange(&mut line, pipeline).await?;
-            match replies.iter().find_map(|reply| line.redirect(reply)) {
+            let mut replies = exchange(&mut conn, pipeline).await?;
+            match replies.iter().find_map(|reply| conn.redirect(reply)) {
                 None => {
-                    self.servers.put_back(name, line);
+                    self.servers.put_back(name, conn);
                     return Ok(replies);
                 }
-                Some(redirect @ Redirect::Moved(_)) => line = self.servers.follow(name, redirect, line).await?,
+                Some(redirect @ Redirect::Moved(_)) => conn = self.servers.follow(name, redirect, conn).await?,
                 Some(redirect @ Redirect::Ask(_)) => {
-                    let mut there = self.servers.follow(name, redirect, line).await?;
+                    let mut there = self.servers.follow(name, redirect, conn).await?;
                     for (command, reply) in pipeline.cmd_iter().zip(&mut replies) {
                         if there.redirect(reply).is_some() {
                             *reply = there.ask(&command.get_packed_command()).await.map_err(|error| error.effect(Effect::NotApplied))?;
@@ -171,9 +171,9 @@ impl Redis {
 }
 
 /// Sends several read commands in one packet. A failure has changed nothing.
-pub(super) async fn exchange(line: &mut ServerConnection, pipeline: &Pipeline) -> Result<Vec<Value>> {
+pub(super) async fn exchange(conn: &mut ServerConnection, pipeline: &Pipeline) -> Result<Vec<Value>> {
     let packed = pipeline.get_packed_pipeline();
-    line.connection.exchange(&packed, pipeline.len()).await.map_err(|error| error.effect(Effect::NotApplied))
+    conn.connection.exchange(&packed, pipeline.len()).await.map_err(|error| error.effect(Effect::NotApplied))
 }
 
 fn add_held(states: &mut BTreeMap<Key, LockState>, read: Result<LockState>) -> Result<()> {
@@ -190,7 +190,9 @@ fn add_held(states: &mut BTreeMap<Key, LockState>, read: Result<LockState>) -> R
 }
 
 fn read_state(key: Key, names: &RedisNames, replies: &[Value]) -> Result<LockState> {
-    let [time, kind, lock, lock_len, pttl, record, queue, said, fence, shares, line] = replies else { return Err(failure::unreadable()) };
+    let [time, kind, lock, lock_len, pttl, record, queue, infos, fence, shares, ordered_queue] = replies else {
+        return Err(failure::unreadable());
+    };
     let now = readable(time)?.and_then(read_time);
     // Without read rights the lock's state is unknown, and must not be reported as free.
     if let Value::ServerError(error) = kind {
@@ -217,7 +219,7 @@ fn read_state(key: Key, names: &RedisNames, replies: &[Value]) -> Result<LockSta
         other => return Err(failure::no_lock(&format!("a {other}"))),
     };
     let mut waiting = Vec::new();
-    for queue in [queue, line] {
+    for queue in [queue, ordered_queue] {
         waiting.extend(readable(queue)?.and_then(reply::pairs).unwrap_or_default());
     }
     waiting.sort_by_key(|(_, arrival)| arrival.parse::<i64>().ok());
@@ -226,7 +228,7 @@ fn read_state(key: Key, names: &RedisNames, replies: &[Value]) -> Result<LockSta
         key,
         stored_as: names.lock.clone(),
         holders,
-        waiters: waiters(now, waiting, readable(said)?.unwrap_or(&none)),
+        waiters: waiters(now, waiting, readable(infos)?.unwrap_or(&none)),
         last_fence: readable(fence)?.and_then(reply::int).and_then(|fence| u64::try_from(fence).ok()).map(Fence),
         nodes: Vec::new(),
     })
@@ -248,7 +250,7 @@ pub(in crate::backends) fn read_time(reply: &Value) -> Option<i64> {
 
 /// Returns the keys of the Redis names that match `pattern`. A set, since a scan may return a name twice.
 async fn scan(
-    line: &mut ServerConnection,
+    conn: &mut ServerConnection,
     pattern: &str,
     kind: Option<&str>,
     key_of: impl Fn(&str) -> Option<Key>,
@@ -261,7 +263,7 @@ async fn scan(
         if let Some(kind) = kind {
             pipeline.arg("TYPE").arg(kind);
         }
-        let replies = exchange(line, &pipeline).await?;
+        let replies = exchange(conn, &pipeline).await?;
         cursor = add_scanned(replies.first(), &mut found, &key_of)?;
         if cursor == "0" {
             return Ok(found);

@@ -11,26 +11,26 @@ use super::{Redis, Replicas, examine::connected_replicas, failure, names::RedisN
 use crate::lock::{Effect, Error, ReleaseInfo, Request, Result};
 
 impl Redis {
-    /// Waits until the required replicas have all writes of `line`. Returns an error if they have not.
-    pub(super) async fn shortfall(&mut self, line: &mut ServerConnection) -> Result<Option<Error>> {
+    /// Waits until the required replicas have all writes of `conn`. Returns an error if they have not.
+    pub(super) async fn shortfall(&mut self, conn: &mut ServerConnection) -> Result<Option<Error>> {
         let Some(replicas) = self.options().replicas else { return Ok(None) };
         if replicas.count != Replicas::ALL {
-            return Ok(self.wait_for(line, replicas, Pipeline::new()).await?.err());
+            return Ok(self.wait_for(conn, replicas, Pipeline::new()).await?.err());
         }
-        if self.servers.replicas_of(line).is_none() {
-            let replies = line.exchange(&self.replication_info()).await?;
-            if let Err(error) = self.learn_replicas(line, &replies) {
+        if self.servers.replicas_of(conn).is_none() {
+            let replies = conn.exchange(&self.replication_info()).await?;
+            if let Err(error) = self.learn_replicas(conn, &replies) {
                 return Ok(Some(error.effect(Effect::Unknown)));
             }
         }
         loop {
-            let count = self.servers.replicas_of(line).unwrap_or_default().max(1);
-            let replies = match self.wait_for(line, Replicas { count, ..replicas }, self.replication_info()).await? {
+            let count = self.servers.replicas_of(conn).unwrap_or_default().max(1);
+            let replies = match self.wait_for(conn, Replicas { count, ..replicas }, self.replication_info()).await? {
                 Ok(replies) => replies,
                 Err(error) => return Ok(Some(error)),
             };
             // Another replica may have connected since.
-            match self.learn_replicas(line, &replies) {
+            match self.learn_replicas(conn, &replies) {
                 Ok(known) if known.max(1) > count => {}
                 Ok(_) => return Ok(None),
                 Err(error) => return Ok(Some(error.effect(Effect::Unknown))),
@@ -39,13 +39,13 @@ impl Redis {
     }
 
     /// Waits for `replicas`, and runs the commands `besides` after that, in the same packet.
-    async fn wait_for(&self, line: &mut ServerConnection, replicas: Replicas, besides: Pipeline) -> Result<Result<Vec<Value>>> {
+    async fn wait_for(&self, conn: &mut ServerConnection, replicas: Replicas, besides: Pipeline) -> Result<Result<Vec<Value>>> {
         let mut wait = redis::pipe();
         wait.cmd("WAIT").arg(replicas.count).arg(u64::try_from(replicas.within.as_millis()).unwrap_or(u64::MAX).max(1));
         besides.cmd_iter().for_each(|command| {
             wait.add_command(command.clone());
         });
-        let mut replies = line.exchange(&wait).await?;
+        let mut replies = conn.exchange(&wait).await?;
         let have = match replies.first() {
             Some(Value::ServerError(error)) => return Ok(Err(failure::refused(error).effect(Effect::Unknown))),
             have => have.and_then(reply::int).ok_or_else(failure::unreadable)?,
@@ -65,18 +65,18 @@ impl Redis {
         question
     }
 
-    fn learn_replicas(&mut self, line: &ServerConnection, replies: &[Value]) -> Result<u32> {
+    fn learn_replicas(&mut self, conn: &ServerConnection, replies: &[Value]) -> Result<u32> {
         let count = match replies.first() {
             Some(Value::ServerError(error)) => return Err(failure::refused(error)),
             Some(role @ Value::Array(_)) => u32::try_from(connected_replicas(role).len()).ok(),
             nodes => nodes.and_then(reply::text).as_deref().and_then(replicas_of_myself),
         };
-        Ok(self.servers.learn_replicas(line, count.ok_or_else(failure::unreadable)?))
+        Ok(self.servers.learn_replicas(conn, count.ok_or_else(failure::unreadable)?))
     }
 
     /// Releases a grant that too few replicas have. The connection isn't kept: there may be another master by now.
-    pub(super) async fn undo(&mut self, line: ServerConnection, names: &RedisNames, request: &Request, why: Error) -> Error {
-        match self.release_over(line, names, &request.token, &ReleaseInfo::UNDO).await {
+    pub(super) async fn undo(&mut self, conn: ServerConnection, names: &RedisNames, request: &Request, why: Error) -> Error {
+        match self.release_over(conn, names, &request.token, &ReleaseInfo::UNDO).await {
             Ok((_, reply)) if !matches!(reply, Value::ServerError(_)) => why.effect(Effect::NotApplied),
             _ => why,
         }

@@ -200,12 +200,12 @@ pub(in crate::backends) fn foreign(mode: Mode, expires_in: Option<Duration>) -> 
     }
 }
 
-/// Returns the waiters. `queue` has each hold with its arrival in µs, earliest first; `said` is the hash of waiters.
-pub(in crate::backends) fn waiters(now: Option<i64>, queue: Vec<(String, String)>, said: &Value) -> Vec<Waiter> {
-    let said = reply::pairs(said).unwrap_or_default();
+/// Returns the waiters. `queue` has each hold with its arrival in µs, earliest first; `infos` is the hash of waiters.
+pub(in crate::backends) fn waiters(now: Option<i64>, queue: Vec<(String, String)>, infos: &Value) -> Vec<Waiter> {
+    let infos = reply::pairs(infos).unwrap_or_default();
     let mut waiters = Vec::new();
     for (hold, arrival) in queue {
-        let Some((seen, json)) = said.iter().find(|(who, _)| *who == hold).and_then(|(_, said)| said.split_once(':')) else { continue };
+        let Some((seen, json)) = infos.iter().find(|(who, _)| *who == hold).and_then(|(_, infos)| infos.split_once(':')) else { continue };
         let seen: Option<i64> = seen.parse().ok();
         if now.zip(seen).is_none_or(|(now, seen)| now.saturating_sub(seen) > WAITER_GONE_MS) {
             continue;
@@ -215,7 +215,7 @@ pub(in crate::backends) fn waiters(now: Option<i64>, queue: Vec<(String, String)
         let metadata: Option<Metadata> = serde_json::from_str(json).ok();
         // Only a fair request has this field.
         let wants = format!("as:{hold}");
-        let in_order = said.iter().any(|(field, _)| *field == wants);
+        let in_order = infos.iter().any(|(field, _)| *field == wants);
         waiters.push(Waiter { metadata, waiting_for: waiting_for.map(Duration::from_millis), in_order });
     }
     waiters

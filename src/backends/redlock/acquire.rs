@@ -7,9 +7,8 @@ use ::redis::Value;
 use super::{
     CAPABILITIES, Failures, Redlock, flag, most_common,
     nodes::{NodeAnswers, majority},
-    release_keys, script,
+    release_keys, script, script_reply,
     view::{MajorityView, NodeLock},
-    word,
 };
 use crate::{
     backends::redis::{failure, history::to_json, reply, starts},
@@ -124,7 +123,7 @@ impl Redlock {
         let arguments = [arguments, starts::arguments(request.run_policy.as_ref()).into(), vec![reads, flag(judged)]].concat();
         let waiting = [names.queue, names.waiters];
         let keys = [vec![names.lock, names.fence, names.record], waiting.into(), vec![names.runs, names.bad_runs, names.starts]];
-        let keys = [keys.concat(), vec![names.shares, names.ends, names.line]].concat();
+        let keys = [keys.concat(), vec![names.shares, names.ends, names.ordered_queue]].concat();
         let answers = self.ask(bound, &script::TAKE, keys, |_| Some(arguments.clone())).await;
         let votes = Votes::count(answers);
         for node in &votes.twins {
@@ -155,13 +154,13 @@ impl Redlock {
             let counted = vec![owner.clone(), attempt.to_owned(), count.to_string(), fence.to_string()];
             Some([counted, run_policy.to_vec(), place.to_vec()].concat())
         };
-        let keys = vec![names.lock, names.fence, names.record, names.starts, names.shares, names.queue, names.waiters, names.line];
+        let keys = vec![names.lock, names.fence, names.record, names.starts, names.shares, names.queue, names.waiters, names.ordered_queue];
         let answers = self.ask(bound, &script::COMMIT, keys, arguments).await;
         let mut committed = 0;
         let mut failures = Vec::new();
         for (n, answer) in answers.into_iter().enumerate() {
-            match answer.map(word) {
-                Some(Ok((said, _))) if said == "committed" => committed += 1,
+            match answer.map(script_reply) {
+                Some(Ok((status, _))) if status == "committed" => committed += 1,
                 Some(Err(error)) => failures.push((n, error)),
                 Some(Ok(_)) | None => {}
             }
@@ -238,7 +237,7 @@ impl Redlock {
     /// Updates the queued tokens after a grant on `granted` nodes. On the others the token may stay in the queue until the release.
     fn note_granted(&mut self, request: &Request, granted: usize) {
         if self.is_queued(request) && granted < self.nodes.len() {
-            self.left_behind.push((request.key.clone(), request.token));
+            self.still_queued.push((request.key.clone(), request.token));
         }
         self.forget_queued(request);
     }
@@ -254,7 +253,7 @@ impl Redlock {
         let names = self.names(&request.key)?;
         let bound = self.options.bound(None, 1);
         let arguments = vec![request.token.hold_text()];
-        let keys = vec![names.queue, names.waiters, names.line];
+        let keys = vec![names.queue, names.waiters, names.ordered_queue];
         let answers = self.ask(bound, &script::ABANDON, keys, |_| Some(arguments.clone())).await;
         let failures: Failures = answers.into_iter().enumerate().filter_map(|(n, answer)| Some((n, answer?.err()?))).collect();
         if self.nodes.len() - failures.len() < self.nodes.majority() {
@@ -272,7 +271,7 @@ impl Votes {
             let Some(answer) = answer else { continue };
             // A node that is free or held by this owner counts as free.
             let mut seen = Some(NodeLock { kind: "none".into(), ..NodeLock::default() });
-            match word(answer).and_then(|(said, rest)| votes.add(n, &said, &rest)) {
+            match script_reply(answer).and_then(|(status, rest)| votes.add(n, &status, &rest)) {
                 Ok(None) => {}
                 Ok(busy) => seen = busy,
                 Err(error) => {
@@ -285,9 +284,9 @@ impl Votes {
         votes
     }
 
-    fn add(&mut self, n: usize, said: &str, rest: &[Value]) -> Result<Option<NodeLock>> {
+    fn add(&mut self, n: usize, status: &str, rest: &[Value]) -> Result<Option<NodeLock>> {
         let number = |value: &Value| reply::int(value).and_then(|number| u64::try_from(number).ok()).ok_or_else(failure::unreadable);
-        match (said, rest) {
+        match (status, rest) {
             ("taken", [count, now, starts]) => {
                 self.counted.push((n, number(count)?));
                 self.starts.push(read_starts(now, starts)?);

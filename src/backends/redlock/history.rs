@@ -5,7 +5,7 @@
 
 use std::collections::BTreeMap;
 
-use super::{Failures, Redlock, acquire::counted_records, flag, reading::PER_LOCK, script, word};
+use super::{Failures, Redlock, acquire::counted_records, flag, reading::PER_LOCK, script, script_reply};
 use crate::{
     backends::redis::{
         failure,
@@ -63,9 +63,9 @@ impl Redlock {
         let mut failures: Failures = Vec::new();
         for (n, answer) in answers.into_iter().enumerate() {
             let Some(answer) = answer else { continue };
-            match word(answer) {
-                Ok((said, _)) if said == "done" => done += 1,
-                Ok((said, _)) if said == "changed" => changed += 1,
+            match script_reply(answer) {
+                Ok((status, _)) if status == "done" => done += 1,
+                Ok((status, _)) if status == "changed" => changed += 1,
                 Ok(_) => failures.push((n, failure::unreadable())),
                 Err(error) => failures.push((n, error)),
             }

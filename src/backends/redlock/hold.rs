@@ -1,6 +1,6 @@
 //! Renewing and releasing a hold.
 
-use super::{CAPABILITIES, Failures, Redlock, flag, most_common, release_keys, script, word};
+use super::{CAPABILITIES, Failures, Redlock, flag, most_common, release_keys, script, script_reply};
 use crate::{
     backends::redis::{answer::read_mark, failure, history::how, reply},
     lock::{Effect, End, Fence, Intent, Key, Release, ReleaseInfo, Renewal, Result, Scope, Token, Ttl},
@@ -39,8 +39,8 @@ impl Redlock {
         let mut failures: Failures = Vec::new();
         for (n, answer) in answers.into_iter().enumerate() {
             let Some(answer) = answer else { continue };
-            match word(answer) {
-                Ok((said, rest)) => match (&*said, &rest[..]) {
+            match script_reply(answer) {
+                Ok((status, rest)) => match (&*status, &rest[..]) {
                     ("not-held", []) => not_held += 1,
                     // One node with the mark is enough: a majority has the mark, or will have it.
                     ("broken", [mark, seen]) => return read_mark(mark, seen).map(Renewal::Broken),
@@ -50,7 +50,7 @@ impl Redlock {
                             continue;
                         };
                         let committed = reply::int(fence).and_then(|fence| u64::try_from(fence).ok());
-                        match (committed.zip(reply::text(attempt)), &*said) {
+                        match (committed.zip(reply::text(attempt)), &*status) {
                             (None, _) => not_held += 1,
                             (Some(hold), "renewed") => extended.push((hold, ms)),
                             (Some(hold), _) => shorter.push((hold, ms)),
@@ -66,8 +66,8 @@ impl Redlock {
         if let Some(((fence, attempt), count)) = hold
             && count >= needed
         {
-            let of_hold = |said: &Vec<((u64, String), Duration)>| -> Vec<Duration> {
-                said.iter().filter(|((f, a), _)| (*f, a) == (fence, &attempt)).map(|(_, ms)| *ms).collect()
+            let of_hold = |reports: &Vec<((u64, String), Duration)>| -> Vec<Duration> {
+                reports.iter().filter(|((f, a), _)| (*f, a) == (fence, &attempt)).map(|(_, ms)| *ms).collect()
             };
             let (extended, mut shorter) = (of_hold(&extended), of_hold(&shorter));
             if shorter.len() >= needed {
@@ -93,7 +93,7 @@ impl Redlock {
         let run_state = info.run_state.map_or_else(String::new, |state| state.as_str().to_owned());
         let arguments = vec![token.owner.to_string(), token.hold_text(), flag(scope == Scope::Tree), how, bad, run_state];
         let is_this = |one: &(Key, Token)| (&one.0, &one.1) == (key, token);
-        let arguments = [arguments, vec![flag(self.left_behind.iter().any(is_this)), String::new()]].concat();
+        let arguments = [arguments, vec![flag(self.still_queued.iter().any(is_this)), String::new()]].concat();
         let bound = self.options.bound(None, 1);
         let mut done = match self.releasing.take() {
             Some((k, t, s, done)) if (&k, &t, s) == (key, token, scope) => done,
@@ -104,8 +104,8 @@ impl Redlock {
         let mut failures: Failures = Vec::new();
         for (n, answer) in answers.into_iter().enumerate() {
             let Some(answer) = answer else { continue };
-            match word(answer) {
-                Ok((said, rest)) => match (&*said, &rest[..]) {
+            match script_reply(answer) {
+                Ok((status, rest)) => match (&*status, &rest[..]) {
                     ("released", []) => done[n] = true,
                     ("still-held", [count]) => {
                         let count = reply::int(count).and_then(|count| u32::try_from(count).ok());
@@ -125,7 +125,7 @@ impl Redlock {
         }
         if released + holds.len() >= needed {
             self.leases.retain(|(known, _)| known != token);
-            self.left_behind.retain(|one| !is_this(one));
+            self.still_queued.retain(|one| !is_this(one));
             return Ok(Release::Released);
         }
         if not_held > self.nodes.len() - needed {

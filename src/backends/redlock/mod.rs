@@ -107,7 +107,7 @@ pub struct Redlock {
     /// The tokens that this process may have put into a queue. Added before asking, since an unanswered request may have been served.
     queued: Vec<(Key, Token)>,
     /// The tokens that were granted a lock after queueing, and may still be in the queue of a node that did not grant it.
-    left_behind: Vec<(Key, Token)>,
+    still_queued: Vec<(Key, Token)>,
     /// The leases that were requested here. They bound how long a node may take.
     leases: Vec<(Token, Ttl)>,
     /// The release that is repeated until enough nodes have confirmed it, and whether each node has.
@@ -118,7 +118,7 @@ pub struct Redlock {
 }
 
 /// A script's reply: a word and its values.
-type Word = (String, Vec<Value>);
+type ScriptReply = (String, Vec<Value>);
 
 impl Redlock {
     /// Creates a backend for `options`. Without I/O.
@@ -128,7 +128,7 @@ impl Redlock {
             options,
             nodes,
             queued: Vec::new(),
-            left_behind: Vec::new(),
+            still_queued: Vec::new(),
             leases: Vec::new(),
             releasing: None,
             transient: false,
@@ -231,11 +231,11 @@ fn flag(set: bool) -> String {
 
 fn release_keys(names: RedisNames) -> Vec<String> {
     let lock = vec![names.lock, names.record, names.runs, names.bad_runs, names.starts];
-    [lock, vec![names.shares, names.ends, names.queue, names.waiters, names.line]].concat()
+    [lock, vec![names.shares, names.ends, names.queue, names.waiters, names.ordered_queue]].concat()
 }
 
 /// Reads a node's reply to a script. Fails for a record in a newer layout.
-fn word(answer: Result<Value>) -> Result<Word> {
+fn script_reply(answer: Result<Value>) -> Result<ScriptReply> {
     let reply = answer?;
     let (first, rest) = reply::items(&reply).and_then(<[Value]>::split_first).ok_or_else(failure::unreadable)?;
     let first = reply::text(first).ok_or_else(failure::unreadable)?;

@@ -48,7 +48,7 @@ pub(super) struct RedlockNode {
     /// Whether the last request got no answer in time, and none since. Requests then don't wait for this node.
     pub late: bool,
     options: Rc<RedisOptions>,
-    line: Rc<Mutex<Option<NodeConnection>>>,
+    conn: Rc<Mutex<Option<NodeConnection>>>,
     exchange: Option<Exchange>,
     /// The number of requests in a row without an answer.
     unheard: u8,
@@ -56,7 +56,7 @@ pub(super) struct RedlockNode {
 
 impl RedlockNode {
     pub(super) fn new(options: RedisOptions) -> Self {
-        Self { name: options::name(&options), late: false, options: Rc::new(options), line: Rc::default(), exchange: None, unheard: 0 }
+        Self { name: options::name(&options), late: false, options: Rc::new(options), conn: Rc::default(), exchange: None, unheard: 0 }
     }
 
     /// Starts a request; [`RedlockNode::poll`] drives it. The answer to an earlier request is dropped.
@@ -69,9 +69,9 @@ impl RedlockNode {
         }
         if self.unheard >= UNHEARD {
             self.unheard = 0;
-            self.line = Rc::default();
+            self.conn = Rc::default();
         }
-        self.exchange = Some(Box::pin(exchange_one(Rc::clone(&self.options), Rc::clone(&self.line), question)));
+        self.exchange = Some(Box::pin(exchange_one(Rc::clone(&self.options), Rc::clone(&self.conn), question)));
     }
 
     /// Returns the answer to the last request once it is there.
@@ -85,14 +85,14 @@ impl RedlockNode {
     }
 }
 
-async fn exchange_one(options: Rc<RedisOptions>, line: Rc<Mutex<Option<NodeConnection>>>, question: Question) -> Result<Value> {
+async fn exchange_one(options: Rc<RedisOptions>, conn: Rc<Mutex<Option<NodeConnection>>>, question: Question) -> Result<Value> {
     // Never blocks: the earlier exchange, which had the lock, was dropped.
-    let mut place = line.lock().await;
-    let line = match place.take().filter(NodeConnection::is_usable) {
-        Some(line) => line,
+    let mut place = conn.lock().await;
+    let conn = match place.take().filter(NodeConnection::is_usable) {
+        Some(conn) => conn,
         None => NodeConnection { connection: RedisConnection::open(&options).await?, owed: 0, sound: true },
     };
-    let line = place.insert(line);
+    let conn = place.insert(conn);
     match &question {
         Question::Script { script, keys, arguments } => {
             let keys: Vec<&str> = keys.iter().map(String::as_str).collect();
@@ -100,15 +100,15 @@ async fn exchange_one(options: Rc<RedisOptions>, line: Rc<Mutex<Option<NodeConne
             // An abandoned attempt should not arrive at all; an abandoned release may.
             let takes = script.is(&script::TAKE);
             // An abandoned earlier request may have left the other setting.
-            line.connection.drop_unsent_on_close(takes);
+            conn.connection.drop_unsent_on_close(takes);
             // After another request, the NOSCRIPT reply could come too late. So the whole script is sent.
-            let packed = if line.owed > 0 { script.eval_command(&keys, &arguments) } else { script.by_sha(&keys, &arguments) };
-            let mut replies = line.ask(&packed, 1).await?;
+            let packed = if conn.owed > 0 { script.eval_command(&keys, &arguments) } else { script.by_sha(&keys, &arguments) };
+            let mut replies = conn.ask(&packed, 1).await?;
             if matches!(replies.first(), Some(Value::ServerError(error)) if error.code() == "NOSCRIPT") {
-                replies = line.ask(&script.eval_command(&keys, &arguments), 1).await?;
+                replies = conn.ask(&script.eval_command(&keys, &arguments), 1).await?;
             }
             if takes {
-                line.connection.drop_unsent_on_close(false);
+                conn.connection.drop_unsent_on_close(false);
             }
             match replies.pop() {
                 Some(Value::ServerError(error)) if takes => Err(failure::refused(&error).effect(failure::effect_of_take(&error))),
@@ -117,7 +117,7 @@ async fn exchange_one(options: Rc<RedisOptions>, line: Rc<Mutex<Option<NodeConne
                 None => Err(failure::unreadable()),
             }
         }
-        Question::Reads(commands) => line.ask(&commands.get_packed_pipeline(), commands.len()).await.map(Value::Array),
+        Question::Reads(commands) => conn.ask(&commands.get_packed_pipeline(), commands.len()).await.map(Value::Array),
     }
 }
 

@@ -57,14 +57,14 @@ pub(super) fn add_reads(pipeline: &mut Pipeline, names: &RedisNames) {
         .cmd("HVALS")
         .arg(&names.shares)
         .cmd("ZRANGE")
-        .arg(&names.line)
+        .arg(&names.ordered_queue)
         .arg(0)
         .arg(-1)
         .arg("WITHSCORES");
 }
 
 /// One node's view of a lock.
-pub(super) struct Read {
+pub(super) struct NodeRead {
     pub(super) seen: NodeLock,
     waiters: Vec<Waiter>,
     counter: Option<u64>,
@@ -230,8 +230,8 @@ impl Redlock {
     }
 }
 
-pub(super) fn read_one(replies: &[Value]) -> Result<Read> {
-    let [time, kind, value, pttl, record, queue, said, counter, shared_as, shares, line] = replies else {
+pub(super) fn read_one(replies: &[Value]) -> Result<NodeRead> {
+    let [time, kind, value, pttl, record, queue, infos, counter, shared_as, shares, ordered_queue] = replies else {
         return Err(failure::unreadable());
     };
     let now = readable(time)?.and_then(read_time);
@@ -250,14 +250,14 @@ pub(super) fn read_one(replies: &[Value]) -> Result<Read> {
     };
     seen.check()?;
     let mut waiting = Vec::new();
-    for queue in [queue, line] {
+    for queue in [queue, ordered_queue] {
         waiting.extend(readable(queue)?.and_then(reply::pairs).unwrap_or_default());
     }
     waiting.sort_by_key(|(_, arrival)| arrival.parse::<i64>().ok());
     let none = Value::Nil;
-    Ok(Read {
+    Ok(NodeRead {
         seen,
-        waiters: waiters(now, waiting, readable(said)?.unwrap_or(&none)),
+        waiters: waiters(now, waiting, readable(infos)?.unwrap_or(&none)),
         counter: readable(counter)?.and_then(reply::int).and_then(|count| u64::try_from(count).ok()),
     })
 }

@@ -6,7 +6,7 @@ use super::{
     history,
     options::TairMode,
     stored_queue::StoredQueue,
-    value::{self, TairSnapshot, What},
+    value::{self, StoredValue, TairSnapshot},
 };
 use crate::{backends::redis::damaged::reply, damage, lock::document::Document};
 
@@ -36,7 +36,7 @@ fn damaged_values_are_refused_or_read() {
         let Ok(seen) = TairSnapshot::read(mode, &replies) else { return };
         read += 1;
         let now = seen.now_us.unwrap_or_default() / 1000;
-        if let What::Held(mut document, _) = seen.what {
+        if let StoredValue::Held(mut document, _) = seen.what {
             document.expire(now);
             let _ = (document.holders(now), value::holders(&document));
         }
@@ -47,17 +47,17 @@ fn damaged_values_are_refused_or_read() {
 #[test]
 fn damaged_queues_and_outboxes_are_refused_or_read() {
     let entry = r#"1700000000000000:{"h":"00000000000000aa","m":"x","f":true,"b":1700000000000,"l":1700000000100}"#;
-    let turns = json!(["00000000000000aa", entry, "c:00000000000000aa", "1700000000200"]);
+    let ordered = json!(["00000000000000aa", entry, "c:00000000000000aa", "1700000000200"]);
     let plain = json!([["00000000000000ab", "1700000000000001"], ["00000000000000ab", r#"1700000000900:{"host":"web1"}"#]]);
     let past = r#"{"fence":811,"started_ms":1700000000000,"ended_ms":1700000009000,"end":"ok"}"#;
     let outbox = json!(["811", past]);
     let answers = [json!(1), json!("OK"), json!(["CAS_FAILED", "", 7]), json!(null)];
     damage::each(|dice| {
-        let turns = reply(&damage::json(&turns, dice));
+        let ordered = reply(&damage::json(&ordered, dice));
         let queue: Vec<_> = damage::json(&plain, dice).as_array().into_iter().flatten().map(reply).collect();
         let mut document = Document::default();
-        if let Ok(line) = StoredQueue::read(&turns, &queue) {
-            line.fill(&mut document);
+        if let Ok(stored_queue) = StoredQueue::read(&ordered, &queue) {
+            stored_queue.fill(&mut document);
         }
         let _ = history::fill(&mut document, &reply(&damage::json(&outbox, dice)));
         document.expire(1_700_000_001_000);

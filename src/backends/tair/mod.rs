@@ -80,13 +80,13 @@ pub struct TairStore {
     /// The last written value, if the lock has a single hold: enough to release it without reading first.
     written: Option<(Key, Snapshot<TairVersion>)>,
     /// Whether the queue's rules apply to waiters of the lock that was last asked for.
-    in_line: bool,
+    in_ordered_queue: bool,
 }
 
 impl Tair {
     /// Creates a backend for `options`. Without I/O.
     pub fn new(options: TairOptions) -> Self {
-        Self::of(TairStore { options, connection: None, written: None, in_line: false })
+        Self::of(TairStore { options, connection: None, written: None, in_ordered_queue: false })
     }
 }
 
@@ -162,7 +162,7 @@ impl Store for TairStore {
     }
 
     async fn wait(&mut self, _: &Request, at_most: Duration, transient: bool) -> Result<Wake> {
-        let delay = if self.in_line { self.options.retry_delay.min(stored_queue::LOOK) } else { self.options.retry_delay };
+        let delay = if self.in_ordered_queue { self.options.retry_delay.min(stored_queue::LOOK) } else { self.options.retry_delay };
         Ok(pause(delay, transient, at_most).await)
     }
 

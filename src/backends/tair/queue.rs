@@ -34,8 +34,8 @@ impl TairStore {
         let mut look = ::redis::pipe();
         look.cmd("HGET").arg(&names.waiters).arg(first);
         let Ok(replies) = self.look(&look).await else { return };
-        let said = replies.first().and_then(reply::text);
-        let seen: Option<u64> = said.as_deref().and_then(|said| said.split(':').next()?.parse().ok());
+        let infos = replies.first().and_then(reply::text);
+        let seen: Option<u64> = infos.as_deref().and_then(|infos| infos.split(':').next()?.parse().ok());
         if matches!(replies.first(), Some(Value::Nil)) || seen.is_some_and(|seen| now.saturating_sub(seen) > GONE_MS) {
             let mut drop = ::redis::pipe();
             stored_queue::remove(&mut drop, names, first, true);
@@ -56,7 +56,7 @@ pub(super) fn add(pipeline: &mut Pipeline, names: &RedisNames, request: &Request
 }
 
 /// Returns when a waiter gave its last sign of life, and its metadata.
-pub(super) fn said_of(said: &[(String, String)], hold: &str) -> Option<(u64, Option<Metadata>)> {
-    let (seen, metadata) = said.iter().find(|(who, _)| who == hold)?.1.split_once(':')?;
+pub(super) fn waiter_info(infos: &[(String, String)], hold: &str) -> Option<(u64, Option<Metadata>)> {
+    let (seen, metadata) = infos.iter().find(|(who, _)| who == hold)?.1.split_once(':')?;
     Some((seen.parse().ok()?, serde_json::from_str(metadata).ok()))
 }

@@ -8,7 +8,7 @@ use super::{
     TairStore, history,
     options::TairMode,
     stored_queue::{self, StoredQueue},
-    value::{self, READS, Stored, TairSnapshot, What, created, readable},
+    value::{self, READS, Stored, StoredValue, TairSnapshot, created, readable},
 };
 use crate::{
     backends::{
@@ -34,13 +34,13 @@ pub struct TairVersion {
     pub(super) is_warning: bool,
     /// The run record.
     pub(super) policy: Option<Stored>,
-    pub(super) line: StoredQueue,
+    pub(super) stored_queue: StoredQueue,
 }
 
 /// The parts to read.
 #[derive(Clone, Copy)]
 struct Parts {
-    /// The outbox, and the waiters of `line.rs`.
+    /// The outbox, and the waiters of `stored_queue.rs`.
     most: bool,
     /// The unfair exclusive waiters too.
     queue: bool,
@@ -56,7 +56,7 @@ impl Parts {
         mode.read_value(pipeline, &mode.policy(names));
         if self.most {
             history::read_outbox(pipeline, names);
-            stored_queue::read_turns(pipeline, names);
+            stored_queue::read_ordered(pipeline, names);
         }
         if self.queue {
             stored_queue::read_queue(pipeline, names);
@@ -116,7 +116,7 @@ impl TairStore {
         }
         let snapshot = found?;
         if let Some(request) = asks {
-            self.in_line = in_order(request) || !snapshot.version.line.is_empty() || snapshot.is_shared();
+            self.in_ordered_queue = in_order(request) || !snapshot.version.stored_queue.is_empty() || snapshot.is_shared();
         }
         Ok(snapshot)
     }
@@ -131,19 +131,19 @@ impl TairStore {
     ) -> Result<Snapshot<TairVersion>> {
         let mut snapshot = snapshot(self.options.mode, reads, parts, (made, own))?;
         if asks.is_some() && !parts.queue {
-            snapshot.apart = snapshot.version.line.is_empty();
+            snapshot.apart = snapshot.version.stored_queue.is_empty();
             if !snapshot.apart {
                 // Reads the whole queue. So far it is only known not to be empty.
                 let mut packet = ::redis::pipe();
-                stored_queue::read_turns(&mut packet, names);
+                stored_queue::read_ordered(&mut packet, names);
                 stored_queue::read_queue(&mut packet, names);
                 let replies = self.look(&packet).await?;
-                let (turns, queue) = replies.split_first().ok_or_else(failure::unreadable)?;
-                snapshot.version.line = StoredQueue::read(turns, queue)?;
+                let (ordered, queue) = replies.split_first().ok_or_else(failure::unreadable)?;
+                snapshot.version.stored_queue = StoredQueue::read(ordered, queue)?;
             }
         }
         let Snapshot { document, version, .. } = &mut snapshot;
-        version.line.fill(document);
+        version.stored_queue.fill(document);
         Ok(snapshot)
     }
 
@@ -187,7 +187,7 @@ impl TairStore {
                     // With an empty namespace, a foreign lock may be any program's temporary value.
                     Ok(found) if found.is_foreign() && self.options.namespace.as_str().is_empty() => {}
                     Ok(mut snapshot) => {
-                        snapshot.version.line.fill(&mut snapshot.document);
+                        snapshot.version.stored_queue.fill(&mut snapshot.document);
                         found.push((key.clone(), snapshot));
                     }
                     Err(error) if error.kind == Kind::Data => {}
@@ -255,16 +255,16 @@ fn snapshot(
     let expires_in = left.map(std::time::Duration::from_millis);
     match (made, seen.what) {
         (Some(made), _) => (base, stored) = (Base::Claim, Some(made)),
-        (None, What::Held(held, value)) => (document, base, stored) = (*held, Base::Document, Some(value)),
+        (None, StoredValue::Held(held, value)) => (document, base, stored) = (*held, Base::Document, Some(value)),
         // The claim of an earlier attempt whose reply was lost.
-        (None, What::Claimed(claim, value)) if Some(&claim.hold) == own.as_ref() => (base, stored) = (Base::Claim, Some(value)),
-        (None, What::Claimed(claim, _)) => {
+        (None, StoredValue::Claimed(claim, value)) if Some(&claim.hold) == own.as_ref() => (base, stored) = (Base::Claim, Some(value)),
+        (None, StoredValue::Claimed(claim, _)) => {
             let holder = Holder { foreign: false, metadata: claim.metadata, ..foreign(Mode::Exclusive, expires_in) };
             outside = Some(Outside { holder, left, transient: true });
         }
-        (None, What::Foreign) => outside = Some(Outside { holder: foreign(Mode::Exclusive, expires_in), left, transient: false }),
-        (None, What::Nothing) => {}
-        (None, What::NoLock(kind)) => return Err(failure::no_lock(&format!("a {kind}"))),
+        (None, StoredValue::Foreign) => outside = Some(Outside { holder: foreign(Mode::Exclusive, expires_in), left, transient: false }),
+        (None, StoredValue::Nothing) => {}
+        (None, StoredValue::NoLock(kind)) => return Err(failure::no_lock(&format!("a {kind}"))),
     }
     let now_us = match seen.now_us {
         Some(now) => now,
@@ -280,13 +280,13 @@ fn snapshot(
         Some(Ok(policy)) => document.set_run_record(policy),
         _ => {}
     }
-    let mut line = StoredQueue::default();
+    let mut stored_queue = StoredQueue::default();
     if parts.most {
-        let [outbox, turns, queue @ ..] = rest else { return Err(failure::unreadable()) };
+        let [outbox, ordered, queue @ ..] = rest else { return Err(failure::unreadable()) };
         history::fill(&mut document, outbox)?;
-        line = StoredQueue::read(turns, queue)?;
+        stored_queue = StoredQueue::read(ordered, queue)?;
     }
-    let version = TairVersion { stored, is_warning: false, policy, line };
+    let version = TairVersion { stored, is_warning: false, policy, stored_queue };
     Ok(Snapshot { document, now_us, fence: seen.counter.map(Fence), outside, base, apart: false, version })
 }
 

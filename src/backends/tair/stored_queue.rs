@@ -17,7 +17,7 @@ use std::time::Duration;
 
 use ::redis::{Pipeline, Value};
 
-use super::{queue::said_of, value::readable};
+use super::{queue::waiter_info, value::readable};
 use crate::{
     backends::{
         cas::in_order,
@@ -39,14 +39,14 @@ pub(super) const LOOK: Duration = Duration::from_millis(400);
 /// The queue as stored.
 #[derive(Debug, Default)]
 pub(super) struct StoredQueue {
-    turns: Vec<(String, String)>,
+    ordered: Vec<(String, String)>,
     queue: Vec<(String, String)>,
-    said: Vec<(String, String)>,
+    infos: Vec<(String, String)>,
 }
 
 /// Adds the command that reads `…:turns`.
-pub(super) fn read_turns(pipeline: &mut Pipeline, names: &RedisNames) {
-    pipeline.cmd("HGETALL").arg(&names.turns);
+pub(super) fn read_ordered(pipeline: &mut Pipeline, names: &RedisNames) {
+    pipeline.cmd("HGETALL").arg(&names.tair_queue);
 }
 
 /// Adds the commands that read the unfair exclusive waiters.
@@ -55,25 +55,25 @@ pub(super) fn read_queue(pipeline: &mut Pipeline, names: &RedisNames) {
 }
 
 impl StoredQueue {
-    /// Reads the replies to [`read_turns`] and, if it was sent, [`read_queue`].
-    pub(super) fn read(turns: &Value, queue: &[Value]) -> Result<Self> {
+    /// Reads the replies to [`read_ordered`] and, if it was sent, [`read_queue`].
+    pub(super) fn read(ordered: &Value, queue: &[Value]) -> Result<Self> {
         let pairs = |reply: &Value| Ok::<_, Error>(readable(reply)?.and_then(reply::pairs).unwrap_or_default());
-        let mut line = Self { turns: pairs(turns)?, ..Self::default() };
-        if let [queue, said] = queue {
-            (line.queue, line.said) = (pairs(queue)?, pairs(said)?);
+        let mut stored_queue = Self { ordered: pairs(ordered)?, ..Self::default() };
+        if let [queue, infos] = queue {
+            (stored_queue.queue, stored_queue.infos) = (pairs(queue)?, pairs(infos)?);
         }
-        Ok(line)
+        Ok(stored_queue)
     }
 
     /// Whether `…:turns` has no waiter and no offer.
     pub(super) fn is_empty(&self) -> bool {
-        self.turns.is_empty()
+        self.ordered.is_empty()
     }
 
     /// Adds all waiters to a document without a queue, in order of arrival.
     pub(super) fn fill(&self, document: &mut Document) {
         let mut all: Vec<(u64, &str, Option<&str>)> = Vec::new();
-        for (hold, text) in self.turns.iter().filter(|(hold, _)| !hold.starts_with("c:")) {
+        for (hold, text) in self.ordered.iter().filter(|(hold, _)| !hold.starts_with("c:")) {
             if let Some((micros, json)) = text.split_once(':')
                 && let Ok(micros) = micros.parse()
             {
@@ -87,11 +87,11 @@ impl StoredQueue {
                 if let Ok(waiter) = serde_json::from_str(json) {
                     document.enqueue(waiter);
                 }
-            } else if let Some((seen, metadata)) = said_of(&self.said, hold) {
+            } else if let Some((seen, metadata)) = waiter_info(&self.infos, hold) {
                 document.absorb(hold.to_owned(), metadata, micros / 1000, seen);
             }
         }
-        for (name, since) in &self.turns {
+        for (name, since) in &self.ordered {
             if let (Some(hold), Ok(since)) = (name.strip_prefix("c:"), since.parse()) {
                 document.offer(hold, since);
             }
@@ -100,9 +100,9 @@ impl StoredQueue {
 
     /// Removes all offers, after a grant.
     pub(super) fn clear(&self, pipeline: &mut Pipeline, names: &RedisNames) {
-        let calls: Vec<&str> = self.turns.iter().map(|(name, _)| &**name).filter(|name| name.starts_with("c:")).collect();
-        if !calls.is_empty() {
-            pipeline.cmd("HDEL").arg(&names.turns).arg(calls);
+        let offers: Vec<&str> = self.ordered.iter().map(|(name, _)| &**name).filter(|name| name.starts_with("c:")).collect();
+        if !offers.is_empty() {
+            pipeline.cmd("HDEL").arg(&names.tair_queue).arg(offers);
         }
     }
 
@@ -120,11 +120,11 @@ impl StoredQueue {
             let known = before.iter().find(|known| known.hold == waiter.hold);
             match (known.and_then(|known| known.offered), waiter.offered) {
                 (None, Some(since)) => {
-                    pipeline.cmd("HSET").arg(&names.turns).arg(format!("c:{}", waiter.hold)).arg(since);
-                    pipeline.cmd("PEXPIRE").arg(&names.turns).arg(KEEP);
+                    pipeline.cmd("HSET").arg(&names.tair_queue).arg(format!("c:{}", waiter.hold)).arg(since);
+                    pipeline.cmd("PEXPIRE").arg(&names.tair_queue).arg(KEEP);
                 }
                 (Some(_), None) => {
-                    pipeline.cmd("HDEL").arg(&names.turns).arg(format!("c:{}", waiter.hold));
+                    pipeline.cmd("HDEL").arg(&names.tair_queue).arg(format!("c:{}", waiter.hold));
                 }
                 _ => {}
             }
@@ -138,14 +138,14 @@ impl StoredQueue {
             }
             let arrived = known.and_then(|_| self.arrival(&own)).unwrap_or(now_us);
             let json = to_json(&QueueEntry { offered: None, ..waiter.clone() })?;
-            pipeline.cmd("HSET").arg(&names.turns).arg(&own).arg(format!("{arrived}:{json}"));
-            pipeline.cmd("PEXPIRE").arg(&names.turns).arg(KEEP);
+            pipeline.cmd("HSET").arg(&names.tair_queue).arg(&own).arg(format!("{arrived}:{json}"));
+            pipeline.cmd("PEXPIRE").arg(&names.tair_queue).arg(KEEP);
         }
         Ok(())
     }
 
     fn arrival(&self, hold: &str) -> Option<u64> {
-        self.turns.iter().find(|(name, _)| name == hold)?.1.split_once(':')?.0.parse().ok()
+        self.ordered.iter().find(|(name, _)| name == hold)?.1.split_once(':')?.0.parse().ok()
     }
 }
 
@@ -161,7 +161,7 @@ pub(super) fn remove(pipeline: &mut Pipeline, names: &RedisNames, hold: &str, pl
     if plain {
         pipeline.cmd("ZREM").arg(&names.queue).arg(hold).cmd("HDEL").arg(&names.waiters).arg(hold);
     } else {
-        pipeline.cmd("HDEL").arg(&names.turns).arg(hold).arg(format!("c:{hold}"));
+        pipeline.cmd("HDEL").arg(&names.tair_queue).arg(hold).arg(format!("c:{hold}"));
     }
 }
 
@@ -177,8 +177,8 @@ mod tests {
     fn all_waiters_are_in_one_queue() {
         let reader = r#"{"h":"bb","m":"s","b":1000,"l":1500}"#;
         let fair = r#"{"h":"dd","m":"x","f":true,"b":1000,"l":1000}"#;
-        let line = StoredQueue {
-            turns: pairs(&[
+        let stored_queue = StoredQueue {
+            ordered: pairs(&[
                 ("dd", &format!("1000900:{fair}")),
                 ("c:cc", "1600"),
                 ("bb", &format!("1000100:{reader}")),
@@ -186,18 +186,19 @@ mod tests {
                 ("c:zz", "1600"),
             ]),
             queue: pairs(&[("aa", "1000300"), ("cc", "1000400"), ("ff", "1000500")]),
-            said: pairs(&[("cc", "1500:"), ("aa", "1700:")]),
+            infos: pairs(&[("cc", "1500:"), ("aa", "1700:")]),
         };
         let mut document = Document::default();
-        line.fill(&mut document);
+        stored_queue.fill(&mut document);
         let places = document.queue().to_vec();
         let told: Vec<_> = places.iter().map(|place| (&*place.hold, place.is_plain(), place.offered)).collect();
         assert_eq!(told, [("bb", false, None), ("aa", true, None), ("cc", true, Some(1600)), ("dd", false, None)]);
-        assert_eq!((&*serde_json::to_string(&places[0]).unwrap(), line.arrival("bb")), (reader, Some(1_000_100)));
+        assert_eq!((&*serde_json::to_string(&places[0]).unwrap(), stored_queue.arrival("bb")), (reader, Some(1_000_100)));
         document.expire(16_200);
         assert_eq!(document.queue().len(), 3, "a waiter that has not asked for so long is gone");
         let mut clear = Pipeline::new();
-        line.clear(&mut clear, &RedisNames::new(&crate::lock::Namespace::default(), &crate::lock::Key::new("job").unwrap()).unwrap());
+        stored_queue
+            .clear(&mut clear, &RedisNames::new(&crate::lock::Namespace::default(), &crate::lock::Key::new("job").unwrap()).unwrap());
         assert_eq!(clear.len(), 1);
     }
 }

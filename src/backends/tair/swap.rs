@@ -115,7 +115,7 @@ impl TairStore {
         }
         if let Some(request) = change.request.filter(|_| change.granted.is_none() && before.queue() != after.queue()) {
             let queue = [before.queue(), after.queue()];
-            was.version.line.write(commands, names, request, queue, was.now_us)?;
+            was.version.stored_queue.write(commands, names, request, queue, was.now_us)?;
             remove_gone(commands, names, Some(&request.token.hold_text()), queue);
         }
         Ok(packet)
@@ -130,7 +130,7 @@ impl TairStore {
                 // An entry has only texts and numbers, so serializing can't fail.
                 let _ = history::note_begun(&mut commands, names, fence, &past);
             }
-            was.version.line.clear(&mut commands, names);
+            was.version.stored_queue.clear(&mut commands, names);
             let own = change.request.map(|request| request.token.hold_text());
             remove_gone(&mut commands, names, own.as_deref(), [before.queue(), after.queue()]);
         }

@@ -189,12 +189,12 @@ pub(super) struct TairSnapshot {
     pub left: i64,
     /// The fence counter; `None` if there is none yet.
     pub counter: Option<u64>,
-    pub what: What,
+    pub what: StoredValue,
 }
 
 /// The kind of value at a lock's key.
 #[derive(Debug)]
-pub(super) enum What {
+pub(super) enum StoredValue {
     Nothing,
     /// Holders, some of which may have ended.
     Held(Box<Document>, Stored),
@@ -205,7 +205,7 @@ pub(super) enum What {
     NoLock(String),
 }
 
-impl What {
+impl StoredValue {
     /// Reads a value that dlock wrote; `None` for others. A value of a dlock before 0.1.0 counts as foreign: it keeps the lock to its end.
     pub(super) fn ours(stored: &Stored) -> Result<Option<Self>> {
         let Ok(fields) = serde_json::from_str::<serde_json::Map<String, serde_json::Value>>(&stored.value) else { return Ok(None) };
@@ -238,15 +238,15 @@ impl TairSnapshot {
             Some(counter) => Some(reply::int(counter).and_then(|count| u64::try_from(count).ok()).ok_or_else(not_a_counter)?),
         };
         let ours = match stored(value) {
-            Ok(Some(stored)) if kind == mode.kind() => What::ours(&stored)?,
+            Ok(Some(stored)) if kind == mode.kind() => StoredValue::ours(&stored)?,
             _ => None,
         };
         let what = match ours {
-            _ if kind == "none" || left == -2 => What::Nothing,
+            _ if kind == "none" || left == -2 => StoredValue::Nothing,
             Some(ours) => ours,
             // A string without a TTL may be a lock of `SET NX`.
-            None if left >= 0 || kind == "string" => What::Foreign,
-            None => What::NoLock(kind),
+            None if left >= 0 || kind == "string" => StoredValue::Foreign,
+            None => StoredValue::NoLock(kind),
         };
         Ok(Self { now_us, left, counter, what })
     }
@@ -277,14 +277,14 @@ mod tests {
 
     const HOLDERS: &str = r#"{"v":100,"s":[{"o":"o","r":"r","h":{"r":{"t":5,"e":9}},"m":"s","f":7,"b":1,"l":2}]}"#;
 
-    fn read(value: &str) -> Result<Option<What>> {
-        What::ours(&Stored { value: value.to_owned(), version: 0 })
+    fn read(value: &str) -> Result<Option<StoredValue>> {
+        StoredValue::ours(&Stored { value: value.to_owned(), version: 0 })
     }
 
     #[test]
     fn holders_survive_a_round_trip_and_no_value_repeats() {
         let value = format!(r#"{{"dlock":"1.7","nonce":"n","document":{HOLDERS},"new":1}}"#);
-        let Some(What::Held(document, _)) = read(&value).unwrap() else { panic!("{value}") };
+        let Some(StoredValue::Held(document, _)) = read(&value).unwrap() else { panic!("{value}") };
         assert_eq!((document.ends(), document.fences().map(|fence| fence.0).collect::<Vec<_>>()), (Some(9), vec![7]));
         let [one, two] = [(); 2].map(|()| holders(&document).unwrap());
         assert!(one != two && one.contains(HOLDERS), "{one}");

@@ -8,12 +8,12 @@ use super::{
     failure::{self, Fault, ZkResult},
     hold::{LockListing, Place, ZkHold, unexpected},
     inspect::fence,
-    join::Joined,
+    join::JoinOutcome,
     names::guid,
     record::{GrantMark, write_last},
     runs::{RunRecordChange, RunRecordNode, records},
     session::{Ensemble, LONGEST, Purpose, ZkSession},
-    wire::{Ask, Code, NodeKind, Reply},
+    wire::{Code, NodeKind, Reply, WireRequest},
 };
 use crate::{
     backends::queue::{DRAIN_DELAY, record::ContenderInfo},
@@ -30,7 +30,7 @@ impl ZooKeeper {
         let fresh = request.entry == Entry::Fresh;
         let at = self.hold_or_new(request, fresh).await?;
         self.holds[at].waiting = request.waiting && fresh;
-        let outcome = if fresh { self.stand_and_ask(at, request).await } else { self.ask_to_enter(at, request).await };
+        let outcome = if fresh { self.join_and_extend(at, request).await } else { self.ask_to_enter(at, request).await };
         let keep = match &outcome {
             Ok(Attempt::Granted(_)) => true,
             Ok(_) => request.waiting && fresh,
@@ -46,7 +46,7 @@ impl ZooKeeper {
         outcome
     }
 
-    async fn stand_and_ask(&mut self, at: usize, request: &Request) -> Result<Attempt> {
+    async fn join_and_extend(&mut self, at: usize, request: &Request) -> Result<Attempt> {
         let hold = &mut self.holds[at];
         for _ in 0..3 {
             if hold.session.is_none() {
@@ -171,8 +171,8 @@ impl ZkHold {
             return Ok(None);
         };
         let own = guid(&self.token);
-        if let Some(double) = seen.contenders[..at].iter().find(|other| other.guid() == Some(&*own)) {
-            self.drop_double(double).await?;
+        if let Some(duplicate) = seen.contenders[..at].iter().find(|other| other.guid() == Some(&*own)) {
+            self.drop_duplicate(duplicate).await?;
             return Ok(None);
         }
         if let Mode::Permits(_) = request.mode {
@@ -227,12 +227,12 @@ impl ZkHold {
         let at_once = free && !refused && !records(request) && (progress.conflicts == 0 || !request.waiting);
         let at_once = at_once.then(|| (basis.version, seen.queue.free_number()));
         Ok(match self.join(request, at_once, &parents).await? {
-            Joined::Listing(joined) => EntryOutcome::Joined(joined),
-            Joined::NoParent => {
+            JoinOutcome::Listing(joined) => EntryOutcome::Joined(joined),
+            JoinOutcome::NoParent => {
                 progress.make_parents = true;
                 EntryOutcome::Again
             }
-            Joined::Changed => {
+            JoinOutcome::Changed => {
                 progress.conflicts += 1;
                 EntryOutcome::Again
             }
@@ -288,22 +288,22 @@ impl ZkHold {
 
     /// Removes a second node of ours, which a late request made before the node in use. A node of another session of ours will be gone
     /// soon.
-    async fn drop_double(&mut self, double: &ContenderNode) -> ZkResult<()> {
-        let paths: Vec<_> = [&double.name].into_iter().chain(&double.twin).map(|name| self.names.contender(name)).collect();
+    async fn drop_duplicate(&mut self, duplicate: &ContenderNode) -> ZkResult<()> {
+        let paths: Vec<_> = [&duplicate.name].into_iter().chain(&duplicate.second_node).map(|name| self.names.contender(name)).collect();
         self.remove(&paths.iter().map(String::as_str).collect::<Vec<_>>()).await
     }
 
     /// Removes the contender from the queue.
     pub(super) async fn leave(&mut self, place: &Place) -> ZkResult<()> {
-        self.drop_double(&place.contender).await?;
+        self.drop_duplicate(&place.contender).await?;
         self.place = None;
         Ok(())
     }
 
     /// Removes a mark that was made too early.
     pub(super) async fn unmark(&mut self) -> ZkResult<()> {
-        let (mark, beat, number) = (self.names.mark(&guid(&self.token)), self.beat(), self.number());
-        let paths: Vec<_> = [&mark, &beat].into_iter().chain(&number).map(String::as_str).collect();
+        let (mark, renewal_node, number) = (self.names.mark(&guid(&self.token)), self.renewal_node(), self.number());
+        let paths: Vec<_> = [&mark, &renewal_node].into_iter().chain(&number).map(String::as_str).collect();
         self.remove(&paths).await?;
         self.grant = None;
         Ok(())
@@ -311,7 +311,7 @@ impl ZkHold {
 
     /// Removes nodes, if they exist.
     pub(super) async fn remove(&mut self, paths: &[&str]) -> ZkResult<()> {
-        let requests: Vec<_> = paths.iter().map(|path| Ask::Delete(path)).collect();
+        let requests: Vec<_> = paths.iter().map(|path| WireRequest::Delete(path)).collect();
         for answer in self.ask(&requests).await? {
             if !matches!(answer, Ok(_) | Err(Code::NoNode)) {
                 return Err(unexpected(Some(answer)).into());
@@ -322,7 +322,7 @@ impl ZkHold {
 
     /// Marks the grant, if our node still exists. Returns false if the queue must be read again.
     async fn mark_grant(&mut self, request: &Request, place: &Place, seen: &LockListing) -> ZkResult<bool> {
-        let (names, beat, mark) = (self.names.clone(), self.beat(), self.names.mark(&guid(&self.token)));
+        let (names, renewal_node, mark) = (self.names.clone(), self.renewal_node(), self.names.mark(&guid(&self.token)));
         let (last, ttl, own) = (write_last(Some(place.fence)), self.ttl(), guid(&self.token));
         let number = matches!(request.mode, Mode::Permits(_)).then(|| seen.queue.free_number());
         let numbered = number.map(|number| names.permit(number));
@@ -330,21 +330,21 @@ impl ZkHold {
         let (mark_data, data) = (grant.write(), ContenderInfo::of(request).write());
         let run = seen.basis.as_ref().and_then(|basis| basis.begin(&names, request, place.fence));
         let mut steps = vec![
-            Ask::Check(&place.path),
-            Ask::Create(&mark, &mark_data, NodeKind::Persistent),
-            Ask::Create(&beat, ttl.as_bytes(), NodeKind::Ephemeral),
+            WireRequest::Check(&place.path),
+            WireRequest::Create(&mark, &mark_data, NodeKind::Persistent),
+            WireRequest::Create(&renewal_node, ttl.as_bytes(), NodeKind::Ephemeral),
             match (&seen.basis, request.mode) {
-                (Some(basis), Mode::Permits(_)) => Ask::WriteSince(&names.meta, &last, basis.version),
-                _ => Ask::Write(&names.meta, &last),
+                (Some(basis), Mode::Permits(_)) => WireRequest::WriteSince(&names.meta, &last, basis.version),
+                _ => WireRequest::Write(&names.meta, &last),
             },
         ];
         if let Some(path) = &numbered {
-            steps.push(Ask::Create(path, own.as_bytes(), NodeKind::Ephemeral));
+            steps.push(WireRequest::Create(path, own.as_bytes(), NodeKind::Ephemeral));
             // This write notifies the waiter behind.
-            steps.push(Ask::Write(&place.path, &data));
+            steps.push(WireRequest::Write(&place.path, &data));
         }
         steps.extend(run.iter().map(RunRecordChange::step));
-        match self.ask(&[Ask::All(steps)]).await?.pop() {
+        match self.ask(&[WireRequest::All(steps)]).await?.pop() {
             Some(Ok(Reply::AllDone { made, .. })) => {
                 (self.grant, self.since) = (Some(grant), made.and_then(|(_, stat)| stat).map(|stat| stat.ctime));
                 self.runs = run.map_or_else(|| Some(RunRecordNode::default()), |run| run.done(self.since));
@@ -356,7 +356,7 @@ impl ZkHold {
             }
             Some(Ok(Reply::RolledBack { code: Code::NoNode, .. })) => {
                 let parents = self.parents();
-                let requests: Vec<_> = parents.iter().map(|(path, node, data)| Ask::Create(path, data, *node)).collect();
+                let requests: Vec<_> = parents.iter().map(|(path, node, data)| WireRequest::Create(path, data, *node)).collect();
                 self.ask(&requests).await?;
                 Ok(false)
             }

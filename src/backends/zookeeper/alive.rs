@@ -23,7 +23,7 @@ use super::{
     hold::{LockListing, Place, ZkHold},
     names::guid,
     runs::{ask_time, moment, time},
-    wire::{Ask, Code, NodeKind, Reply, WireReply},
+    wire::{Code, NodeKind, Reply, WireReply, WireRequest},
 };
 use crate::{
     backends::queue::record::ContenderInfo,
@@ -130,7 +130,7 @@ impl ZkHold {
         };
         let (before, path) = (before.clone(), path.clone());
         self.waits.checks += 1;
-        let answers = self.ask(&[Ask::Exists(&path), Ask::Exists(&before)]).await?;
+        let answers = self.ask(&[WireRequest::Exists(&path), WireRequest::Exists(&before)]).await?;
         Ok(answers.iter().all(|answer| matches!(answer, Ok(Reply::Stat(_)))).then_some(busy))
     }
 
@@ -138,7 +138,7 @@ impl ZkHold {
     /// one that may be in the way. Returns whether it did.
     pub(super) async fn prove_life(&mut self, judging: Option<&Request>) -> ZkResult<bool> {
         let own = self.names.wait(&guid(&self.token));
-        let prove = if self.waits.made { Ask::Write(&own, &[]) } else { Ask::Create(&own, &[], NodeKind::Ephemeral) };
+        let prove = if self.waits.made { WireRequest::Write(&own, &[]) } else { WireRequest::Create(&own, &[], NodeKind::Ephemeral) };
         let ahead = self.waits.ahead.clone().filter(|_| judging.is_some());
         let paths = ahead.as_ref().and_then(|ahead| self.paths_of(ahead));
         let asks = [prove].into_iter().chain(paths.iter().flat_map(Paths::asks)).collect::<Vec<_>>();
@@ -182,10 +182,14 @@ impl ZkHold {
 
     /// Removes a waiter, unless it was granted the lock.
     async fn remove_waiter(&mut self, one: &ContenderNode, paths: &Paths) -> ZkResult<bool> {
-        let twin = one.twin.as_ref().map(|twin| self.names.contender(twin));
-        let mut steps = vec![Ask::Create(&paths.mark, &[], NodeKind::Persistent), Ask::Delete(&paths.mark), Ask::Delete(&paths.node)];
-        steps.extend(twin.iter().map(|path| Ask::Delete(path)));
-        let answer = self.ask(&[Ask::All(steps)]).await?.pop();
+        let second_node = one.second_node.as_ref().map(|second_node| self.names.contender(second_node));
+        let mut steps = vec![
+            WireRequest::Create(&paths.mark, &[], NodeKind::Persistent),
+            WireRequest::Delete(&paths.mark),
+            WireRequest::Delete(&paths.node),
+        ];
+        steps.extend(second_node.iter().map(|path| WireRequest::Delete(path)));
+        let answer = self.ask(&[WireRequest::All(steps)]).await?.pop();
         // The removal was done, or the waiter left by itself.
         let gone = matches!(answer, Some(Ok(Reply::AllDone { .. } | Reply::RolledBack { code: Code::NoNode, .. })));
         if !gone {
@@ -205,8 +209,8 @@ struct Paths {
 
 impl Paths {
     /// Returns the reads that tell whether the waiter is dead.
-    fn asks(&self) -> [Ask<'_>; 2] {
-        [Ask::Read(&self.node), Ask::Exists(&self.wait)]
+    fn asks(&self) -> [WireRequest<'_>; 2] {
+        [WireRequest::Read(&self.node), WireRequest::Exists(&self.wait)]
     }
 }
 

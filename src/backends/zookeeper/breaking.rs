@@ -21,7 +21,7 @@ use super::{
     names::{HistoryKind, ZkNames, guid, parents_of},
     record::GrantMark,
     session::ZkSession,
-    wire::{Ask, Code, NodeKind, Reply, Stat},
+    wire::{Code, NodeKind, Reply, Stat, WireRequest},
 };
 use crate::{
     backends::queue::record::HoldRecord,
@@ -55,7 +55,7 @@ impl ZooKeeper {
 
 /// Returns the holder with this fence, if there is one. Holders of other libraries have none.
 async fn find(session: &mut ZkSession, names: &ZkNames, fence: Fence) -> ZkResult<Option<BreakTarget>> {
-    let asked = [Ask::Sync(&names.lock), Ask::Children(&names.lock), Ask::Children(&names.meta)];
+    let asked = [WireRequest::Sync(&names.lock), WireRequest::Children(&names.lock), WireRequest::Children(&names.meta)];
     let seen = LockListing::read(session.ask(&asked).await?)?;
     let holders: Vec<_> = seen
         .queue
@@ -66,7 +66,7 @@ async fn find(session: &mut ZkSession, names: &ZkNames, fence: Fence) -> ZkResul
         .collect();
     let mut asked = Vec::new();
     for (_, path, mark) in &holders {
-        asked.extend([Ask::Exists(path), Ask::Read(mark)]);
+        asked.extend([WireRequest::Exists(path), WireRequest::Read(mark)]);
     }
     let mut answers = session.ask(&asked).await?.into_iter();
     for (one, path, mark) in holders {
@@ -75,7 +75,7 @@ async fn find(session: &mut ZkSession, names: &ZkNames, fence: Fence) -> ZkResul
             let missing = || GrantMark { hold: HoldRecord { is_hold: true, ..HoldRecord::waiting(one.mode) }, inherited_session: None };
             let granted = GrantMark::read(&data).unwrap_or_else(missing);
             let number = granted.hold.number.map(|number| names.permit(number));
-            let besides = number.into_iter().chain(one.twin.as_ref().map(|twin| names.contender(twin))).collect();
+            let besides = number.into_iter().chain(one.second_node.as_ref().map(|second_node| names.contender(second_node))).collect();
             let granted = GrantMark { hold: granted.hold.named(fence), ..granted };
             return Ok(Some(BreakTarget { path, mark, granted, stat, besides }));
         }
@@ -93,8 +93,8 @@ async fn amend(
         let Some(BreakTarget { path, mark, granted, stat, .. }) = find(session, names, fence).await? else { return Ok(false) };
         let Some(hold) = change(granted.hold) else { return Ok(false) };
         let mark_data = GrantMark { hold, inherited_session: granted.inherited_session }.write();
-        let steps = vec![Ask::Check(&path), Ask::WriteSince(&mark, &mark_data, stat.version)];
-        match session.ask(&[Ask::All(steps)]).await?.pop() {
+        let steps = vec![WireRequest::Check(&path), WireRequest::WriteSince(&mark, &mark_data, stat.version)];
+        match session.ask(&[WireRequest::All(steps)]).await?.pop() {
             Some(Ok(Reply::AllDone { .. })) => return Ok(true),
             Some(Ok(Reply::RolledBack { code: Code::NoNode | Code::BadVersion, .. })) => {}
             answer => return Err(unexpected(answer).into()),
@@ -111,14 +111,14 @@ async fn evict(session: &mut ZkSession, names: &ZkNames, fence: Fence, mark: &Br
         let HoldRecord { metadata, mode, .. } = target.granted.hold;
         let (started_ms, over) = (u64::try_from(target.stat.ctime).ok(), HoldRecord::waiting(mode).write());
         let run = Run::ending_now(HistoryEntry { fence: Some(fence), started_ms, ended_ms: None, end, why, metadata }).node(names);
-        let mut steps = vec![Ask::Delete(&target.path), Ask::WriteSince(&target.mark, &over, target.stat.version)];
+        let mut steps = vec![WireRequest::Delete(&target.path), WireRequest::WriteSince(&target.mark, &over, target.stat.version)];
         let run = run.as_ref().filter(|_| remember);
         let besides = &target.besides[..if numbered { target.besides.len() } else { 0 }];
         let of_besides = steps.len()..steps.len() + besides.len();
-        steps.extend(besides.iter().map(|path| Ask::Delete(path)));
+        steps.extend(besides.iter().map(|path| WireRequest::Delete(path)));
         let at_run = steps.len();
-        steps.extend(run.map(|(path, data)| Ask::Create(path, data, NodeKind::Persistent)));
-        match session.ask(&[Ask::All(steps)]).await?.pop() {
+        steps.extend(run.map(|(path, data)| WireRequest::Create(path, data, NodeKind::Persistent)));
+        match session.ask(&[WireRequest::All(steps)]).await?.pop() {
             Some(Ok(Reply::AllDone { .. })) => return Ok(true),
             // The node was removed from outside.
             Some(Ok(Reply::RolledBack { at, code: Code::NoNode })) if of_besides.contains(&at) => numbered = false,
@@ -140,6 +140,6 @@ impl ZkHold {
     pub(super) async fn note_seen(&mut self, granted: &GrantMark, stat: &Stat) {
         let Some(mark_data) = granted.seen() else { return };
         let path = self.names.mark(&guid(&self.token));
-        let _ = self.ask(&[Ask::WriteSince(&path, &mark_data, stat.version)]).await;
+        let _ = self.ask(&[WireRequest::WriteSince(&path, &mark_data, stat.version)]).await;
     }
 }

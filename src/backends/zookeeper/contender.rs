@@ -26,7 +26,7 @@ pub(super) struct ContenderNode {
     /// The requested mode.
     pub(super) mode: Mode,
     /// The contender's second node, for libraries that recognise only that one.
-    pub(super) twin: Option<String>,
+    pub(super) second_node: Option<String>,
 }
 
 /// The beginning of dlock's names, before the public id.
@@ -58,7 +58,7 @@ pub(super) fn name(guid: &str, mode: Mode) -> String {
 }
 
 /// Returns the name of a dlock contender's second node, without the number.
-pub(super) fn twin(guid: &str, mode: Mode) -> String {
+pub(super) fn second_node(guid: &str, mode: Mode) -> String {
     let [reader, alone] = TWINS;
     format!("{PREFIX}{guid}{}", if mode == Mode::Shared { reader } else { alone })
 }
@@ -73,18 +73,18 @@ impl ContenderNode {
             let plain = (9..=10).contains(&digits.len()) && digits.bytes().all(|b| b.is_ascii_digit());
             let most = || start.strip_suffix('-')?.rsplit_once(PERMIT)?.1.parse().ok();
             let mode = if family == "lock-" { most().map_or(mode, Mode::Permits) } else { mode };
-            Some(Self { name: name.to_owned(), sequence: plain.then(|| number.parse().ok())??, mode, twin: None })
+            Some(Self { name: name.to_owned(), sequence: plain.then(|| number.parse().ok())??, mode, second_node: None })
         })
     }
 
     /// Returns the contender with its second node.
-    pub(super) fn with(self, twin: Option<String>) -> Self {
-        Self { twin, ..self }
+    pub(super) fn with(self, second_node: Option<String>) -> Self {
+        Self { second_node, ..self }
     }
 
     /// Returns whether its name is a second node's, of dlock's or of Curator's own.
     pub(super) fn is_twin(&self) -> bool {
-        self.after_guid().is_some_and(|rest| TWINS.iter().any(|twin| rest.starts_with(twin)))
+        self.after_guid().is_some_and(|rest| TWINS.iter().any(|second_node| rest.starts_with(second_node)))
     }
 
     /// Returns whether it is a second node that only dlock makes.
@@ -131,16 +131,16 @@ fn paired(all: Vec<ContenderNode>) -> Vec<ContenderNode> {
     let reads = |one: &ContenderNode| one.mode == Mode::Shared;
     let firsts = contenders.iter_mut();
     let mut firsts: HashMap<_, _> =
-        firsts.filter_map(|one| Some(((one.guid()?.to_owned(), one.sequence.wrapping_add(1), reads(one)), &mut one.twin))).collect();
+        firsts.filter_map(|one| Some(((one.guid()?.to_owned(), one.sequence.wrapping_add(1), reads(one)), &mut one.second_node))).collect();
     let mut others = Vec::new();
-    for twin in twins {
-        let id = twin.guid().map(|guid| (guid.to_owned(), twin.sequence, reads(&twin)));
+    for second_node in twins {
+        let id = second_node.guid().map(|guid| (guid.to_owned(), second_node.sequence, reads(&second_node)));
         match id.and_then(|id| firsts.remove(&id)) {
-            Some(of) => *of = Some(twin.name),
+            Some(of) => *of = Some(second_node.name),
             // The first node was deleted from outside. The second node ends with its session.
-            None if twin.is_ours_alone() => {}
+            None if second_node.is_ours_alone() => {}
             // Curator's own.
-            None => others.push(twin),
+            None => others.push(second_node),
         }
     }
     contenders.append(&mut others);
@@ -192,7 +192,7 @@ mod tests {
         ]);
         assert_eq!(names(&contenders), ["001", "002", "004", "009"]);
         assert_eq!(
-            contenders.iter().map(|c| c.twin.as_deref().is_some_and(|twin| twin.ends_with('3'))).collect::<Vec<_>>(),
+            contenders.iter().map(|c| c.second_node.as_deref().is_some_and(|second_node| second_node.ends_with('3'))).collect::<Vec<_>>(),
             [false, true, false, false]
         );
         assert_eq!(contenders.iter().map(ContenderNode::is_twin).collect::<Vec<_>>(), [true, false, false, true]);
@@ -212,7 +212,7 @@ mod tests {
             "_c_22222222-0795-4907-87fd-6c719a6b4586-excl-__WRIT__0000000007",
         ]);
         assert_eq!(names(&contenders), ["002", "004", "006"]);
-        assert_eq!(contenders.iter().map(|c| c.twin.is_some()).collect::<Vec<_>>(), [true, true, false]);
+        assert_eq!(contenders.iter().map(|c| c.second_node.is_some()).collect::<Vec<_>>(), [true, true, false]);
         assert_eq!(contenders.iter().map(|c| c.mode).collect::<Vec<_>>(), [Mode::Exclusive, Mode::Permits(2), Mode::Exclusive]);
     }
 

@@ -16,7 +16,7 @@ use super::{
     names::{ZkNames, guid, holds_of, seal},
     record::{GrantMark, InheritedSession},
     session::{Ensemble, ZkSession},
-    wire::{Ask, Code, NodeKind, Reply, Stat},
+    wire::{Code, NodeKind, Reply, Stat, WireRequest},
 };
 use crate::lock::{self, Attempt, Grant, Intent, Mode, Request, Result, Token, Ttl};
 
@@ -47,13 +47,13 @@ pub(super) struct HoldNodes {
 
 impl HoldNodes {
     /// Writes the mark, with its old content or with `data`, if no hold entered or left since.
-    pub(super) fn remark<'a>(&'a self, path: &'a str, data: Option<&'a [u8]>) -> Option<Ask<'a>> {
-        self.mark.as_ref().map(|(mark_data, stat)| Ask::WriteSince(path, data.unwrap_or(mark_data), stat.version))
+    pub(super) fn remark<'a>(&'a self, path: &'a str, data: Option<&'a [u8]>) -> Option<WireRequest<'a>> {
+        self.mark.as_ref().map(|(mark_data, stat)| WireRequest::WriteSince(path, data.unwrap_or(mark_data), stat.version))
     }
 
     /// Removes the mark, if no hold entered or left since.
-    pub(super) fn unmark<'a>(&self, path: &'a str) -> Option<Ask<'a>> {
-        self.mark.as_ref().map(|(_, stat)| Ask::DeleteSince(path, stat.version))
+    pub(super) fn unmark<'a>(&self, path: &'a str) -> Option<WireRequest<'a>> {
+        self.mark.as_ref().map(|(_, stat)| WireRequest::DeleteSince(path, stat.version))
     }
 
     /// Returns the session that was handed down to the remaining holds.
@@ -77,27 +77,27 @@ impl InheritedSession {
 impl ZkHold {
     /// Creates this hold's node next to the lock, if its owner has the lock.
     async fn note(&mut self, mode: Mode) -> ZkResult<Attempt> {
-        let (beat, mark) = (self.beat(), self.names.mark(&guid(&self.token)));
+        let (renewal_node, mark) = (self.renewal_node(), self.names.mark(&guid(&self.token)));
         let ttl = self.session.as_ref().map(|session| session.timeout.as_millis().to_string()).unwrap_or_default();
         for _ in 0..LOOKS {
             let seen = self.read_line(true).await?;
             let Some(place) = self.owners_place(&seen).await? else { return Ok(Attempt::NotHeld) };
-            let kept = self.kept(false).await?;
+            let kept = self.hold_nodes(false).await?;
             let Some(remark) = kept.remark(&mark, None) else { return Ok(Attempt::NotHeld) };
             let granted = kept.granted().map(|(granted, _)| granted);
             let Some(granted) = granted else { return Ok(Attempt::NotHeld) };
             granted.hold.mode.check_nested(mode)?;
             // On a repeated request, the node exists already.
-            let step = if kept.holds.contains(&beat) {
-                Ask::Write(&beat, ttl.as_bytes())
+            let step = if kept.holds.contains(&renewal_node) {
+                WireRequest::Write(&renewal_node, ttl.as_bytes())
             } else {
-                Ask::Create(&beat, ttl.as_bytes(), NodeKind::Ephemeral)
+                WireRequest::Create(&renewal_node, ttl.as_bytes(), NodeKind::Ephemeral)
             };
-            let steps = vec![Ask::Check(&place.path), remark, step];
-            match self.ask(&[Ask::All(steps)]).await?.pop() {
+            let steps = vec![WireRequest::Check(&place.path), remark, step];
+            match self.ask(&[WireRequest::All(steps)]).await?.pop() {
                 Some(Ok(Reply::AllDone { .. })) => {
                     self.outer = self.shortest(&kept).await?;
-                    let others = kept.holds.iter().filter(|hold| **hold != beat).count();
+                    let others = kept.holds.iter().filter(|hold| **hold != renewal_node).count();
                     return self.entered(place, granted, others);
                 }
                 Some(Ok(Reply::RolledBack { at: 0 | 1, code: Code::NoNode })) => return Ok(Attempt::NotHeld),
@@ -111,7 +111,7 @@ impl ZkHold {
     /// Returns the timeout of the shortest session among the owner's holds. The session that has the lock may be handed down at any time,
     /// and then needs renewals at its own pace.
     async fn shortest(&mut self, kept: &HoldNodes) -> ZkResult<Duration> {
-        let reads: Vec<_> = kept.holds.iter().map(|path| Ask::Read(path)).collect();
+        let reads: Vec<_> = kept.holds.iter().map(|path| WireRequest::Read(path)).collect();
         let answers = if reads.is_empty() { Vec::new() } else { self.ask(&reads).await? };
         let timeouts = answers.into_iter().filter_map(|answer| match answer {
             Ok(Reply::Data { data, .. }) => str::from_utf8(&data).ok()?.parse().ok(),
@@ -137,14 +137,14 @@ impl ZkHold {
     }
 
     /// Returns the mark of this owner's grant, and the owner's holds.
-    pub(super) async fn kept(&mut self, sync: bool) -> ZkResult<HoldNodes> {
+    pub(super) async fn hold_nodes(&mut self, sync: bool) -> ZkResult<HoldNodes> {
         let ZkNames { meta, .. } = self.names.clone();
         let guid = guid(&self.token);
         let (mark, start) = (self.names.mark(&guid), holds_of(&guid));
         // The count is at least as new as the version.
-        let mut requests = vec![Ask::Read(&mark), Ask::Children(&meta)];
+        let mut requests = vec![WireRequest::Read(&mark), WireRequest::Children(&meta)];
         if sync {
-            requests.insert(0, Ask::Sync(&meta));
+            requests.insert(0, WireRequest::Sync(&meta));
         }
         let mut answers = self.ask(&requests).await?;
         let holds = listed(answers.pop())?.into_iter().filter(|name| name.starts_with(&start)).map(|name| format!("{meta}/{name}"));
@@ -158,14 +158,14 @@ impl ZkHold {
         if !self.root || !self.granted || own.is_none() {
             return false;
         }
-        match self.kept(true).await {
+        match self.hold_nodes(true).await {
             Ok(kept) => kept.inherited_session().is_some_and(|inherited_session| Some(inherited_session.session) == own),
             Err(fault) => !matches!(fault, Fault::Expired),
         }
     }
 
     /// Returns the mark's content from now on, with the session of the contender's node.
-    pub(super) fn legacy(&self, kept: &HoldNodes) -> Option<Vec<u8>> {
+    pub(super) fn mark_with_session(&self, kept: &HoldNodes) -> Option<Vec<u8>> {
         let inherited_session = self.session.as_ref().and_then(|session| {
             let lock::StoreSession { id, password } = session.password()?;
             let timeout_ms = u64::try_from(session.timeout.as_millis()).unwrap_or(u64::MAX);
@@ -189,8 +189,8 @@ impl ZkHold {
             let seen = granted.as_ref().filter(|_| intent == Intent::Drain).and_then(GrantMark::seen);
             // A majority confirms this write of that session, which checks its node. The content stays the same.
             let mark_data = seen.as_ref().unwrap_or(&data);
-            let steps = vec![Ask::Check(&place.path), Ask::WriteSince(&path, mark_data, stat.version)];
-            match session.ask(&[Ask::All(steps)]).await {
+            let steps = vec![WireRequest::Check(&place.path), WireRequest::WriteSince(&path, mark_data, stat.version)];
+            match session.ask(&[WireRequest::All(steps)]).await {
                 Ok(mut answers) => match answers.pop() {
                     Some(Ok(Reply::AllDone { .. })) => return Ok(Some(session.timeout)),
                     Some(Ok(Reply::RolledBack { code: Code::NoNode, .. })) => return Ok(None),
@@ -201,7 +201,7 @@ impl ZkHold {
                 Err(Fault::Expired) => return Ok(None),
                 Err(fault) => return Err(fault),
             }
-            mark = marked(self.ask(&[Ask::Sync(&path), Ask::Read(&path)]).await?.pop())?;
+            mark = marked(self.ask(&[WireRequest::Sync(&path), WireRequest::Read(&path)]).await?.pop())?;
         }
         Err(failure::unsettled().into())
     }

@@ -13,7 +13,7 @@ use super::{
     hold::ZkHold,
     names::{folder, meta_folder},
     session::{LONGEST, Purpose, ZkSession},
-    wire::{Ask, NodeKind, Reply},
+    wire::{NodeKind, Reply, WireRequest},
 };
 use crate::{
     backends::net::{self, tls, transport},
@@ -38,7 +38,7 @@ impl ZooKeeper {
         let shortest = ZkSession::open(&self.ensemble, Ttl::MIN, Purpose::Visit).await?;
         let mut longest = ZkSession::open(&self.ensemble, LONGEST, Purpose::Visit).await?;
         let mut found = vec![timeouts(shortest.timeout, longest.timeout)];
-        let asked = [Ask::Read("/zookeeper/config")];
+        let asked = [WireRequest::Read("/zookeeper/config")];
         let mut answers = longest.ask(&asked).await?;
         found.push(match answers.pop() {
             Some(Ok(Reply::Data { data, .. })) => ensemble(&String::from_utf8_lossy(&data)),
@@ -78,7 +78,7 @@ impl ZooKeeper {
             self.visiting = Some(self.visit().await?);
         }
         let Some(session) = &mut self.visiting else { return Ok(None) };
-        let asked = [Ask::Create(&now, &[], NodeKind::Contender)];
+        let asked = [WireRequest::Create(&now, &[], NodeKind::Contender)];
         let mut answers = session.ask(&asked).await?;
         Ok(match answers.pop() {
             Some(Ok(Reply::Created { stat, .. })) => {
@@ -161,7 +161,7 @@ fn ensemble(config: &str) -> Finding {
 impl Admin for ZooKeeper {
     async fn collect(&mut self, unused_for: Duration) -> Result<Option<u64>> {
         let outcome = self.remove_records(unused_for).await;
-        self.ensemble.tidy().await;
+        self.ensemble.await_ended_sessions().await;
         outcome.map(Some)
     }
 
@@ -171,7 +171,7 @@ impl Admin for ZooKeeper {
 
     async fn examine(&mut self) -> Result<Vec<Finding>> {
         let outcome = self.look_at_ensemble().await;
-        self.ensemble.tidy().await;
+        self.ensemble.await_ended_sessions().await;
         outcome
     }
 

@@ -22,7 +22,7 @@ use super::{
     record::{GrantMark, numbered},
     runs::RunRecordNode,
     session::ZkSession,
-    wire::{Ask, Code, NodeKind, Reply, Stat, WireReply},
+    wire::{Code, NodeKind, Reply, Stat, WireReply, WireRequest},
 };
 use crate::{
     backends::queue::{
@@ -84,19 +84,19 @@ pub(super) fn history_folder_of(end: &End) -> HistoryKind {
 }
 
 /// Makes folders that are missing.
-pub(super) fn make(folders: &[String]) -> Vec<Ask<'_>> {
-    folders.iter().map(|path| Ask::Create(path, &[], NodeKind::Persistent)).collect()
+pub(super) fn make(folders: &[String]) -> Vec<WireRequest<'_>> {
+    folders.iter().map(|path| WireRequest::Create(path, &[], NodeKind::Persistent)).collect()
 }
 
 /// Returns the operations that remove marks and put their history entries into these folders.
-fn archiving<'a>(folders: &'a [String], stale: &'a [(&String, Option<NewNode>)]) -> Vec<Ask<'a>> {
+fn archiving<'a>(folders: &'a [String], stale: &'a [(&String, Option<NewNode>)]) -> Vec<WireRequest<'a>> {
     let mut asks = if stale.iter().any(|(_, run)| run.is_some()) { make(folders) } else { Vec::new() };
     for (mark, run) in stale {
         if let Some((path, data)) = run {
-            asks.push(Ask::All(vec![Ask::Delete(mark), Ask::Create(path, data, NodeKind::Persistent)]));
+            asks.push(WireRequest::All(vec![WireRequest::Delete(mark), WireRequest::Create(path, data, NodeKind::Persistent)]));
         }
         // The entry exists already, or can't be made.
-        asks.push(Ask::Delete(mark));
+        asks.push(WireRequest::Delete(mark));
     }
     asks
 }
@@ -126,8 +126,8 @@ impl ZkHold {
     pub(super) async fn still_stale(&mut self, marks: Vec<String>) -> ZkResult<Vec<StaleNode>> {
         let ZkNames { lock, meta, .. } = self.names.clone();
         let paths: Vec<_> = marks.iter().map(|name| format!("{meta}/{name}")).collect();
-        let mut asks: Vec<_> = paths.iter().map(|path| Ask::Read(path)).collect();
-        asks.extend([Ask::Children(&lock), Ask::Children(&meta)]);
+        let mut asks: Vec<_> = paths.iter().map(|path| WireRequest::Read(path)).collect();
+        asks.extend([WireRequest::Children(&lock), WireRequest::Children(&meta)]);
         let mut answers = self.ask(&asks).await?;
         let still = LockListing::read(answers.split_off(marks.len()))?.stale();
         let mut stale = Vec::new();
@@ -200,11 +200,11 @@ fn many_in(folder: &WireReply) -> usize {
 
 async fn trim(session: &mut ZkSession, names: &ZkNames, what: HistoryKind) {
     let folder = names.memory(what);
-    let Ok(mut answers) = session.ask(&[Ask::Children(&folder)]).await else { return };
+    let Ok(mut answers) = session.ask(&[WireRequest::Children(&folder)]).await else { return };
     let mut runs = listed(answers.pop()).unwrap_or_default();
     runs.sort();
     let oldest: Vec<_> = runs[..too_many(runs.len()).unwrap_or_default()].iter().map(|run| format!("{folder}/{run}")).collect();
-    session.tell(&oldest.iter().map(|path| Ask::Delete(path)).collect::<Vec<_>>());
+    session.tell(&oldest.iter().map(|path| WireRequest::Delete(path)).collect::<Vec<_>>());
 }
 
 impl ZooKeeper {
@@ -229,9 +229,9 @@ impl ZooKeeper {
 async fn history(session: &mut ZkSession, names: &ZkNames) -> ZkResult<History> {
     let memories = [HistoryKind::Bad, HistoryKind::Fine, HistoryKind::SkipCount].map(|what| names.memory(what));
     let runs = names.runs();
-    let mut asked = vec![Ask::Sync(&names.lock), Ask::Read(&runs)];
-    asked.extend([Ask::Children(&names.meta), Ask::Children(&names.lock)]);
-    asked.extend(memories.iter().map(|path| Ask::Children(path)));
+    let mut asked = vec![WireRequest::Sync(&names.lock), WireRequest::Read(&runs)];
+    asked.extend([WireRequest::Children(&names.meta), WireRequest::Children(&names.lock)]);
+    asked.extend(memories.iter().map(|path| WireRequest::Children(path)));
     let mut answers = session.ask(&asked).await?.into_iter().skip(1);
     let record = RunRecordNode::read(answers.next())?.record;
     let side_nodes = listed(answers.next())?;
@@ -242,7 +242,7 @@ async fn history(session: &mut ZkSession, names: &ZkNames) -> ZkResult<History> 
     for (folder, answer) in memories.iter().zip(answers) {
         paths.extend(listed(Some(answer))?.iter().map(|name| format!("{folder}/{name}")));
     }
-    let reads: Vec<_> = paths.iter().map(|path| Ask::Read(path)).collect();
+    let reads: Vec<_> = paths.iter().map(|path| WireRequest::Read(path)).collect();
     let (mut found, mut gone, mut skips) = (Vec::new(), Vec::new(), Vec::new());
     for (at, answer) in session.ask(&reads).await?.into_iter().enumerate() {
         let Ok(Reply::Data { data, stat }) = answer else {
@@ -275,7 +275,7 @@ async fn lost(session: &mut ZkSession, names: &ZkNames, past: &HistoryEntry) -> 
     let (Some(fence), Some((path, data))) = (past.fence, Run::from(past.clone()).node(names)) else { return Ok(()) };
     let what = history_folder_of(&past.end);
     let other = names.run(what == HistoryKind::Fine, fence);
-    let asks = [Ask::Create(&path, &data, NodeKind::Persistent), Ask::Write(&path, &data), Ask::Delete(&other)];
+    let asks = [WireRequest::Create(&path, &data, NodeKind::Persistent), WireRequest::Write(&path, &data), WireRequest::Delete(&other)];
     let WrittenNode { many, .. } = write(session, &names.memory(what), &asks).await?;
     if too_many(many).is_some() {
         trim(session, names, what).await;
@@ -288,10 +288,10 @@ async fn skipped(session: &mut ZkSession, names: &ZkNames, skip: &SkipRecord) ->
     let path = names.skips_of(&skip.host);
     // Serializing strings can't fail.
     let data = serde_json::to_vec(skip).unwrap_or_default();
-    let asks = [Ask::Create(&path, &[], NodeKind::Persistent), Ask::Write(&path, &data)];
+    let asks = [WireRequest::Create(&path, &[], NodeKind::Persistent), WireRequest::Write(&path, &data)];
     let WrittenNode { new, many } = write(session, &names.memory(HistoryKind::SkipCount), &asks).await?;
     if new && many > SKIPPING_HOSTS {
-        session.ask(&[Ask::Delete(&path)]).await?;
+        session.ask(&[WireRequest::Delete(&path)]).await?;
     }
     Ok(())
 }
@@ -305,9 +305,9 @@ struct WrittenNode {
 }
 
 /// Creates a node, writes it, and does the other requests. Creates its folder before if that is missing.
-async fn write(session: &mut ZkSession, folder: &str, asks: &[Ask<'_>]) -> ZkResult<WrittenNode> {
+async fn write(session: &mut ZkSession, folder: &str, asks: &[WireRequest<'_>]) -> ZkResult<WrittenNode> {
     let folders = parents_of(folder);
-    let mut asked = [asks, &[Ask::Exists(folder)]].concat();
+    let mut asked = [asks, &[WireRequest::Exists(folder)]].concat();
     for _ in 0..2 {
         let mut answers = session.ask(&asked).await?;
         let many = answers.pop().map_or(0, |folder| many_in(&folder));
@@ -315,7 +315,7 @@ async fn write(session: &mut ZkSession, folder: &str, asks: &[Ask<'_>]) -> ZkRes
         match rest.get(1) {
             Some(Ok(_)) => return Ok(WrittenNode { new: rest[0].is_ok(), many }),
             Some(Err(Code::NoNode)) if answers.contains(&Err(Code::NoAuth)) => return Err(failure::refused(&Code::NoAuth).into()),
-            Some(Err(Code::NoNode)) => asked = [&make(&folders)[..], asks, &[Ask::Exists(folder)]].concat(),
+            Some(Err(Code::NoNode)) => asked = [&make(&folders)[..], asks, &[WireRequest::Exists(folder)]].concat(),
             answer => return Err(unexpected(answer.cloned()).into()),
         }
     }

@@ -10,9 +10,9 @@ use super::{
     inspect::{children, fence},
     names::{HistoryKind, MARK, OLD, PERMIT, ZkNames, guid, parents_of},
     record::{GrantMark, InheritedSession},
-    runs::{Basis, RunRecordNode},
+    runs::{JudgementData, RunRecordNode},
     session::{Ensemble, NodeWatch, Purpose, VISIT, ZkSession},
-    wire::{Ask, Code, NodeKind, Reply, Stat, WireReply},
+    wire::{Code, NodeKind, Reply, Stat, WireReply, WireRequest},
 };
 use crate::{
     backends::queue::{
@@ -32,8 +32,8 @@ pub(super) struct Place {
 
 impl Place {
     /// Returns the path of its second node, in the same directory.
-    pub(super) fn twin(&self, names: &ZkNames) -> Option<String> {
-        self.contender.twin.as_ref().map(|twin| names.contender(twin))
+    pub(super) fn second_node(&self, names: &ZkNames) -> Option<String> {
+        self.contender.second_node.as_ref().map(|second_node| names.contender(second_node))
     }
 }
 
@@ -109,11 +109,11 @@ impl ZkHold {
     }
 
     /// Returns the node that its renewals write.
-    pub(super) fn beat(&self) -> String {
+    pub(super) fn renewal_node(&self) -> String {
         self.names.hold(&self.token)
     }
 
-    pub(super) async fn ask(&mut self, requests: &[Ask<'_>]) -> ZkResult<Vec<WireReply>> {
+    pub(super) async fn ask(&mut self, requests: &[WireRequest<'_>]) -> ZkResult<Vec<WireReply>> {
         match &mut self.session {
             Some(session) => session.ask(requests).await,
             None => Err(Fault::Expired),
@@ -123,9 +123,9 @@ impl ZkHold {
     /// Reads the contenders, and the nodes next to the lock. With `sync`, the server is brought up to date before.
     pub(super) async fn read_line(&mut self, sync: bool) -> ZkResult<LockListing> {
         let ZkNames { lock, meta, .. } = self.names.clone();
-        let mut requests = vec![Ask::Children(&lock), Ask::Children(&meta)];
+        let mut requests = vec![WireRequest::Children(&lock), WireRequest::Children(&meta)];
         if sync {
-            requests.insert(0, Ask::Sync(&lock));
+            requests.insert(0, WireRequest::Sync(&lock));
         }
         LockListing::read(self.ask(&requests).await?).map_err(Fault::Error)
     }
@@ -139,12 +139,12 @@ impl ZkHold {
     /// Does likewise, and returns the grant's mark as of then, if it exists; `None` if the contender's node doesn't.
     pub(super) async fn confirm_and_read(&mut self) -> ZkResult<Option<MarkNode>> {
         let (Some(place), Some(session)) = (self.place.clone(), &self.session) else { return Ok(None) };
-        let (beat, ttl, mark) = (self.beat(), session.timeout.as_millis().to_string(), self.names.mark(&guid(&self.token)));
+        let (renewal_node, ttl, mark) = (self.renewal_node(), session.timeout.as_millis().to_string(), self.names.mark(&guid(&self.token)));
         // Without this permit's node, other contenders count one permit too few.
         let number = self.number();
-        let mut steps = vec![Ask::Check(&place.path), Ask::Write(&beat, ttl.as_bytes())];
-        steps.extend(number.iter().map(|path| Ask::Check(path)));
-        let mut answers = self.ask(&[Ask::All(steps), Ask::Read(&mark)]).await?;
+        let mut steps = vec![WireRequest::Check(&place.path), WireRequest::Write(&renewal_node, ttl.as_bytes())];
+        steps.extend(number.iter().map(|path| WireRequest::Check(path)));
+        let mut answers = self.ask(&[WireRequest::All(steps), WireRequest::Read(&mark)]).await?;
         let marked = marked(answers.pop())?;
         match answers.pop() {
             Some(Ok(Reply::AllDone { .. })) => {}
@@ -171,7 +171,7 @@ impl ZkHold {
 
     /// Returns the state of the node at `path`, if it exists.
     pub(super) async fn stat(&mut self, path: &str) -> ZkResult<Option<Stat>> {
-        match self.ask(&[Ask::Exists(path)]).await?.pop() {
+        match self.ask(&[WireRequest::Exists(path)]).await?.pop() {
             Some(Ok(Reply::Stat(stat))) => Ok(Some(stat)),
             Some(Err(Code::NoNode)) => Ok(None),
             answer => Err(unexpected(answer).into()),
@@ -181,12 +181,12 @@ impl ZkHold {
     /// Looks for this hold in a session that another process handed over. Returns false if it isn't there.
     ///
     /// The server uses the timeout of the last client that resumed a session. So a visiting session reads this session's timeout first.
-    async fn adopt(&mut self, handed: lock::StoreSession) -> ZkResult<bool> {
-        let beat = self.beat();
+    async fn resume_hold(&mut self, handed: lock::StoreSession) -> ZkResult<bool> {
+        let renewal_node = self.renewal_node();
         self.session = Some(ZkSession::open(&self.ensemble, VISIT, Purpose::Visit).await?);
         let seen = self.read_line(true).await?;
         let mark = self.names.mark(&guid(&self.token));
-        let mut answers = self.ask(&[Ask::Read(&beat), Ask::Read(&mark)]).await?;
+        let mut answers = self.ask(&[WireRequest::Read(&renewal_node), WireRequest::Read(&mark)]).await?;
         if let Some((data, stat)) = marked(answers.pop())? {
             self.note_mark(&data, &stat);
         }
@@ -280,7 +280,7 @@ pub(super) struct LockListing {
     /// Whether the look came just after joining the queue and marking the grant.
     pub(super) joined: bool,
     /// The data that a contender is judged by, if it was read.
-    pub(super) basis: Option<Basis>,
+    pub(super) basis: Option<JudgementData>,
 }
 
 impl LockListing {
@@ -300,7 +300,7 @@ impl LockListing {
         let state = |one: &ContenderNode| match one.guid() {
             Some(guid) if marked.contains(guid) => GrantEvidence::Granted,
             // Curator's own nodes have public ids too, but no second node.
-            Some(_) if one.twin.is_some() => GrantEvidence::Waits,
+            Some(_) if one.second_node.is_some() => GrantEvidence::Waits,
             _ => GrantEvidence::Unknown,
         };
         let all = contenders.iter().map(|one| Contender { mode: one.mode, state: state(one) }).collect();
@@ -374,7 +374,7 @@ impl ZooKeeper {
         }
         let Some(session) = token.session else { return Ok(None) };
         let mut hold = ZkHold::new(&self.ensemble, key, token, true);
-        match hold.adopt(session).await {
+        match hold.resume_hold(session).await {
             Ok(true) => {
                 self.holds.push(hold);
                 Ok(Some(self.holds.len() - 1))

@@ -12,7 +12,7 @@ use super::{
     names::{ZkNames, holds_of},
     record::{GrantMark, last_fence},
     session::ZkSession,
-    wire::{Ask, NodeKind, Reply, Stat, WireReply},
+    wire::{NodeKind, Reply, Stat, WireReply, WireRequest},
 };
 use crate::{
     backends::queue::{
@@ -47,10 +47,10 @@ pub(super) async fn look(session: &mut ZkSession, names: &ZkNames, seen: &LockLi
     let shown: Vec<usize> = (0..seen.contenders.len()).filter(|at| whole || seen.queue.holds(*at)).take(MOST).collect();
     let paths: Vec<String> = shown.iter().map(|at| names.contender(&seen.contenders[*at].name)).collect();
     let now = format!("{}/%now-", names.folder());
-    let mut requests = vec![Ask::Read(&names.meta)];
-    requests.extend(paths.iter().map(|path| Ask::Read(path)));
+    let mut requests = vec![WireRequest::Read(&names.meta)];
+    requests.extend(paths.iter().map(|path| WireRequest::Read(path)));
     if timed && !seen.contenders.is_empty() {
-        requests.push(Ask::Create(&now, &[], NodeKind::Contender));
+        requests.push(WireRequest::Create(&now, &[], NodeKind::Contender));
     }
     let mut answers = session.ask(&requests).await?.into_iter();
     let last_fence = data(answers.next()).and_then(|(data, stat)| last_fence(&data, stat.mzxid));
@@ -112,8 +112,8 @@ async fn holder(
     let (mark, start) = (names.mark(guid), holds_of(guid));
     let holds: Vec<String> =
         side_nodes.iter().filter(|name| name.starts_with(&start)).map(|name| format!("{}/{name}", names.meta)).collect();
-    let mut requests = vec![Ask::Read(&mark)];
-    requests.extend(holds.iter().map(|path| Ask::Read(path)));
+    let mut requests = vec![WireRequest::Read(&mark)];
+    requests.extend(holds.iter().map(|path| WireRequest::Read(path)));
     let mut answers = session.ask(&requests).await?.into_iter();
     let mark = data(answers.next());
     let granted = mark.as_ref().map(|(_, mark)| mark.ctime);

@@ -121,7 +121,7 @@ impl Backend for ZooKeeper {
     async fn try_acquire(&mut self, request: &Request) -> Result<Attempt> {
         let outcome = self.ask_acquire(request).await;
         if !matches!(outcome, Ok(Attempt::Granted(_))) {
-            self.ensemble.tidy().await;
+            self.ensemble.await_ended_sessions().await;
         }
         outcome
     }
@@ -131,18 +131,18 @@ impl Backend for ZooKeeper {
     }
 
     async fn leave_queue(&mut self, request: &Request) -> Result<()> {
-        self.ensemble.clone().tidied(self.remove_from_queue(request)).await
+        self.ensemble.clone().then_await_ended_sessions(self.remove_from_queue(request)).await
     }
 
     async fn renew(&mut self, key: &Key, token: &Token, intent: Intent) -> Result<Renewal> {
         match intent {
-            Intent::Probe => self.ensemble.clone().tidied(self.look_for(key, token)).await,
-            Intent::Extend(_) | Intent::Drain => self.ensemble.clone().tidied(self.ask_renew(key, token, intent)).await,
+            Intent::Probe => self.ensemble.clone().then_await_ended_sessions(self.look_for(key, token)).await,
+            Intent::Extend(_) | Intent::Drain => self.ensemble.clone().then_await_ended_sessions(self.ask_renew(key, token, intent)).await,
         }
     }
 
     async fn release(&mut self, key: &Key, token: &Token, info: &ReleaseInfo) -> Result<Release> {
-        self.ensemble.clone().tidied(self.ask_release(key, token, info)).await
+        self.ensemble.clone().then_await_ended_sessions(self.ask_release(key, token, info)).await
     }
 
     async fn amend(&mut self, key: &Key, change: Amendment<'_>) -> Result<bool> {
@@ -152,24 +152,24 @@ impl Backend for ZooKeeper {
             Amendment::Mark(fence, mark) => self.ask_amend(key, fence, |hold| Some(hold.marked(mark))).await,
             Amendment::Evict(fence, mark) => self.ask_evict(key, fence, mark).await,
         };
-        self.ensemble.tidy().await;
+        self.ensemble.await_ended_sessions().await;
         outcome
     }
 
     async fn inspect(&mut self, key: &Key) -> Result<LockState> {
-        self.ensemble.clone().tidied(self.read_lock(key)).await
+        self.ensemble.clone().then_await_ended_sessions(self.read_lock(key)).await
     }
 
     async fn list(&mut self, start: &str) -> Result<Vec<LockState>> {
-        self.ensemble.clone().tidied(self.read_locks(start)).await
+        self.ensemble.clone().then_await_ended_sessions(self.read_locks(start)).await
     }
 
     async fn known(&mut self, start: &str, which: Which) -> Result<Vec<Key>> {
-        self.ensemble.clone().tidied(self.known_keys(start, which)).await
+        self.ensemble.clone().then_await_ended_sessions(self.known_keys(start, which)).await
     }
 
     async fn history(&mut self, key: &Key) -> Result<History> {
-        self.ensemble.clone().tidied(self.read_history(key)).await
+        self.ensemble.clone().then_await_ended_sessions(self.read_history(key)).await
     }
 
     fn tether(&mut self) -> Option<&mut dyn Tether> {

@@ -10,7 +10,7 @@ use super::{
     names::{HistoryKind, ZkNames, decode, folder, history_folder, meta_folder, runs_of},
     runs::RunRecordNode,
     session::ZkSession,
-    wire::{Ask, Code, NodeKind, Reply},
+    wire::{Code, NodeKind, Reply, WireRequest},
 };
 use crate::lock::{Key, Kind, LockState, Renewal, Result, Token, Which};
 
@@ -22,7 +22,7 @@ fn or_root(path: &str) -> &str {
 impl ZooKeeper {
     pub(super) async fn read_lock(&mut self, key: &Key) -> Result<LockState> {
         let (mut session, names) = self.visit_lock(key).await?;
-        let asked = [Ask::Sync(&names.lock), Ask::Children(&names.lock), Ask::Children(&names.meta)];
+        let asked = [WireRequest::Sync(&names.lock), WireRequest::Children(&names.lock), WireRequest::Children(&names.meta)];
         let seen = LockListing::read(session.ask(&asked).await?)?;
         Ok(state(&mut session, key, &names, &seen).await?)
     }
@@ -35,8 +35,8 @@ impl ZooKeeper {
         if hold.owners_place(&seen).await?.is_none() {
             return Ok(Renewal::NotHeld);
         }
-        let (beat, now) = (hold.beat(), format!("{}/%now-", hold.names.folder()));
-        let asked = [Ask::Read(&beat), Ask::Create(&now, &[], NodeKind::Contender)];
+        let (renewal_node, now) = (hold.renewal_node(), format!("{}/%now-", hold.names.folder()));
+        let asked = [WireRequest::Read(&renewal_node), WireRequest::Create(&now, &[], NodeKind::Contender)];
         let mut answers = hold.ask(&asked).await?.into_iter();
         let (data, renewed) = match answers.next() {
             Some(Ok(Reply::Data { data, stat })) => (data, stat.mtime),
@@ -56,12 +56,12 @@ impl ZooKeeper {
     pub(super) async fn read_locks(&mut self, start: &str) -> Result<Vec<LockState>> {
         let mut session = self.visit().await?;
         let locks = folder(&self.options().chroot, &self.options().namespace);
-        let asked = [Ask::Sync(or_root(&locks)), Ask::Children(or_root(&locks))];
+        let asked = [WireRequest::Sync(or_root(&locks)), WireRequest::Children(or_root(&locks))];
         let names = listed(session.ask(&asked).await?.pop())?;
         let mut keys: Vec<Key> = names.iter().filter_map(|name| decode(name)).filter(|key| key.as_str().starts_with(start)).collect();
         keys.sort();
         let names: Vec<ZkNames> = keys.iter().map(|key| self.ensemble.names(key)).collect();
-        let asked = names.iter().flat_map(|names| [Ask::Children(&names.lock), Ask::Children(&names.meta)]);
+        let asked = names.iter().flat_map(|names| [WireRequest::Children(&names.lock), WireRequest::Children(&names.meta)]);
         let answers = session.ask(&asked.collect::<Vec<_>>()).await?;
         let mut states = Vec::new();
         for ((key, names), both) in keys.iter().zip(&names).zip(answers.chunks(2)) {
@@ -81,7 +81,7 @@ impl ZooKeeper {
     pub(super) async fn known_keys(&mut self, start: &str, which: Which) -> Result<Vec<Key>> {
         let mut session = self.visit().await?;
         let meta = meta_folder(&self.options().chroot, &self.options().namespace);
-        let names = listed(session.ask(&[Ask::Sync(&meta), Ask::Children(&meta)]).await?.pop())?;
+        let names = listed(session.ask(&[WireRequest::Sync(&meta), WireRequest::Children(&meta)]).await?.pop())?;
         let mut keys: Vec<Key> = names.iter().filter_map(|name| decode(name)).filter(|key| key.as_str().starts_with(start)).collect();
         keys.sort();
         if which == Which::All {
@@ -90,7 +90,7 @@ impl ZooKeeper {
         let mut kept = Vec::new();
         for batch in keys.chunks(500) {
             let paths: Vec<String> = batch.iter().map(|key| self.ensemble.names(key).runs()).collect();
-            let answers = session.ask(&paths.iter().map(|path| Ask::Read(path)).collect::<Vec<_>>()).await?;
+            let answers = session.ask(&paths.iter().map(|path| WireRequest::Read(path)).collect::<Vec<_>>()).await?;
             for (key, answer) in batch.iter().zip(answers) {
                 if RunRecordNode::read(Some(answer))?.record.cooldown.is_some() {
                     kept.push(key.clone());
@@ -114,7 +114,7 @@ impl ZooKeeper {
 async fn remove(session: &mut ZkSession, folder: &str, unused_for: Duration) -> ZkResult<HashSet<String>> {
     let name_of = |path: &str| path[folder.len() + 1..].to_owned();
     let now = format!("{folder}/%now-");
-    let asked = [Ask::Sync(folder), Ask::Children(folder), Ask::Create(&now, &[], NodeKind::Contender)];
+    let asked = [WireRequest::Sync(folder), WireRequest::Children(folder), WireRequest::Create(&now, &[], NodeKind::Contender)];
     let mut answers = session.ask(&asked).await?;
     let now = match answers.pop() {
         Some(Ok(Reply::Created { stat, .. })) => stat.ctime,
@@ -125,7 +125,7 @@ async fn remove(session: &mut ZkSession, folder: &str, unused_for: Duration) -> 
     let paths: Vec<String> = names.iter().filter(|name| decode(name).is_some()).map(|name| format!("{folder}/{name}")).collect();
     let mut removed = HashSet::new();
     for batch in paths.chunks(100) {
-        let looks: Vec<_> = batch.iter().map(|path| Ask::Exists(path)).collect();
+        let looks: Vec<_> = batch.iter().map(|path| WireRequest::Exists(path)).collect();
         let answers = session.ask(&looks).await?;
         let unused = |answer: &_, most: i32| match answer {
             Ok(Reply::Stat(stat)) => {
@@ -140,7 +140,7 @@ async fn remove(session: &mut ZkSession, folder: &str, unused_for: Duration) -> 
             }
         }
         // A lock that is taken meanwhile gets a child, which prevents the deletion.
-        let deletes: Vec<_> = old(0).map(|path| Ask::Delete(path)).collect();
+        let deletes: Vec<_> = old(0).map(|path| WireRequest::Delete(path)).collect();
         for (path, answer) in old(0).zip(session.ask(&deletes).await?) {
             match answer {
                 Ok(_) => drop(removed.insert(name_of(path))),
@@ -155,13 +155,13 @@ async fn remove(session: &mut ZkSession, folder: &str, unused_for: Duration) -> 
 /// Removes a lock's node with the run records below it, if those don't count any more. Returns whether it did.
 async fn remove_whole(session: &mut ZkSession, path: &str, now: i64) -> ZkResult<bool> {
     let runs = runs_of(path);
-    let mut answers = session.ask(&[Ask::Children(path), Ask::Read(&runs)]).await?.into_iter();
+    let mut answers = session.ask(&[WireRequest::Children(path), WireRequest::Read(&runs)]).await?.into_iter();
     let side_nodes = listed(answers.next())?;
     let removal = RunRecordNode::read(answers.next())?.removal(&runs, u64::try_from(now).unwrap_or_default());
     let Some(removal) = removal.filter(|_| side_nodes.len() == 1) else { return Ok(false) };
     // A lock that was taken meanwhile has another child, or a changed one.
-    let steps = vec![removal.step(), Ask::Delete(path)];
-    match session.ask(&[Ask::All(steps)]).await?.pop() {
+    let steps = vec![removal.step(), WireRequest::Delete(path)];
+    match session.ask(&[WireRequest::All(steps)]).await?.pop() {
         Some(Ok(Reply::AllDone { .. })) => Ok(true),
         Some(Ok(Reply::RolledBack { code: Code::NoNode | Code::NotEmpty | Code::BadVersion, .. })) => Ok(false),
         answer => Err(unexpected(answer).into()),
@@ -173,18 +173,18 @@ async fn forget(session: &mut ZkSession, folder: &str) -> ZkResult<HashSet<Strin
     let mut forgotten = HashSet::new();
     for what in [HistoryKind::Fine, HistoryKind::Bad, HistoryKind::SkipCount] {
         let memories = history_folder(folder, what);
-        let names = listed(session.ask(&[Ask::Children(&memories)]).await?.pop())?;
+        let names = listed(session.ask(&[WireRequest::Children(&memories)]).await?.pop())?;
         let records: Vec<_> = names.iter().map(|name| format!("{folder}/{name}")).collect();
-        let answers = session.ask(&records.iter().map(|path| Ask::Exists(path)).collect::<Vec<_>>()).await?;
+        let answers = session.ask(&records.iter().map(|path| WireRequest::Exists(path)).collect::<Vec<_>>()).await?;
         for (name, answer) in names.iter().zip(answers) {
             if answer != Err(Code::NoNode) {
                 continue;
             }
             let memory = format!("{memories}/{name}");
-            let inside = listed(session.ask(&[Ask::Children(&memory)]).await?.pop())?;
+            let inside = listed(session.ask(&[WireRequest::Children(&memory)]).await?.pop())?;
             let paths: Vec<_> = inside.iter().map(|inside| format!("{memory}/{inside}")).chain([memory.clone()]).collect();
             // A lock that is taken meanwhile makes its folder anew.
-            match session.ask(&paths.iter().map(|path| Ask::Delete(path)).collect::<Vec<_>>()).await?.pop() {
+            match session.ask(&paths.iter().map(|path| WireRequest::Delete(path)).collect::<Vec<_>>()).await?.pop() {
                 Some(Ok(_)) if inside.is_empty() => {}
                 Some(Ok(_)) => drop(forgotten.insert(name.clone())),
                 Some(Err(Code::NoNode | Code::NotEmpty)) => {}

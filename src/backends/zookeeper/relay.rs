@@ -47,7 +47,7 @@ struct RelayShared {
     /// The proof that a client must give.
     secret: [u8; 16],
     /// The session for a greeting that asks for a new one.
-    take_up: Option<StoreSession>,
+    resume: Option<StoreSession>,
     /// The session that the servers granted.
     granted: Mutex<Option<StoreSession>>,
     /// The last reason why no server could be reached.
@@ -65,7 +65,7 @@ fn lock<T>(what: &Mutex<T>) -> MutexGuard<'_, T> {
 }
 
 impl ZkRelay {
-    pub(super) async fn start(options: &Arc<ZooKeeperOptions>, take_up: Option<StoreSession>) -> Result<Self> {
+    pub(super) async fn start(options: &Arc<ZooKeeperOptions>, resume: Option<StoreSession>) -> Result<Self> {
         let fail = |error| Error::new(Kind::Unavailable, "no relay to the server can be set up on this host").source(error);
         let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).await.map_err(fail)?;
         let port = listener.local_addr().map_err(fail)?.port();
@@ -75,7 +75,7 @@ impl ZkRelay {
         let shared = RelayShared {
             options: Arc::clone(options),
             secret,
-            take_up,
+            resume,
             granted: Mutex::default(),
             failed: Mutex::default(),
             cut: Notify::new(),
@@ -150,7 +150,7 @@ impl RelayShared {
         };
         // A stranger's connection is dropped without an answer.
         let Ok((hello, login)) = opening.await else { return };
-        let Some(xid) = self.proven_by(&login) else { return };
+        let Some(xid) = self.proof_in(&login) else { return };
         let failed = Arc::clone(&self);
         if let Err(error) = self.serve(&mut client, hello, xid, nth).await {
             *lock(&failed.failed) = Some(error);
@@ -158,7 +158,7 @@ impl RelayShared {
     }
 
     /// Returns the number of the request that contains the proof, if there is one.
-    fn proven_by(&self, login: &[u8]) -> Option<[u8; 4]> {
+    fn proof_in(&self, login: &[u8]) -> Option<[u8; 4]> {
         let int = |value: usize| u32::try_from(value).unwrap_or_default().to_be_bytes();
         let xid = login.get(4..8)?.try_into().ok()?;
         let body = [&int(100)[..], &int(0), &int(SCHEME.len()), SCHEME.as_bytes(), &int(16), &self.secret].concat();
@@ -256,7 +256,7 @@ impl RelayShared {
     }
 
     fn put_session(&self, hello: &mut [u8]) {
-        if let (Some(session), Some(0)) = (self.take_up, session_in(hello, HELLO).map(|session| session.id)) {
+        if let (Some(session), Some(0)) = (self.resume, session_in(hello, HELLO).map(|session| session.id)) {
             hello[HELLO..HELLO + 8].copy_from_slice(&session.id.to_be_bytes());
             hello[HELLO + 12..HELLO + 28].copy_from_slice(&session.password);
         }
@@ -335,11 +335,11 @@ mod tests {
     use super::*;
     use crate::damage;
 
-    fn shared(take_up: Option<StoreSession>) -> RelayShared {
+    fn shared(resume: Option<StoreSession>) -> RelayShared {
         RelayShared {
             options: Arc::new(ZooKeeperOptions::new(Vec::new())),
             secret: *b"a random number!",
-            take_up,
+            resume,
             granted: Mutex::default(),
             failed: Mutex::default(),
             cut: Notify::new(),
@@ -352,12 +352,12 @@ mod tests {
     fn only_a_complete_proof_is_accepted() {
         let proof = [&51_u32.to_be_bytes()[..], &7_u32.to_be_bytes(), &100_u32.to_be_bytes(), &[0; 4], &11_u32.to_be_bytes()].concat();
         let proof = [&proof[..], b"dlock-relay", &16_u32.to_be_bytes(), b"a random number!"].concat();
-        assert_eq!(shared(None).proven_by(&proof), Some(7_u32.to_be_bytes()));
+        assert_eq!(shared(None).proof_in(&proof), Some(7_u32.to_be_bytes()));
         for at in 8..proof.len() {
             let mut other = proof.clone();
             other[at] ^= 1;
-            assert_eq!(shared(None).proven_by(&other), None);
-            assert_eq!(shared(None).proven_by(&proof[..at]), None);
+            assert_eq!(shared(None).proof_in(&other), None);
+            assert_eq!(shared(None).proof_in(&proof[..at]), None);
         }
     }
 
@@ -374,7 +374,7 @@ mod tests {
             found += u64::from(session_in(&answer, HELLO) == Some(session));
             let length = answer.len();
             relay.put_session(&mut answer);
-            let _ = (session_in(&answer, ANSWER), relay.proven_by(&answer));
+            let _ = (session_in(&answer, ANSWER), relay.proof_in(&answer));
             assert_eq!(answer.len(), length, "DLOCK_TEST_SEED={seed}");
         }
         assert!(found > damage::TRIES / 50, "only {found} had their session");

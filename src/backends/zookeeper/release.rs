@@ -11,7 +11,7 @@ use super::{
     names::{HistoryKind, guid, holds_of, parents_of},
     runs::RunRecordChange,
     session::{Purpose, VISIT, ZkSession},
-    wire::{Ask, Code, NodeKind, Reply},
+    wire::{Code, NodeKind, Reply, WireRequest},
 };
 use crate::lock::{Key, Release, ReleaseInfo, Request, Result, RunState, Scope, Token};
 
@@ -73,10 +73,10 @@ impl ZooKeeper {
         let hold = self.holds.remove(at);
         let (Some(session), Some(place)) = (hold.session, hold.place) else { return false };
         session.close();
-        self.ensemble.tidy().await;
+        self.ensemble.await_ended_sessions().await;
         let gone = async {
             let mut visit = ZkSession::open(&self.ensemble, VISIT, Purpose::Visit).await?;
-            let asked = [Ask::Sync(&place.path), Ask::Exists(&place.path)];
+            let asked = [WireRequest::Sync(&place.path), WireRequest::Exists(&place.path)];
             Ok(visit.ask(&asked).await?.pop() == Some(Err(Code::NoNode)))
         };
         let gone: ZkResult<bool> = gone.await;
@@ -97,7 +97,7 @@ impl ZooKeeper {
 }
 
 /// The steps of a release besides removing the hold, as far as they were not refused.
-struct Extras {
+struct ReleaseExtras {
     /// Writes the history entry.
     run: bool,
     /// The folders for the history were made.
@@ -112,9 +112,9 @@ impl ZkHold {
         let Some(place) = self.place.clone() else { return Ok(Release::NotHeld) };
         // The order in which holds entered is not recorded: only the first hold is known to enclose all others.
         let whole = self.root && info.scope == Scope::Tree;
-        let mut extras = Extras { run: true, folders: false, nodes: true };
+        let mut extras = ReleaseExtras { run: true, folders: false, nodes: true };
         for nth in 0..LOOKS {
-            let kept = if whole && nth == 0 { None } else { Some(self.kept(true).await?) };
+            let kept = if whole && nth == 0 { None } else { Some(self.hold_nodes(true).await?) };
             if let Some(release) = self.try_to_release_hold(info, &place, (whole, kept), &mut extras).await? {
                 return Ok(release);
             }
@@ -128,36 +128,36 @@ impl ZkHold {
         info: &ReleaseInfo,
         place: &Place,
         (whole, kept): (bool, Option<HoldNodes>),
-        extras: &mut Extras,
+        extras: &mut ReleaseExtras,
     ) -> ZkResult<Option<Release>> {
-        let (beat, mark, meta) = (self.beat(), self.names.mark(&guid(&self.token)), self.names.meta.clone());
-        if kept.as_ref().is_some_and(|kept| !kept.holds.contains(&beat)) {
+        let (renewal_node, mark, meta) = (self.renewal_node(), self.names.mark(&guid(&self.token)), self.names.meta.clone());
+        if kept.as_ref().is_some_and(|kept| !kept.holds.contains(&renewal_node)) {
             return Ok(Some(Release::NotHeld));
         }
-        let mark_data = kept.as_ref().filter(|_| self.root).and_then(|kept| self.legacy(kept));
+        let mark_data = kept.as_ref().filter(|_| self.root).and_then(|kept| self.mark_with_session(kept));
         let others = kept.as_ref().filter(|_| !whole).map_or(0, |kept| kept.holds.len() - 1);
-        let own = if others == 0 { Ask::Delete(&place.path) } else { Ask::Check(&place.path) };
-        let mut steps = vec![own, Ask::Delete(&beat)];
+        let own = if others == 0 { WireRequest::Delete(&place.path) } else { WireRequest::Check(&place.path) };
+        let mut steps = vec![own, WireRequest::Delete(&renewal_node)];
         steps.extend(match &kept {
-            None => Some(Ask::Delete(&mark)),
+            None => Some(WireRequest::Delete(&mark)),
             Some(kept) if others == 0 => kept.unmark(&mark),
             Some(kept) => kept.remark(&mark, mark_data.as_deref()),
         });
         let granted = kept.as_ref().and_then(HoldNodes::granted);
         let number = granted.as_ref().map(|(granted, _)| granted).or(self.grant.as_ref()).and_then(|granted| granted.hold.number);
         let number = number.map(|number| self.names.permit(number));
-        let nodes: Vec<_> = number.into_iter().chain(place.twin(&self.names)).filter(|_| others == 0 && extras.nodes).collect();
+        let nodes: Vec<_> = number.into_iter().chain(place.second_node(&self.names)).filter(|_| others == 0 && extras.nodes).collect();
         let of_nodes = steps.len()..steps.len() + nodes.len();
-        steps.extend(nodes.iter().map(|path| Ask::Delete(path)));
+        steps.extend(nodes.iter().map(|path| WireRequest::Delete(path)));
         let run = if others == 0 && extras.run { self.run(info, granted) } else { None };
         let run = run.and_then(|run| run.node(&self.names));
         let outcome = self.ending(info.run_state).await?;
         steps.extend(outcome.iter().map(RunRecordChange::step));
         let last = steps.len();
-        steps.extend(run.iter().map(|(path, data)| Ask::Create(path, data, NodeKind::Persistent)));
+        steps.extend(run.iter().map(|(path, data)| WireRequest::Create(path, data, NodeKind::Persistent)));
         let folders = MEMORIES.map(|what| self.names.memory(what));
-        let mut asks = vec![Ask::All(steps), Ask::Children(&meta)];
-        asks.extend(folders.iter().map(|path| Ask::Exists(path)));
+        let mut asks = vec![WireRequest::All(steps), WireRequest::Children(&meta)];
+        asks.extend(folders.iter().map(|path| WireRequest::Exists(path)));
         let mut answers = self.ask(&asks).await?.into_iter();
         let (done, left) = (answers.next(), children(answers.next()));
         match done {
@@ -210,18 +210,18 @@ impl ZkHold {
             let seen = self.read_line(true).await?;
             self.find_place(&seen.contenders).await?;
         }
-        let beat = self.beat();
+        let renewal_node = self.renewal_node();
         let mark = self.place.as_ref().map(|_| self.names.mark(&guid(&self.token)));
         let place = self.place.clone();
         // While this contender is first, no other one changes the run records.
         let changes = self.ending(run_state).await?;
         let mut requests: Vec<_> = changes.iter().map(RunRecordChange::step).collect();
         let ended = requests.len();
-        requests.push(Ask::Delete(&beat));
-        let twin = place.as_ref().and_then(|place| place.twin(&self.names));
-        requests.extend(place.iter().map(|place| Ask::Delete(&place.path)));
-        requests.extend(twin.iter().map(|path| Ask::Delete(path)));
-        requests.extend(mark.iter().map(|path| Ask::Delete(path)));
+        requests.push(WireRequest::Delete(&renewal_node));
+        let second_node = place.as_ref().and_then(|place| place.second_node(&self.names));
+        requests.extend(place.iter().map(|place| WireRequest::Delete(&place.path)));
+        requests.extend(second_node.iter().map(|path| WireRequest::Delete(path)));
+        requests.extend(mark.iter().map(|path| WireRequest::Delete(path)));
         let answers = self.ask(&requests).await?;
         if let Some(answer) = answers.iter().find(|answer| !matches!(answer, Ok(_) | Err(Code::NoNode | Code::BadVersion))) {
             return Err(unexpected(Some(answer.clone())).into());

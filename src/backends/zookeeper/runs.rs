@@ -21,7 +21,7 @@ use super::{
     failure::ZkResult,
     hold::{LockListing, ZkHold, unexpected},
     names::ZkNames,
-    wire::{Ask, Code, NodeKind, Reply, WireReply},
+    wire::{Code, NodeKind, Reply, WireReply, WireRequest},
 };
 use crate::{
     backends::queue::record::{read_runs, write_runs},
@@ -38,7 +38,7 @@ pub(super) struct RunRecordNode {
 
 /// The data that a contender is judged by.
 #[derive(Clone, Debug, Default)]
-pub(super) struct Basis {
+pub(super) struct JudgementData {
     pub(super) runs: RunRecordNode,
     /// The version of the lock's own node, which each grant writes, from before the run records were read.
     pub(super) version: i32,
@@ -58,12 +58,12 @@ pub(super) struct RunRecordChange {
 }
 
 impl RunRecordChange {
-    pub(super) fn step(&self) -> Ask<'_> {
+    pub(super) fn step(&self) -> WireRequest<'_> {
         let path = &*self.path;
         match (&self.data, self.before) {
-            (Some(data), None) => Ask::Create(path, data, NodeKind::Persistent),
-            (Some(data), Some(version)) => Ask::WriteSince(path, data, version),
-            (None, version) => Ask::DeleteSince(path, version.unwrap_or_default()),
+            (Some(data), None) => WireRequest::Create(path, data, NodeKind::Persistent),
+            (Some(data), Some(version)) => WireRequest::WriteSince(path, data, version),
+            (None, version) => WireRequest::DeleteSince(path, version.unwrap_or_default()),
         }
     }
 
@@ -127,7 +127,7 @@ impl RunRecordNode {
     }
 }
 
-impl Basis {
+impl JudgementData {
     /// Returns the change that records the next run.
     pub(super) fn begin(&self, names: &ZkNames, request: &Request, fence: Fence) -> Option<RunRecordChange> {
         let mut record = self.runs.record.clone();
@@ -149,8 +149,8 @@ pub(super) fn moment(folder: &str) -> String {
 }
 
 /// Returns the requests that make and remove it.
-pub(super) fn ask_time(path: &str) -> [Ask<'_>; 2] {
-    [Ask::Create(path, &[], NodeKind::Ephemeral), Ask::Delete(path)]
+pub(super) fn ask_time(path: &str) -> [WireRequest<'_>; 2] {
+    [WireRequest::Create(path, &[], NodeKind::Ephemeral), WireRequest::Delete(path)]
 }
 
 /// Returns the time in ms, from the answer to the first of these requests.
@@ -168,10 +168,10 @@ impl ZkHold {
         let (runs, moment) = (self.names.runs(), moment(self.names.folder()));
         let mut asks = Vec::new();
         if self.place.is_none() {
-            asks.push(Ask::Sync(&lock));
+            asks.push(WireRequest::Sync(&lock));
         }
         let synced = asks.len();
-        asks.extend([Ask::Exists(&meta), Ask::Children(&lock), Ask::Children(&meta), Ask::Read(&runs)]);
+        asks.extend([WireRequest::Exists(&meta), WireRequest::Children(&lock), WireRequest::Children(&meta), WireRequest::Read(&runs)]);
         // A waiter asks for the time once it is first.
         let timed = request.run_policy.is_some() && !request.waiting;
         asks.extend(timed.then(|| ask_time(&moment)).into_iter().flatten());
@@ -185,11 +185,11 @@ impl ZkHold {
         let seen = LockListing::read(answers.by_ref().take(2).collect())?;
         let runs = RunRecordNode::read(answers.next())?;
         let now = time(answers.next().as_ref().filter(|_| timed));
-        Ok(LockListing { basis: Some(Basis { runs, version, now }), ..seen })
+        Ok(LockListing { basis: Some(JudgementData { runs, version, now }), ..seen })
     }
 
     /// Returns why the run policy denies the lock to a contender that no other contender blocks.
-    pub(super) async fn judge(&mut self, run_policy: Option<&RunPolicy>, basis: &mut Basis) -> ZkResult<Option<Box<Denial>>> {
+    pub(super) async fn judge(&mut self, run_policy: Option<&RunPolicy>, basis: &mut JudgementData) -> ZkResult<Option<Box<Denial>>> {
         if !basis.runs.matter_to(run_policy) {
             return Ok(None);
         }
@@ -215,7 +215,7 @@ impl ZkHold {
             runs
         } else {
             let path = self.names.runs();
-            RunRecordNode::read(self.ask(&[Ask::Read(&path)]).await?.pop())?
+            RunRecordNode::read(self.ask(&[WireRequest::Read(&path)]).await?.pop())?
         };
         Ok(runs.end(&self.names, fence, state))
     }

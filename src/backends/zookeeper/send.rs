@@ -6,16 +6,16 @@ use zookeeper_client::{Acls, Client, CreateMode, MultiWriteError, MultiWriteResu
 
 use super::{
     failure::{self, Fault, ZkResult},
-    wire::{Ask, Code, NodeKind, Reply, Stat, WireReply},
+    wire::{Code, NodeKind, Reply, Stat, WireReply, WireRequest},
 };
 use crate::lock::{Error, Kind};
 
 type Sent<'a> = Pin<Box<dyn Future<Output = ZkResult<WireReply>> + 'a>>;
 
 /// Sends a request at once. The returned future is the answer.
-pub(super) fn send<'a>(client: &'a Client, request: &Ask<'a>, acls: Acls<'static>) -> Sent<'a> {
+pub(super) fn send<'a>(client: &'a Client, request: &WireRequest<'a>, acls: Acls<'static>) -> Sent<'a> {
     match *request {
-        Ask::Create(path, data, node) => {
+        WireRequest::Create(path, data, node) => {
             let made = client.create(path, data, &mode(node).with_acls(acls));
             Box::pin(async move {
                 answer(made.await.map(|(stat, sequence)| {
@@ -24,15 +24,15 @@ pub(super) fn send<'a>(client: &'a Client, request: &Ask<'a>, acls: Acls<'static
                 }))
             })
         }
-        Ask::Delete(path) => {
+        WireRequest::Delete(path) => {
             let done = client.delete(path, None);
             Box::pin(async move { answer(done.await.map(|()| Reply::Done)) })
         }
-        Ask::DeleteSince(path, version) => {
+        WireRequest::DeleteSince(path, version) => {
             let done = client.delete(path, Some(version));
             Box::pin(async move { answer(done.await.map(|()| Reply::Done)) })
         }
-        Ask::Exists(path) => {
+        WireRequest::Exists(path) => {
             let stat = client.check_stat(path);
             Box::pin(async move {
                 match stat.await {
@@ -42,40 +42,40 @@ pub(super) fn send<'a>(client: &'a Client, request: &Ask<'a>, acls: Acls<'static
                 }
             })
         }
-        Ask::Read(path) => {
+        WireRequest::Read(path) => {
             let read = client.get_data(path);
             Box::pin(async move { answer(read.await.map(|(data, stat)| Reply::Data { data, stat })) })
         }
-        Ask::Write(path, data) => {
+        WireRequest::Write(path, data) => {
             let written = client.set_data(path, data, None);
             Box::pin(async move { answer(written.await.map(Reply::Stat)) })
         }
-        Ask::WriteSince(path, data, version) => {
+        WireRequest::WriteSince(path, data, version) => {
             let written = client.set_data(path, data, Some(version));
             Box::pin(async move { answer(written.await.map(Reply::Stat)) })
         }
-        Ask::Children(path) => {
+        WireRequest::Children(path) => {
             let names = client.list_children(path);
             Box::pin(async move { answer(names.await.map(Reply::Children)) })
         }
-        Ask::Sync(path) => {
+        WireRequest::Sync(path) => {
             let done = client.sync(path);
             Box::pin(async move { answer(done.await.map(|()| Reply::Done)) })
         }
-        Ask::Check(..) => Box::pin(async { Err(failure::unreadable().into()) }),
-        Ask::All(ref steps) => transact(client, steps, acls),
+        WireRequest::Check(..) => Box::pin(async { Err(failure::unreadable().into()) }),
+        WireRequest::All(ref steps) => transact(client, steps, acls),
     }
 }
 
-fn transact<'a>(client: &'a Client, steps: &[Ask<'_>], acls: Acls<'static>) -> Sent<'a> {
+fn transact<'a>(client: &'a Client, steps: &[WireRequest<'_>], acls: Acls<'static>) -> Sent<'a> {
     let mut writer = client.new_multi_writer();
     let added: Result<(), _> = steps.iter().try_for_each(|step| match *step {
-        Ask::Create(path, data, node) => writer.add_create(path, data, &mode(node).with_acls(acls)),
-        Ask::Delete(path) => writer.add_delete(path, None),
-        Ask::DeleteSince(path, version) => writer.add_delete(path, Some(version)),
-        Ask::Write(path, data) => writer.add_set_data(path, data, None),
-        Ask::WriteSince(path, data, version) => writer.add_set_data(path, data, Some(version)),
-        Ask::Check(path) => writer.add_check_version(path, -1),
+        WireRequest::Create(path, data, node) => writer.add_create(path, data, &mode(node).with_acls(acls)),
+        WireRequest::Delete(path) => writer.add_delete(path, None),
+        WireRequest::DeleteSince(path, version) => writer.add_delete(path, Some(version)),
+        WireRequest::Write(path, data) => writer.add_set_data(path, data, None),
+        WireRequest::WriteSince(path, data, version) => writer.add_set_data(path, data, Some(version)),
+        WireRequest::Check(path) => writer.add_check_version(path, -1),
         _ => Err(zookeeper_client::Error::BadArguments(&"no step of a transaction")),
     });
     let done = added.map(|()| writer.commit());

@@ -25,7 +25,7 @@ use super::{
     options::ZooKeeperOptions,
     relay::ZkRelay,
     send::{denial, send},
-    wire::{Ask, WireReply},
+    wire::{WireReply, WireRequest},
 };
 use crate::lock::{self, Error, Key, Kind, Result};
 
@@ -79,7 +79,7 @@ impl Ensemble {
     }
 
     /// Waits, up to a limit, until ending sessions have ended.
-    pub(super) async fn tidy(&self) {
+    pub(super) async fn await_ended_sessions(&self) {
         let tasks = std::mem::take(&mut *self.background.lock().unwrap_or_else(PoisonError::into_inner));
         if !tasks.is_empty() {
             within(GOODBYE, async {
@@ -92,9 +92,9 @@ impl Ensemble {
     }
 
     /// Does a request, and waits likewise after it.
-    pub(super) async fn tidied<T>(&self, asked: impl Future<Output = T>) -> T {
+    pub(super) async fn then_await_ended_sessions<T>(&self, asked: impl Future<Output = T>) -> T {
         let outcome = asked.await;
-        self.tidy().await;
+        self.await_ended_sessions().await;
         outcome
     }
 
@@ -199,7 +199,7 @@ impl ZkSession {
         self.known.filter(|_| self.given_away)
     }
 
-    async fn take_up(&mut self) -> ZkResult<()> {
+    async fn resume(&mut self) -> ZkResult<()> {
         let Some(known) = self.known else { return Err(Fault::Expired) };
         let relay = ZkRelay::start(&self.ensemble.options, Some(known)).await?;
         let client = connect(self.ensemble.connector(self.timeout, &relay), &relay).await?;
@@ -211,7 +211,7 @@ impl ZkSession {
     /// session alive.
     async fn reach(&mut self) -> ZkResult<ActiveClient<'_>> {
         if self.client.is_none() {
-            self.take_up().await?;
+            self.resume().await?;
         }
         let (Some(client), Some(relay)) = (self.client.take(), self.relay.take()) else { return Err(Fault::Expired) };
         let mut reached = ActiveClient { client: Some((client, relay)), session: self };
@@ -219,13 +219,13 @@ impl ZkSession {
             reached.keep();
         }
         if reached.session.unanswered {
-            reached.by_another_server().await?;
+            reached.move_to_another_server().await?;
         }
         Ok(reached)
     }
 
     /// Sends several requests in one batch. They are done even if their answers are not awaited.
-    pub(super) async fn ask(&mut self, requests: &[Ask<'_>]) -> ZkResult<Vec<WireReply>> {
+    pub(super) async fn ask(&mut self, requests: &[WireRequest<'_>]) -> ZkResult<Vec<WireReply>> {
         let reached = self.reach().await?;
         reached.session.unanswered = true;
         let mut answers = Vec::with_capacity(requests.len());
@@ -274,7 +274,7 @@ impl ZkSession {
     }
 
     async fn end(mut self) {
-        if self.client.is_none() && self.take_up().await.is_err() {
+        if self.client.is_none() && self.resume().await.is_err() {
             return;
         }
         let (Some(client), Some(relay)) = (self.client.take(), self.relay.take()) else { return };
@@ -282,7 +282,7 @@ impl ZkSession {
     }
 
     /// Sends requests without waiting for the answers.
-    pub(super) fn tell(&self, requests: &[Ask<'_>]) {
+    pub(super) fn tell(&self, requests: &[WireRequest<'_>]) {
         if let Some(client) = &self.client {
             for request in requests {
                 drop(send(client, request, self.ensemble.acls()));
@@ -352,7 +352,7 @@ impl ActiveClient<'_> {
     }
 
     /// Continues the session by way of another server. Earlier requests stay unanswered.
-    async fn by_another_server(&mut self) -> ZkResult<()> {
+    async fn move_to_another_server(&mut self) -> ZkResult<()> {
         let client = self.client()?;
         let mut states = client.state_watcher();
         if client.state() == SessionState::SyncConnected {

@@ -35,7 +35,7 @@ pub(super) enum NodeKind {
 
 /// One request. A transaction may contain only requests that change or check something.
 #[derive(Clone, Debug)]
-pub(super) enum Ask<'a> {
+pub(super) enum WireRequest<'a> {
     Create(&'a str, &'a [u8], NodeKind),
     Delete(&'a str),
     /// Deletes the node only in this version.
@@ -51,7 +51,7 @@ pub(super) enum Ask<'a> {
     /// Requires that the node exists, in any version.
     Check(&'a str),
     /// A transaction: all or nothing.
-    All(Vec<Ask<'a>>),
+    All(Vec<WireRequest<'a>>),
 }
 
 /// The answer to a request.

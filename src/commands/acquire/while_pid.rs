@@ -9,11 +9,11 @@ use std::{
 
 use rustix::process::{Signal, pidfd_send_signal};
 
-use super::{AcquireSettings, Taken, TakenLock, release, take};
+use super::{AcquireResult, AcquireSettings, TakenLock, release, take};
 use crate::{
     commands::{
         Context,
-        hold::until::{HoldEnd, Until, check_process, open_process},
+        hold::until::{EndCondition, HoldEnd, check_process, open_process},
         interrupted,
         take::keep,
     },
@@ -51,15 +51,15 @@ pub fn run(settings: &AcquireSettings, pid: i32, context: &Context) -> Result<u8
 }
 
 async fn work(settings: &AcquireSettings, pid: i32, context: &Context, caller: Detach, process: OwnedFd, monitor: Monitor) -> Result<u8> {
-    let until = Until::process(process)?;
+    let until = EndCondition::process(process)?;
     let mut signals = Signals::new().map_err(|error| Error::new(Kind::Unavailable, "signals can't be watched").source(error))?;
     let program = fs::read_to_string(format!("/proc/{pid}/comm")).ok().map(|name| name.trim().to_owned());
     let stop = until.ended_or(interrupted(&mut signals));
     let mut holds = match Box::pin(take(&settings.wanted, true, program, context, stop)).await? {
-        Taken::Granted(holds) => holds,
-        Taken::Stopped(HoldEnd::Ended) => return Ok(exit::OK),
-        Taken::Stopped(HoldEnd::Signal(signal)) => return Ok(super::stopped(signal, &settings.wanted.key, context)),
-        Taken::Not(status) => return Ok(status),
+        AcquireResult::Granted(holds) => holds,
+        AcquireResult::Stopped(HoldEnd::Ended) => return Ok(exit::OK),
+        AcquireResult::Stopped(HoldEnd::Signal(signal)) => return Ok(super::stopped(signal, &settings.wanted.key, context)),
+        AcquireResult::Not(status) => return Ok(status),
     };
     if let Some(status) = super::print(&mut holds, context).await {
         return Ok(status);
@@ -75,7 +75,7 @@ async fn work(settings: &AcquireSettings, pid: i32, context: &Context, caller: D
 }
 
 /// Renews until the process has ended, and sends it TERM if a lock is lost or broken. The renewer's output is not read.
-async fn keep_on(mut holds: Vec<TakenLock>, limits: Limits<'_>, until: &Until, mut signals: Signals, monitor: &Monitor) {
+async fn keep_on(mut holds: Vec<TakenLock>, limits: Limits<'_>, until: &EndCondition, mut signals: Signals, monitor: &Monitor) {
     let began = BootClock.now();
     let mut intent = Intent::Extend(None);
     let mut broken: Option<Break> = None;
@@ -157,8 +157,8 @@ async fn was_released(TakenLock { backend, lease }: &mut TakenLock) -> bool {
 }
 
 /// Sends TERM to the process.
-fn end(until: &Until) {
-    if let Until::Process(process) = until {
+fn end(until: &EndCondition) {
+    if let EndCondition::Process(process) = until {
         let process: &OwnedFd = process.get_ref();
         let _: io::Result<()> = pidfd_send_signal(process.as_fd(), Signal::TERM).map_err(Into::into);
     }

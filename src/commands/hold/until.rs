@@ -36,7 +36,7 @@ pub enum HoldEnd {
 }
 
 /// The end condition of the hold.
-pub enum Until {
+pub enum EndCondition {
     Signal,
     /// Stdin, unless it is a file: a file has no end to wait for.
     Stdin(AsyncFd<OwnedFd>),
@@ -44,7 +44,7 @@ pub enum Until {
     Process(AsyncFd<OwnedFd>),
 }
 
-impl Until {
+impl EndCondition {
     /// Prepares the watch, before any lock is taken.
     ///
     /// # Errors

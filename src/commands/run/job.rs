@@ -18,7 +18,7 @@ use crate::{
     lease::{BootClock, Budget, Claim, Clock, GroupOutcome, Held, Lease, Loss, acquire_all, bounded, keep_all, note_skip},
     lock::{Backend, BootTime, Error, Intent, Kind, Metadata, Result, Scope},
     output::{self, Cause, CommandEnd, RunResult, Skip, Verdict, Waiting, plain},
-    supervise::{self, Deadlines, Printed, Signals, Supervisor},
+    supervise::{self, CapturedOutput, Deadlines, Signals, Supervisor},
 };
 
 /// How long descendants may outlive the command before dlock reports them.
@@ -66,7 +66,7 @@ pub(super) struct FinishedRun {
     pub verdict: Verdict,
     pub reraise: Option<i32>,
     /// The command's output, if it was captured.
-    pub printed: Option<Printed>,
+    pub printed: Option<CapturedOutput>,
 }
 
 impl Job<'_> {
@@ -151,7 +151,7 @@ impl Job<'_> {
         let ran = clock.now().since(began);
         let ended = clock.now();
         watch.ended = !matches!(end, SupervisionEnd::Unkillable(_));
-        let printed = watch.take_printed(&mut self.supervisor);
+        let printed = watch.take_output(&mut self.supervisor);
         let command = match &end {
             SupervisionEnd::Ended(ended) => ended.outcome,
             _ => None,

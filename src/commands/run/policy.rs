@@ -13,7 +13,7 @@ pub struct PolicySettings {
     /// How long the lock is kept at least, from its start and against every host.
     pub at_least: Option<Duration>,
     /// How often the command may run.
-    pub often: Often,
+    pub frequency: Frequency,
     /// Skipped runs warn of a hold that is older than this.
     pub warn_held: Option<Duration>,
     /// The operator's reason to run although an earlier run would deny this one.
@@ -22,7 +22,7 @@ pub struct PolicySettings {
 
 /// How often a command may run.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Often {
+pub enum Frequency {
     /// Whenever the lock is free.
     Always,
     /// Once in each period of its schedule.
@@ -30,20 +30,20 @@ pub enum Often {
         /// How often the schedule fires.
         period: Duration,
         /// Which runs may be repeated within the period.
-        again: Again,
+        again: RepeatRule,
     },
     /// Until one run was successful.
     Once {
         /// How long the success is remembered.
         keep: Duration,
         /// Which runs may be repeated within `keep`.
-        again: Again,
+        again: RepeatRule,
     },
 }
 
 /// Which runs may be repeated although they count.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Again {
+pub struct RepeatRule {
     /// How often a run may be repeated after a failure.
     pub failed: u32,
     /// Whether a run may be repeated after a run whose outcome is unknown.
@@ -58,9 +58,9 @@ impl PolicySettings {
 
     /// Returns the run policy that the store checks, for a run at `place`; `None` if there is nothing to check or record.
     pub fn run_policy(&self, place: String) -> Option<RunPolicy> {
-        let again = self.often.again();
+        let again = self.frequency.again();
         let once = |window| Once { window, retry_failed: again.failed, retry_crashed: again.crashed };
-        let (skew_guard, at_least, once) = (self.skew_guard, self.at_least, self.often.window().map(once));
+        let (skew_guard, at_least, once) = (self.skew_guard, self.at_least, self.frequency.window().map(once));
         let run_policy = RunPolicy { place, skew_guard, at_least, once, anyway: self.anyway.is_some() };
         Some(run_policy).filter(|run_policy| run_policy.anyway || run_policy.record_anything())
     }
@@ -68,13 +68,13 @@ impl PolicySettings {
     /// Returns the option that makes a run skip by this rule.
     pub fn option(&self, rule: Rule) -> String {
         match rule {
-            Rule::Once(_) => self.often.option(),
+            Rule::Once(_) => self.frequency.option(),
             Rule::SkewGuard(_) | Rule::AtLeast(_) => rule.to_string(),
         }
     }
 }
 
-impl Often {
+impl Frequency {
     /// Returns how long the last start counts: no run may start while the last start is younger.
     ///
     /// The window of a period is half of it: two ticks of a schedule that are closer together count as one.
@@ -87,9 +87,9 @@ impl Often {
     }
 
     /// Returns which runs may be repeated within the window.
-    pub fn again(&self) -> Again {
+    pub fn again(&self) -> RepeatRule {
         match self {
-            Self::Always => Again::default(),
+            Self::Always => RepeatRule::default(),
             Self::Per { again, .. } | Self::Once { again, .. } => *again,
         }
     }

@@ -5,7 +5,7 @@ use std::time::Duration;
 use futures_util::future::join_all;
 
 use super::{
-    Often,
+    Frequency,
     job::{Job, JobLock, Ownership},
     watch::RunWatch,
 };
@@ -44,7 +44,7 @@ impl Job<'_> {
             return None;
         }
         // Starts are recorded with the job's own lock; a nested run is part of the run around it, whose start was recorded.
-        let recorded = lease.key == self.settings.key && lease.holds == 1 && self.settings.policy.often != Often::Always;
+        let recorded = lease.key == self.settings.key && lease.holds == 1 && self.settings.policy.frequency != Frequency::Always;
         info.run_state = info.run_state.filter(|_| recorded);
         let limits = if lost {
             Limits::of(AFTERWARDS)

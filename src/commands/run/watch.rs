@@ -5,14 +5,14 @@ use std::{io, time::Duration};
 use jiff::Timestamp;
 use tokio::task::{JoinHandle, spawn_blocking};
 
-use super::{Often, RunSettings, events::Events, unstartable};
+use super::{Frequency, RunSettings, events::Events, unstartable};
 use crate::{
     commands::Context,
     exit,
     lease::{BootClock, Budget, Released, wall_ms},
     lock::{self, BootTime, Break, Error, Key, ReleaseInfo, RunState, Scope},
     output::{CommandEnd, ReleaseResult, age, drain},
-    supervise::{CannotStart, Ended, Event, OnLost, Printed, Signal, StopReason, Supervisor, has_keyboard, process_name, stop_self},
+    supervise::{CannotStart, CapturedOutput, Ended, Event, OnLost, Signal, StopReason, Supervisor, has_keyboard, process_name, stop_self},
 };
 
 /// How long after Ctrl-Z a command may take to stop itself.
@@ -288,7 +288,7 @@ impl<'a> RunWatch<'a> {
     }
 
     /// Takes the command's output, if it was captured, and keeps its last part for messages.
-    pub(super) fn take_printed(&mut self, supervisor: &mut Supervisor) -> Option<Printed> {
+    pub(super) fn take_output(&mut self, supervisor: &mut Supervisor) -> Option<CapturedOutput> {
         let printed = supervisor.printed();
         self.last_lines = printed.as_ref().and_then(crate::output::last_lines);
         printed
@@ -344,7 +344,7 @@ impl<'a> RunWatch<'a> {
             Released::Untold(error) => {
                 if self.lost.is_none() {
                     let mut hint = format!("dlock history {} does not tell how this run ended", crate::output::shell(key));
-                    if self.settings.policy.often != Often::Always && *key == self.settings.key {
+                    if self.settings.policy.frequency != Frequency::Always && *key == self.settings.key {
                         hint = format!("{hint}: a later run refuses to guess, or runs it again if told to by --retry-crashed");
                     }
                     self.context

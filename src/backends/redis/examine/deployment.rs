@@ -33,18 +33,18 @@ impl Redis {
         };
         let all = others + 1;
         let down_after: u64 = of("down-after-milliseconds").and_then(|ms| ms.parse().ok()).unwrap_or(0);
-        let said = format!("{all} sentinels, quorum {quorum}, a master is down after {down_after} ms");
+        let text = format!("{all} sentinels, quorum {quorum}, a master is down after {down_after} ms");
         if let Some(Value::ServerError(error)) = replies.first()
             && error.code() == "NOQUORUM"
         {
-            return Ok(Finding::warn(ID, format!("{said}, and too few sentinels answer"), "no replica takes over if the master fails")
+            return Ok(Finding::warn(ID, format!("{text}, and too few sentinels answer"), "no replica takes over if the master fails")
                 .fix("start the sentinels that are down"));
         }
         if all < 3 {
             let risk = "a sentinel that fails, or is cut off, leaves no majority to decide on a failover";
-            return Ok(Finding::warn(ID, said, risk).fix("three sentinels on three hosts"));
+            return Ok(Finding::warn(ID, text, risk).fix("three sentinels on three hosts"));
         }
-        Ok(Finding::ok(ID, said))
+        Ok(Finding::ok(ID, text))
     }
 
     pub(super) async fn look_at_cluster(&mut self) -> Result<Finding> {
@@ -54,9 +54,9 @@ impl Redis {
         let Some(node) = self.servers.all().await?.into_iter().next() else {
             return Ok(Finding::unchecked(ID, "the cluster", "it has no masters"));
         };
-        let mut line = self.servers.to(node).await?;
-        let replies = exchange(&mut line, &question).await?;
-        self.servers.rest(line);
+        let mut conn = self.servers.to(node).await?;
+        let replies = exchange(&mut conn, &question).await?;
+        self.servers.rest(conn);
         let Some(info) = text(&replies, 0) else {
             return Ok(
                 Finding::unchecked(ID, "cluster_state", "the user may not ask for CLUSTER INFO").fix("ACL SETUSER USER +cluster|info")
@@ -64,14 +64,14 @@ impl Redis {
         };
         let of = |name| super::server::field(&info, name);
         let (state, size) = (of("cluster_state").unwrap_or("unknown"), of("cluster_size").unwrap_or("?"));
-        let said = format!("cluster_state {state}, {size} masters");
+        let text = format!("cluster_state {state}, {size} masters");
         if state != "ok" {
-            return Ok(Finding::not_safe(ID, said, "locks can't be taken").fix("redis-cli --cluster check says what it lacks"));
+            return Ok(Finding::not_safe(ID, text, "locks can't be taken").fix("redis-cli --cluster check says what it lacks"));
         }
         if size.parse().is_ok_and(|size: u32| size < 3) {
             let risk = "without a majority of masters left there is no failover";
-            return Ok(Finding::warn(ID, said, risk).fix("three masters at least, on three hosts"));
+            return Ok(Finding::warn(ID, text, risk).fix("three masters at least, on three hosts"));
         }
-        Ok(Finding::ok(ID, said))
+        Ok(Finding::ok(ID, text))
     }
 }

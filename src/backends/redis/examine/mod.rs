@@ -29,9 +29,9 @@ impl Redis {
         let questions = questions();
         let mut each = Vec::new();
         for node in self.servers.all().await? {
-            let mut line = self.servers.to(node.clone()).await?;
-            let replies = exchange(&mut line, &questions).await?;
-            self.servers.rest(line);
+            let mut conn = self.servers.to(node.clone()).await?;
+            let replies = exchange(&mut conn, &questions).await?;
+            self.servers.rest(conn);
             let server = ServerReport::read(&replies);
             each.push((node.map_or_else(String::new, |node| node.to_string()), server.findings(self.options(), ServerRole::Store)));
         }
@@ -64,9 +64,9 @@ impl Redis {
         time.cmd("TIME");
         let mut clocks = Vec::new();
         for node in self.servers.all().await? {
-            let mut line = self.servers.to(node.clone()).await?;
-            let replies = exchange(&mut line, &time).await?;
-            self.servers.rest(line);
+            let mut conn = self.servers.to(node.clone()).await?;
+            let replies = exchange(&mut conn, &time).await?;
+            self.servers.rest(conn);
             let name = node.map_or_else(|| "the server".to_owned(), |node| node.to_string());
             clocks.extend(replies.first().and_then(|time| server::time(name, time)));
         }
@@ -82,9 +82,9 @@ impl Redis {
         let (mut role, mut time) = (::redis::pipe(), ::redis::pipe());
         role.cmd("ROLE");
         time.cmd("TIME");
-        let mut line = self.servers.to(None).await?;
-        let replies = exchange(&mut line, &role).await?;
-        self.servers.rest(line);
+        let mut conn = self.servers.to(None).await?;
+        let replies = exchange(&mut conn, &role).await?;
+        self.servers.rest(conn);
         let mut clocks = Vec::new();
         for replica in replies.first().map(server::replicas).unwrap_or_default() {
             let at = self.options().at(&replica);

@@ -1,6 +1,6 @@
 //! The last lines of a command's output, for the history.
 
-use crate::supervise::Printed;
+use crate::supervise::CapturedOutput;
 
 /// How many bytes of the output the history keeps.
 const KEPT: usize = 1000;
@@ -8,7 +8,7 @@ const KEPT: usize = 1000;
 const HEADLINE: usize = 200;
 
 /// Returns the last lines of the output without control characters; `None` if there are none.
-pub fn last_lines(printed: &Printed) -> Option<String> {
+pub fn last_lines(printed: &CapturedOutput) -> Option<String> {
     let start = printed.tail.len().saturating_sub(KEPT);
     let text = String::from_utf8_lossy(&printed.tail[start..]);
     // A line that was cut in the middle is left out, unless it is the only one.
@@ -30,7 +30,7 @@ mod tests {
     use super::*;
 
     fn of(tail: &[u8]) -> Option<String> {
-        last_lines(&Printed { tail: tail.to_vec(), left_out: 0 })
+        last_lines(&CapturedOutput { tail: tail.to_vec(), left_out: 0 })
     }
 
     #[test]
