@@ -80,6 +80,10 @@ fn overlaps(facts: &Facts, violations: &mut Vec<Violation>) {
                 continue;
             }
             let Some(other_run) = facts.run(other) else { continue };
+            // README promises nothing for a run whose dlock and guardian are both killed.
+            if was_hit(facts, other_run, &[FaultKind::KillDlock]) && was_hit(facts, other_run, &[FaultKind::KillGuardian]) {
+                continue;
+            }
             if !compatible(run.step.kind, other_run.step.kind) {
                 let what = format!(
                     "run {} began on key {key} while run {other} was alive ({:?} next to {:?})",

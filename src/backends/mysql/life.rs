@@ -21,7 +21,7 @@ pub(super) struct Life {
     /// The row was not written by this server since its start, and its lease may not be over.
     pub left: String,
     /// When that lease is over: no renewal of a server that was restarted is later than its start. Of another one nothing is known: all of
-    /// the lease, from when it is found.
+    /// the lease, from when it is found. A clock that was set back makes no lease longer.
     pub ends: String,
 }
 
@@ -34,7 +34,7 @@ impl Life {
         let left = format!("(NOT {lives} AND COALESCE(ends > UTC_TIMESTAMP(6), 1))");
         let begin = "TIMESTAMPADD(SECOND, @dlock_start + 1, '1970-01-01 00:00:00.000000')";
         let ends = format!(
-            "TIMESTAMPADD(MICROSECOND, ttl_ms * 1000, IF(LOCATE({identity}, COALESCE(server, '')) = 1, GREATEST(renewed_at, {begin}), UTC_TIMESTAMP(6)))"
+            "TIMESTAMPADD(MICROSECOND, ttl_ms * 1000, LEAST(UTC_TIMESTAMP(6), IF(LOCATE({identity}, COALESCE(server, '')) = 1, GREATEST(renewed_at, {begin}), UTC_TIMESTAMP(6))))"
         );
         Self { server, lives, left, ends }
     }

@@ -23,7 +23,7 @@ const LEFT: &str = "s.server IS DISTINCT FROM {server} AND coalesce(s.ends > clo
 
 /// When that lease is over. No renewal of a server that was restarted is later than that. Of another one nothing is known: all of the
 /// lease, from when it is found.
-const ENDS: &str = "(CASE WHEN left(s.server, 8) = left({server}, 8) THEN greatest(s.since, pg_postmaster_start_time()) ELSE clock_timestamp() END + s.ttl_ms * interval '1 millisecond')";
+const ENDS: &str = "(least(clock_timestamp(), CASE WHEN left(s.server, 8) = left({server}, 8) THEN greatest(s.since, pg_postmaster_start_time()) END) + s.ttl_ms * interval '1 millisecond')";
 
 /// That the row `l` is free: it is over, or given back and kept for others than dlock.
 const FREE: &str = "(l.lock_until <= timezone('utc', clock_timestamp()) OR coalesce(l.owner = l.locked_by, false) AND l.document IS NULL)";

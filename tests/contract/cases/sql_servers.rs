@@ -8,7 +8,10 @@ use dlock::{
         sql::{Server, TlsMode},
     },
     lease::{self, BootClock, Limits, Outcome, WaitPolicy},
-    lock::{Attempt, Backend, Effect, End, Kind as ErrorKind, Metadata, Release, ReleaseInfo, Renewal, Request, RunPolicy, Scope},
+    lock::{
+        Amendment, Attempt, Backend, Effect, End, Fence, Key, Kind as ErrorKind, Metadata, Release, ReleaseInfo, Renewal, Request,
+        RunPolicy, Scope,
+    },
 };
 
 use super::{Case, cases};
@@ -27,7 +30,9 @@ pub fn all() -> Vec<Case> {
     let mut all = cases![|kind| kind.held_by_session() && kind.is_own_sql_server() =>
         a_hold_of_a_server_that_crashed_is_waited_out,
         a_hold_released_after_a_crash_is_not_waited_out,
+        a_clock_that_was_set_back_prolongs_no_hold_of_a_crashed_server,
     ];
+    all.extend(cases![|kind| kind.is_postgres() && kind.held_by_session() && kind.is_own_sql_server() => a_broken_hold_of_a_crashed_server_is_recorded]);
     all.extend(cases![|kind| kind.is_own_sql_server() => modes_of_one_table_exclude_each_other]);
     all.extend(cases![|kind| kind == Kind::PostgresLease || kind == Kind::MariadbLease =>
         at_least_holds_for_shedlock,
@@ -135,6 +140,38 @@ async fn a_hold_of_a_server_that_crashed_is_waited_out(lab: &Lab) {
     let past = c.0.history(&job).await.expect("history").past;
     assert!(past.iter().any(|past| past.fence == Some(fence) && past.end == End::Expired), "{past:?}");
     c.free(&wanted).await;
+}
+
+/// Writes that another server has the hold, whose session ends with its client, and when its lease ends, in hours from now.
+async fn leave_hold(lab: &Lab, job: &Key, lease: Duration, hours: u32) -> Fence {
+    let fence = {
+        let mut a = lab.client().await;
+        a.take(&request(job, lease)).await.fence
+    };
+    let ends = lab.either(format!("clock_timestamp() + interval '{hours} hours'"), format!("UTC_TIMESTAMP(6) + INTERVAL {hours} HOUR"));
+    lab.sql(&format!("UPDATE dlock_sessions SET server = 'another/1', ends = {ends} WHERE name = 'dlock:{job}'"));
+    fence
+}
+
+/// The end of the lease was noted by a clock that was an hour ahead.
+async fn a_clock_that_was_set_back_prolongs_no_hold_of_a_crashed_server(lab: &Lab) {
+    let (job, lease) = (key("job"), Duration::from_secs(4));
+    leave_hold(lab, &job, lease, 1).await;
+    let (mut b, wanted) = (lab.client().await, waiting(&key("job"), lease));
+    let taken = tokio::time::timeout(lease + stretched(Duration::from_secs(4)), b.wait_for(&wanted, lease));
+    taken.await.expect("granted when a lease has passed");
+    b.free(&wanted).await;
+}
+
+async fn a_broken_hold_of_a_crashed_server_is_recorded(lab: &Lab) {
+    let job = key("job");
+    let fence = leave_hold(lab, &job, LONG, 1).await;
+    let mut b = lab.client().await;
+    let mark = super::history::broken("its node is gone");
+    assert!(b.0.amend(&job, Amendment::Evict(fence, &mark)).await.expect("evicted"));
+    let past = b.0.history(&job).await.expect("history").past;
+    assert!(past.iter().any(|past| past.fence == Some(fence) && past.end == End::Broken), "{past:?}");
+    b.hold(&job).await;
 }
 
 async fn a_hold_released_after_a_crash_is_not_waited_out(lab: &Lab) {

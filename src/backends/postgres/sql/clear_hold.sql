@@ -3,7 +3,8 @@
 -- lock is kept, and whether such a lease is not over.
 -- $1 name, $2 hold, $3 shared, $4 mode
 UPDATE {sessions} AS s SET ends = {ends}
- WHERE s.name = $1 AND s.hold <> $2 AND s.ends IS NULL AND s.server IS DISTINCT FROM {server};
+ WHERE s.name = $1 AND s.hold <> $2 AND s.server IS DISTINCT FROM {server}
+   AND (s.ends IS NULL OR s.ends > clock_timestamp() + s.ttl_ms * interval '1 millisecond');
 UPDATE {table} AS l SET mode = $4, revision = l.revision + 1
  WHERE l.name = $1 AND l.mode IS NULL AND {free};
 SELECT (SELECT coalesce(l.mode, 'lease') FROM {table} AS l WHERE l.name = $1) AS mode,
