@@ -120,7 +120,12 @@ impl Redlock {
             metadata,
         ];
         let reads = flag(request.mode == Mode::Shared);
-        let arguments = [arguments, starts::arguments(request.run_policy.as_ref()).into(), vec![reads, flag(judged)]].concat();
+        let arguments = [
+            arguments,
+            starts::arguments(request.run_policy.as_ref()).into(),
+            vec![reads, flag(judged), flag(self.undone.contains(&request.token))],
+        ]
+        .concat();
         let waiting = [names.queue, names.waiters];
         let keys = [vec![names.lock, names.fence, names.record], waiting.into(), vec![names.runs, names.bad_runs, names.starts]];
         let keys = [keys.concat(), vec![names.shares, names.ends, names.ordered_queue]].concat();
@@ -195,11 +200,20 @@ impl Redlock {
             attempts,
         ];
         let keys = release_keys(names);
+        // Noted before asking: these attempts must never be granted, and a node may hear of that late.
+        let known = self.undone.contains(&request.token);
+        if !known {
+            self.undone.push(request.token);
+        }
         let answers = self.ask(bound, &script::RELEASE, keys, |_| Some(arguments.clone())).await;
-        answers.into_iter().flatten().all(|answer| match answer {
+        let done = answers.into_iter().flatten().all(|answer| match answer {
             Ok(_) => true,
             Err(error) => error.effect == Effect::NotApplied,
-        })
+        });
+        if done && !known {
+            self.undone.retain(|token| *token != request.token);
+        }
+        done
     }
 
     fn refused(&mut self, votes: Votes, undone: bool) -> Result<Attempt> {

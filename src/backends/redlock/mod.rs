@@ -51,8 +51,9 @@
 //! - *Phase 1 arrives late*, after its attempt was given up or decided without it. The attempt holds the node but was never committed
 //!   there. It counts for nothing, not even in renewals (an owner that lost its majority must not regain it), and ends with its TTL.
 //!   Releases follow it over the same connection.
-//! - *Too few nodes confirm the commit.* Nothing was published; all nodes are released. If the commits did happen, a repeated request
-//!   finds the committed attempt on a majority, and that hold is granted.
+//! - *Too few nodes confirm the commit.* Nothing was published; all nodes are released. The release may arrive late, over a connection that
+//!   was given up: it names its attempts, and none of them is granted any more. The next attempt takes such nodes over.
+//! - *A call is dropped after its commits were sent.* A repeated request finds the committed attempt on a majority, and that hold is granted.
 //! - *A node is lost between the phases* (it expired or restarted empty): its commit is refused, and its count is worthless.
 //! - *A node forgets a held lock.* It is never granted to the holder again; the rest of the majority has to last. With a bare majority,
 //!   one such node lets another owner in. Then only the protected resource can refuse the old holder, by the fence.
@@ -112,6 +113,8 @@ pub struct Redlock {
     leases: Vec<(Token, Ttl)>,
     /// The release that is repeated until enough nodes have confirmed it, and whether each node has.
     releasing: Option<(Key, Token, Scope, Vec<bool>)>,
+    /// The tokens with an attempt whose undoing was not confirmed by all nodes.
+    undone: Vec<Token>,
     /// Whether the lock was last busy only in passing: without a certain holder.
     transient: bool,
     notices: Vec<Notice>,
@@ -131,6 +134,7 @@ impl Redlock {
             still_queued: Vec::new(),
             leases: Vec::new(),
             releasing: None,
+            undone: Vec::new(),
             transient: false,
             notices: Vec::new(),
         }

@@ -31,6 +31,7 @@ pub fn all() -> Vec<Case> {
         a_late_node_is_released_after_its_attempt,
         a_late_attempt_does_not_count_in_a_renewal,
         a_late_undo_leaves_a_later_attempt,
+        an_attempt_that_is_undone_is_not_granted_later,
         answers_lost_on_a_minority_change_nothing,
         requests_without_a_majority_of_answers_are_repeated,
         a_commit_after_the_lease_is_refused,
@@ -135,6 +136,26 @@ async fn a_late_undo_leaves_a_later_attempt(lab: &Lab) {
     assert_eq!(held_on(lab), NODES);
     lab.client().await.refused(&request(&key("job"), LONG)).await;
     assert_eq!(a.renewed(&wanted, None).await, lease.fence);
+}
+
+/// A commit is delivered after its attempt failed, and the request that undoes the attempt later still.
+async fn an_attempt_that_is_undone_is_not_granted_later(lab: &Lab) {
+    let fronts = Fronts::of(lab);
+    let mut a = fronts.client(HASTY).await;
+    let late = HASTY * 6;
+    for proxy in &fronts.0 {
+        proxy.trap_nth("", 1, 1, Fault::Late(late));
+        proxy.trap("undoes_another", Fault::Late(late));
+    }
+    let wanted = request(&key("job"), LONG);
+    let error = a.0.try_acquire(&wanted).await.expect_err("no commit was confirmed");
+    assert!(error.is_transient() && error.effect == Effect::Unknown, "{error:?}");
+    lab.pass(late).await;
+    let Outcome::Granted(lease) = core_acquire(&mut a, wanted.clone()).await.expect("granted") else { panic!("busy") };
+    lab.pass(late * 2).await;
+    assert!(fronts.0.iter().all(|proxy| proxy.sprung() == 2));
+    assert_eq!(a.renewed(&wanted, None).await, lease.fence);
+    lab.client().await.refused(&request(&key("job"), LONG)).await;
 }
 
 async fn answers_lost_on_a_minority_change_nothing(lab: &Lab) {
