@@ -23,11 +23,9 @@
 
 use std::time::Duration;
 
-use tokio::time::sleep;
-
-use super::{connection::Answer, failure, lease::LeaseStore, names::Tables, reading::Fields, statement::Value};
+use super::{connection::Answer, failure, lease::LeaseStore, names::Tables, statement::Value};
 use crate::{
-    backends::sql::NEAR,
+    backends::sql::{Fields, NEAR, pause},
     lock::{Result, Wake, document::Document, random},
 };
 
@@ -69,14 +67,13 @@ pub(super) fn ring(tables: &Tables, name: &str, hold: &str) -> String {
     format!("SET @dlock_asleep = IF(@dlock_written > 0, IS_USED_LOCK({}), NULL);\nKILL QUERY @dlock_asleep;\n", tables.bed(name, hold))
 }
 
-#[allow(clippy::disallowed_methods)] // waiting is what a backend's `wait` is for
 impl LeaseStore {
     /// Sleeps until the bell is rung, in the server.
     pub(super) async fn await_bell(&mut self, name: &str, hold: &str, told: Told, at_most: Duration) -> Result<Wake> {
-        let mut session = self.take_session().await?;
+        let mut session = self.client.take().await?;
         if session.gates.iter().any(|gate| gate == name) {
             // A waiter for this hold would wait for nothing.
-            session.ask(&format!("DO RELEASE_LOCK({})", self.tables.gate(name))).await?;
+            session.ask(&format!("DO RELEASE_LOCK({})", self.client.tables.gate(name))).await?;
             session.gates.retain(|gate| gate != name);
         }
         let slice = match told.place {
@@ -84,7 +81,7 @@ impl LeaseStore {
             Some(..=NEAR) => LOOK_NOW_AND_THEN,
             _ => at_most,
         };
-        let (rope, bed) = (self.tables.rope(name, hold), self.tables.bed(name, hold));
+        let (rope, bed) = (self.client.tables.rope(name, hold), self.client.tables.bed(name, hold));
         let lie_down = format!("SELECT GET_LOCK({bed}, 0)");
         let mut first = lie_down.clone();
         if !session.ropes.contains(&rope) {
@@ -120,18 +117,18 @@ impl LeaseStore {
             match slept {
                 Slept::Whole if !length.is_zero() => rest = rest.saturating_sub(length),
                 Slept::Whole | Slept::Not => {
-                    let pause = (briefly + Duration::from_micros(random() % 5000)).min(rest);
+                    let length = (briefly + Duration::from_micros(random() % 5000)).min(rest);
                     briefly = (briefly * 2).min(BRIEFLY);
-                    rest = rest.saturating_sub(pause);
-                    sleep(pause).await;
+                    rest = rest.saturating_sub(length);
+                    pause(length).await;
                 }
                 Slept::Woken => {
-                    self.session = Some(session);
+                    self.client.session = Some(session);
                     return Ok(Wake::Changed);
                 }
             }
         }
-        self.session = Some(session);
+        self.client.session = Some(session);
         Ok(Wake::TimedOut)
     }
 
@@ -146,7 +143,7 @@ impl LeaseStore {
         let held = if told.foreign { "AND lock_until > UTC_TIMESTAMP(6)" } else { "" };
         let values =
             [("name", Value::Bytes(name)), ("bell", Value::Int(told.bell)), ("block", Value::Sql(&block)), ("held", Value::Sql(held))];
-        self.tables.fill("SELECT :block FROM :table WHERE name = :name AND bell = :bell :held", &values)
+        self.client.tables.fill("SELECT :block FROM :table WHERE name = :name AND bell = :bell :held", &values)
     }
 }
 

@@ -20,17 +20,17 @@ use sqlx::{
 use tokio::sync::Mutex;
 
 use super::{
-    checks::{self, Checked},
+    checks::{self, ServerCheck},
     failure,
     life::START,
-    options::{Mode, Options},
+    options::MysqlOptions,
     relay::Relay,
     socket::{self, Sockets},
 };
 use crate::{
     backends::{
         net,
-        sql::{self, Server, TlsMode},
+        sql::{Row, Server, Session, SqlMode, SqlOptions, TlsMode},
     },
     lock::{Effect, Result},
 };
@@ -54,11 +54,8 @@ fn connecting(server: &Server) -> Arc<Mutex<()>> {
     Arc::clone(CONNECTING.lock().unwrap_or_else(PoisonError::into_inner).entry(place).or_default())
 }
 
-/// The values of one row as text; `None` for NULL.
-pub(super) type Row = Vec<Option<Vec<u8>>>;
-
 /// The answer to one statement.
-#[derive(Debug, Default)]
+#[derive(Default)]
 pub(super) struct Answer {
     /// The rows, if the statement returns any.
     pub rows: Vec<Row>,
@@ -76,7 +73,7 @@ pub(super) struct ServerError {
 }
 
 /// The answers to a batch, up to the statement that failed, if one did. None after it was executed.
-#[derive(Debug, Default)]
+#[derive(Default)]
 pub(super) struct Answers {
     pub answers: Vec<Answer>,
     pub server_error: Option<ServerError>,
@@ -87,7 +84,7 @@ const ENDING: u32 = 40;
 
 /// The identity of a session.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) struct Known {
+pub(super) struct SessionId {
     /// The session's number in the server.
     number: i64,
     /// A time at which the session existed, in seconds since 1970 by the server's clock.
@@ -97,7 +94,7 @@ pub(super) struct Known {
 }
 
 /// An open session.
-pub(super) struct Connection {
+pub struct Connection {
     driver: MySqlConnection,
     /// The relay that the session passes through, if any.
     _relay: Option<Relay>,
@@ -107,7 +104,7 @@ pub(super) struct Connection {
     /// No request is under way.
     at_rest: bool,
     /// The results of the server check.
-    pub server: Checked,
+    pub server: ServerCheck,
     /// The gates that this session has.
     pub gates: Vec<String>,
     /// The ropes that this session has, as SQL.
@@ -121,14 +118,14 @@ pub(super) struct Connection {
 impl Connection {
     /// Connects, logs in and looks at the server: one round trip more than the login's own. Servers whose locks are none are
     /// refused.
-    pub(super) async fn open(options: &Options) -> Result<Self> {
+    pub(super) async fn open(options: &MysqlOptions) -> Result<Self> {
         let connection = Self::open_to_look(options).await?;
         connection.server.check(options)?;
         Ok(connection)
     }
 
     /// As [`Connection::open`], but refuses no server.
-    pub(super) async fn open_to_look(options: &Options) -> Result<Self> {
+    pub(super) async fn open_to_look(options: &MysqlOptions) -> Result<Self> {
         let (driver, socket, relay) = connect(&options.sql).await?;
         if let Some(socket) = &socket {
             socket::no_delay(socket);
@@ -140,7 +137,7 @@ impl Connection {
             socket,
             encrypted,
             at_rest: true,
-            server: Checked::default(),
+            server: ServerCheck::default(),
             gates: Vec::new(),
             ropes: Vec::new(),
             interrupted: false,
@@ -149,33 +146,33 @@ impl Connection {
         // Whatever is refused here, nothing has happened to any lock.
         let harmless = |error: crate::lock::Error| error.effect(Effect::NotApplied);
         // The server looks through all of its counters to say when it was started. Once is enough: a session ends with its server.
-        let start = if options.mode == Mode::Lease { String::new() } else { format!("SET @dlock_start = {START}; ") };
+        let start = if options.sql.mode == SqlMode::Lease { String::new() } else { format!("SET @dlock_start = {START}; ") };
         let set_up = format!("{SET_UP}{start}");
-        let mut answers = connection.try_ask(&format!("{set_up}{}", checks::QUESTION)).await.map_err(harmless)?;
+        let mut answers = connection.try_ask(&(set_up.clone() + &checks::question(checks::IN_CLUSTER))).await.map_err(harmless)?;
         if answers.server_error.as_ref().is_some_and(|server_error| server_error.number == checks::UNKNOWN_VARIABLE) {
-            answers = connection.try_ask(&format!("{set_up}{}", checks::QUESTION_WITHOUT_CLUSTERS)).await.map_err(harmless)?;
+            answers = connection.try_ask(&(set_up + &checks::question("0"))).await.map_err(harmless)?;
         }
         if let Some(server_error) = answers.server_error {
             return Err(harmless(failure::refused(&server_error, false)));
         }
-        connection.server = Checked::read(&answers.answers).map_err(harmless)?;
+        connection.server = ServerCheck::read(&answers.answers).map_err(harmless)?;
         Ok(connection)
     }
 
     /// Returns this session's identity, for a later session that ends it.
-    pub(super) fn known(&self) -> Known {
-        Known { number: self.server.session, since: self.server.since, identity: self.server.identity.clone() }
+    pub(super) fn id(&self) -> SessionId {
+        SessionId { number: self.server.session, since: self.server.since, identity: self.server.identity.clone() }
     }
 
     /// Ends a session that was ours and did not answer, and whatever it was about to do; only while it runs what matches `running`, if that
     /// is given. A server that was restarted, or took the place of another one, counts its sessions anew: no session is ended unless the
     /// server is the same, began before that session did, and has it under our user. Otherwise, and if the server doesn't let us, it
     /// ends by itself.
-    pub(super) async fn end_other(&mut self, other: &Known, running: Option<&str>) -> Result<()> {
+    pub(super) async fn end_other(&mut self, other: &SessionId, running: Option<&str>) -> Result<()> {
         if other.identity != self.server.identity {
             return Ok(());
         }
-        let (Known { number, since, .. }, running) = (other, running.unwrap_or("1"));
+        let (SessionId { number, since, .. }, running) = (other, running.unwrap_or("1"));
         let batch = format!(
             "SET @dlock_end = NULL; \
              SELECT id INTO @dlock_end FROM information_schema.processlist WHERE id = {number} AND {running} \
@@ -203,33 +200,6 @@ impl Connection {
             }
         }
         Ok(false)
-    }
-
-    /// Whether the server has not ended the session yet, as far as has come through: at rest it has nothing to say.
-    pub(super) fn is_open(&self) -> bool {
-        let Some(socket) = &self.socket else { return self.at_rest };
-        let mut ends = [PollFd::new(socket, PollFlags::IN | PollFlags::RDHUP)];
-        self.at_rest && matches!(poll(&mut ends, Some(&Timespec::default())), Ok(0))
-    }
-
-    /// Whether the server has not ended the session yet. An answer to what was dropped half-way may still come.
-    pub(super) fn is_alive(&self) -> bool {
-        let Some(socket) = &self.socket else { return self.at_rest };
-        let mut ends = [PollFd::new(socket, PollFlags::RDHUP)];
-        matches!(poll(&mut ends, Some(&Timespec::default())), Ok(0))
-    }
-
-    /// Ready when the server ends the session. For an unwatchable socket this is never ready; the next request finds out.
-    pub(super) async fn ended(&self) {
-        match &self.socket {
-            Some(socket) => socket::readable(socket).await,
-            None => std::future::pending().await,
-        }
-    }
-
-    /// Returns a duplicate of the socket.
-    pub(super) fn lifeline(&self) -> std::io::Result<OwnedFd> {
-        self.socket.as_ref().ok_or_else(|| std::io::Error::other("the connection's socket is not to be found in /proc"))?.try_clone()
     }
 
     /// Has the kernel notice within `limit` that the server's host is gone. A server_error only costs time.
@@ -286,6 +256,32 @@ impl Connection {
     }
 }
 
+impl Session for Connection {
+    fn is_open(&self) -> bool {
+        let Some(socket) = &self.socket else { return self.at_rest };
+        // A session at rest has nothing to read.
+        let mut ends = [PollFd::new(socket, PollFlags::IN | PollFlags::RDHUP)];
+        self.at_rest && matches!(poll(&mut ends, Some(&Timespec::default())), Ok(0))
+    }
+
+    fn is_alive(&self) -> bool {
+        let Some(socket) = &self.socket else { return self.at_rest };
+        let mut ends = [PollFd::new(socket, PollFlags::RDHUP)];
+        matches!(poll(&mut ends, Some(&Timespec::default())), Ok(0))
+    }
+
+    async fn ended(&self) {
+        match &self.socket {
+            Some(socket) => socket::readable(socket).await,
+            None => std::future::pending().await,
+        }
+    }
+
+    fn lifeline(&self) -> std::io::Result<OwnedFd> {
+        self.socket.as_ref().ok_or_else(|| std::io::Error::other("the connection's socket is not to be found in /proc"))?.try_clone()
+    }
+}
+
 impl Drop for Connection {
     /// Says goodbye: a session whose socket is closed without ends as well, but with a line in the server's log.
     fn drop(&mut self) {
@@ -306,10 +302,11 @@ pub(super) fn server_error(error: &sqlx::Error) -> Option<ServerError> {
 }
 
 fn values(row: &MySqlRow) -> Option<Row> {
-    (0..row.len()).map(|column| row.try_get_unchecked::<Option<Vec<u8>>, _>(column).ok()).collect()
+    let values = (0..row.len()).map(|column| row.try_get_unchecked::<Option<Vec<u8>>, _>(column).ok()).collect::<Option<_>>()?;
+    Some(Row { values, unreadable: failure::unreadable })
 }
 
-async fn connect(options: &sql::Options) -> Result<(MySqlConnection, Option<OwnedFd>, Option<Relay>)> {
+async fn connect(options: &SqlOptions) -> Result<(MySqlConnection, Option<OwnedFd>, Option<Relay>)> {
     let driver = driver_options(options);
     if Relay::is_needed(options) {
         let mut relay = Relay::start(options).await?;
@@ -326,7 +323,7 @@ async fn connect(options: &sql::Options) -> Result<(MySqlConnection, Option<Owne
 }
 
 /// Without the statements that the driver would send first on its own account.
-fn driver_options(options: &sql::Options) -> MySqlConnectOptions {
+fn driver_options(options: &SqlOptions) -> MySqlConnectOptions {
     let mut driver = MySqlConnectOptions::new()
         .timezone(None)
         .set_names(false)

@@ -11,27 +11,30 @@
 
 use std::time::Duration;
 
-use tokio::time::sleep;
+use super::{failure, lease::LeaseStore};
+use crate::{
+    backends::sql::{Fields, pause},
+    lock::{Result, Wake, random},
+};
 
-use super::{failure, lease::LeaseStore, reading::Fields};
-use crate::lock::{Result, Wake, random};
-
-/// How often to look at a row that no gate guards, at least and at most.
-const LOOK: (Duration, Duration) = (Duration::from_millis(50), Duration::from_millis(250));
+/// The shortest interval at which the gate's holder polls the row; at most 200 ms more.
+const LOOK: Duration = Duration::from_millis(50);
 
 impl LeaseStore {
     /// A release wakes; so does each time that the row is to be looked at.
     pub(super) async fn await_change(&mut self, name: &str, at_most: Duration) -> Result<Wake> {
-        let mut session = self.take_session().await?;
+        let mut session = self.client.take().await?;
         if self.gates_fail || !session.server.has_gates() {
             // Nothing is asked of the session meanwhile, and a dropped wait must not cost it.
-            self.session = Some(session);
-            return Ok(pause(at_most).await);
+            self.client.session = Some(session);
+            pause(at_most).await;
+            return Ok(Wake::TimedOut);
         }
         if session.gates.iter().any(|gate| gate == name) {
-            self.session = Some(session);
-            let look = LOOK.0 + Duration::from_millis(random() % 200);
-            return Ok(if at_most < look { pause(at_most).await } else { pause_to_look(look.min(LOOK.1)).await });
+            self.client.session = Some(session);
+            let look = LOOK + Duration::from_millis(random() % 200);
+            pause(at_most.min(look)).await;
+            return Ok(if at_most < look { Wake::TimedOut } else { Wake::Changed });
         }
         let (blocked, rest) = if session.server.mariadb {
             (format!("{:.3}", at_most.as_secs_f64()), Duration::ZERO)
@@ -39,19 +42,19 @@ impl LeaseStore {
             // MySQL rounds to whole seconds.
             (at_most.as_secs().to_string(), Duration::from_nanos(at_most.subsec_nanos().into()))
         };
-        let gate = self.tables.gate(name);
+        let gate = self.client.tables.gate(name);
         for (seconds, first) in [(&*blocked, Duration::ZERO), ("0", rest)] {
             if seconds == "0" && !first.is_zero() {
-                self.session = Some(session);
+                self.client.session = Some(session);
                 pause(first).await;
-                session = self.take_session().await?;
+                session = self.client.take().await?;
             }
             let answers = session.try_ask(&format!("SELECT GET_LOCK({gate}, {seconds})")).await?;
             match answers.server_error {
                 None => {}
                 // Meant for a sleep in a lock's queue that was over by then.
                 Some(denial) if denial.number == failure::INTERRUPTED => {
-                    self.session = Some(session);
+                    self.client.session = Some(session);
                     return Ok(Wake::Changed);
                 }
                 Some(_) => {
@@ -63,26 +66,14 @@ impl LeaseStore {
             let got = row.map(|row| Fields::of(row).int_or_null()).transpose()?.flatten();
             if got == Some(1) {
                 session.gates.push(name.to_owned());
-                self.session = Some(session);
+                self.client.session = Some(session);
                 return Ok(Wake::Changed);
             }
             if rest.is_zero() {
                 break;
             }
         }
-        self.session = Some(session);
+        self.client.session = Some(session);
         Ok(Wake::TimedOut)
     }
-}
-
-/// Waiting is what a backend's `wait` is for.
-#[allow(clippy::disallowed_methods)]
-async fn pause(length: Duration) -> Wake {
-    sleep(length).await;
-    Wake::TimedOut
-}
-
-async fn pause_to_look(length: Duration) -> Wake {
-    pause(length).await;
-    Wake::Changed
 }

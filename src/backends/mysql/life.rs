@@ -4,7 +4,7 @@
 //! of another server, or of this one before it was started: its lease counts until it is over by this server's clock.
 
 use super::{
-    checks::Checked,
+    checks::ServerCheck,
     statement::{Value, literal},
 };
 
@@ -27,7 +27,7 @@ pub(super) struct Life {
 
 impl Life {
     /// For a session that began with [`NOTE_START`].
-    pub(super) fn of(checked: &Checked) -> Self {
+    pub(super) fn of(checked: &ServerCheck) -> Self {
         let identity = literal(Value::Text(&format!("{}/", checked.identity)));
         let server = format!("CONCAT({identity}, @dlock_start)");
         let lives = format!("(server <=> {server})");

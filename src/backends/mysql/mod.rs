@@ -22,7 +22,6 @@ pub mod examine;
 mod failure;
 mod gate;
 mod history;
-mod keeper;
 mod lease;
 mod life;
 mod names;
@@ -32,6 +31,7 @@ mod reading;
 mod relay;
 mod schema;
 mod session_break;
+mod session_lock;
 mod session_look;
 mod sessions;
 pub mod sharing;
@@ -40,20 +40,24 @@ mod starts;
 mod statement;
 mod table;
 
+use self::sessions::Sessions;
 pub use self::{
     lease::Lease,
-    options::{Mode, Options, PORT},
-    sessions::Sessions,
+    options::{MysqlOptions, PORT},
 };
+use super::sql::SqlMode;
 use crate::lock::{Backend, Capabilities};
 
 /// What each mode can do: lease, row, advisory.
 pub(super) const CAPABILITIES: [&Capabilities; 3] = [&lease::CAPABILITIES, &sessions::ROW, &sessions::ADVISORY];
 
-/// A backend for `options`. Without I/O.
-pub fn backend(options: Options) -> Box<dyn Backend> {
-    match options.mode {
-        Mode::Lease => Box::new(Lease::new(options)),
-        Mode::Row | Mode::Advisory => Box::new(Sessions::new(options)),
+/// Returns a backend for `options`, without I/O.
+pub fn backend(options: MysqlOptions) -> Box<dyn Backend> {
+    match options.sql.mode {
+        SqlMode::Lease => Box::new(Lease::new(options)),
+        SqlMode::Row | SqlMode::Advisory => Box::new(Sessions::new(options)),
     }
 }
+
+/// MySQL and MariaDB.
+pub(super) struct Mysql;

@@ -12,18 +12,13 @@
 
 use std::{
     io,
-    os::{
-        fd::{AsFd as _, OwnedFd},
-        linux::net::SocketAddrExt as _,
-        unix::net::{SocketAddr, UnixListener as StdListener},
-    },
-    sync::Arc,
+    os::fd::{AsFd as _, OwnedFd},
 };
 
 use rustls::pki_types::ServerName;
 use tokio::{
     io::{AsyncReadExt as _, AsyncWriteExt as _, copy, split},
-    net::{TcpStream, UnixListener, UnixStream},
+    net::{TcpStream, UnixStream},
     sync::oneshot,
     task::JoinHandle,
 };
@@ -33,7 +28,7 @@ use super::failure;
 use crate::{
     backends::{
         net,
-        sql::{self, Server, TlsMode, tls},
+        sql::{Server, SqlOptions, TlsMode, loopback, tls},
     },
     lock::{Effect, Error, Kind, Result, random},
 };
@@ -64,25 +59,23 @@ pub(super) struct Relay {
 
 impl Relay {
     /// Whether `options` need the relay, since sqlx can't fulfil them.
-    pub(super) fn is_needed(options: &sql::Options) -> bool {
+    pub(super) fn is_needed(options: &SqlOptions) -> bool {
         options.files.ca_file.is_some() && matches!(options.tls, TlsMode::VerifyCa | TlsMode::VerifyFull)
     }
 
     /// Connects to the server, and begins to wait for sqlx.
-    pub(super) async fn start(options: &sql::Options) -> Result<Self> {
+    pub(super) async fn start(options: &SqlOptions) -> Result<Self> {
         let Server::Tcp { host, port } = &options.server else {
             return Err(Error::new(Kind::Internal, "TLS over a Unix socket"));
         };
-        let name = ServerName::try_from(host.clone())
-            .map_err(|error| Error::new(Kind::Config, "the host's name can't be one in a certificate").source(error))?;
-        let connector = TlsConnector::from(Arc::new(tls::config(options)?));
+        let (connector, name) = tls::connector(options, host)?;
         let server = net::dial(host, *port).await?;
         let socket = server.as_fd().try_clone_to_owned().map_err(failure::unreachable)?;
         let path = format!("\0dlock-{:016x}{:016x}", random(), random());
-        let listener = listen(&path).map_err(failure::unreachable)?;
+        let listener = loopback::listen(&path[1..]).map_err(failure::unreachable)?;
         let (tell, failed) = oneshot::channel();
         let task = tokio::spawn(async move {
-            let Ok(mut client) = accept(listener).await else { return };
+            let Ok(mut client) = loopback::accept(listener).await else { return };
             match log_in(&mut client, server, &connector, name).await {
                 Ok(Some(server)) => {
                     let (mut from_client, mut to_client) = client.into_split();
@@ -110,22 +103,6 @@ impl Relay {
 impl Drop for Relay {
     fn drop(&mut self) {
         self.task.abort();
-    }
-}
-
-fn listen(path: &str) -> io::Result<UnixListener> {
-    let listener = StdListener::bind_addr(&SocketAddr::from_abstract_name(&path[1..])?)?;
-    listener.set_nonblocking(true)?;
-    UnixListener::from_std(listener)
-}
-
-async fn accept(listener: UnixListener) -> io::Result<UnixStream> {
-    let this_process = i32::try_from(std::process::id()).ok();
-    loop {
-        let (client, _) = listener.accept().await?;
-        if client.peer_cred()?.pid() == this_process {
-            return Ok(client);
-        }
     }
 }
 

@@ -2,9 +2,13 @@
 
 use std::time::Duration;
 
-use super::{connection::Connection, names::Tables, options::Mode, reading::Fields, statement::Value};
+use super::{
+    connection::Connection,
+    names::{SIDE_TABLES, Tables},
+    statement::{Value, literal},
+};
 use crate::{
-    backends::sql::{Names, Options},
+    backends::sql::{Fields, Names, SqlMode, SqlOptions},
     lock::{Error, Init, Kind, Result},
 };
 
@@ -55,9 +59,9 @@ pub(super) fn text(tables: &Tables) -> String {
 
 /// Creates what is missing, makes of ShedLock's table one that both can use, and gives locks over to this mode that are kept in another one
 /// and have no holder. Asked again it changes nothing.
-pub(super) async fn create(session: &mut Connection, tables: &Tables, mode: Mode) -> Result<Init> {
+pub(super) async fn create(session: &mut Connection, tables: &Tables, mode: SqlMode) -> Result<Init> {
     let done = upgrade(session, tables).await?;
-    let mode = if mode == Mode::Lease { Value::Null } else { Value::Text(mode.name()) };
+    let mode = if mode == SqlMode::Lease { Value::Null } else { Value::Text(mode.name()) };
     let give = "UPDATE :table AS l SET mode = :mode, revision = revision + 1 WHERE l.mode IS NOT NULL AND NOT (l.mode <=> :mode)
                    AND NOT EXISTS (SELECT 1 FROM :sessions AS s WHERE s.name = l.name AND s.session IS NOT NULL)
                    AND NOT EXISTS (SELECT 1 FROM :readers AS r WHERE r.name = l.name);";
@@ -100,19 +104,12 @@ async fn examine(session: &mut Connection, tables: &Tables) -> Result<Found> {
         Some((database, table)) => (Value::Text(database), table),
         None => (Value::Sql("DATABASE()"), tables.table()),
     };
-    let question = super::statement::fill(
-        "SELECT table_name, column_name, column_type, character_set_name FROM information_schema.columns WHERE table_schema = :database AND table_name IN (:table, :waiters, :rows, :sessions, :runs, :skips, :marks, :readers);",
-        &[
-            ("database", database),
-            ("table", Value::Text(table)),
-            ("waiters", Value::Text(&format!("{table}_waiters"))),
-            ("rows", Value::Text(&format!("{table}_rows"))),
-            ("sessions", Value::Text(&format!("{table}_sessions"))),
-            ("runs", Value::Text(&format!("{table}_runs"))),
-            ("skips", Value::Text(&format!("{table}_skips"))),
-            ("marks", Value::Text(&format!("{table}_marks"))),
-            ("readers", Value::Text(&format!("{table}_readers"))),
-        ],
+    let names: Vec<_> = [""].into_iter().chain(SIDE_TABLES.map(|(_, suffix)| suffix)).map(|suffix| format!("{table}{suffix}")).collect();
+    let names: Vec<_> = names.iter().map(|name| literal(Value::Text(name))).collect();
+    let question = format!(
+        "SELECT table_name, column_name, column_type, character_set_name FROM information_schema.columns WHERE table_schema = {} AND table_name IN ({});",
+        literal(database),
+        names.join(", ")
     );
     let answers = session.ask(&question).await?;
     let (mut columns, mut others) = (Vec::new(), Vec::new());
@@ -164,7 +161,7 @@ async fn examine(session: &mut Connection, tables: &Tables) -> Result<Found> {
         }
     }
     let changes = Some(changes).filter(|changes| !changes.is_empty());
-    let mut complete = changes.is_none() && others.len() == 7;
+    let mut complete = changes.is_none() && others.len() == SIDE_TABLES.len();
     if complete {
         let older = session.ask(&tables.fill("SELECT 1 FROM :table WHERE layout < :layout LIMIT 1;", &[])).await?;
         complete = older.iter().all(|answer| answer.rows.is_empty());
@@ -172,12 +169,8 @@ async fn examine(session: &mut Connection, tables: &Tables) -> Result<Found> {
     Ok(Found { complete, changes })
 }
 
-/// Removes rows that were last used so long ago, and waiters that are gone.
-///
-/// A row that is taken again is made anew, with a fence of the server's time in µs. So a row goes only if its fence lies
-/// below the time in µs before which it was last used: a clock would have to be set back by all of `unused_for` for a fence
-/// to repeat.
-pub(super) async fn collect(session: &mut Connection, tables: &Tables, options: &Options, unused_for: Duration) -> Result<u64> {
+/// See [`Database::collect`](crate::backends::sql::Database::collect).
+pub(super) async fn collect(session: &mut Connection, tables: &Tables, options: &SqlOptions, unused_for: Duration) -> Result<u64> {
     options.check_collect()?;
     let shared = session
         .ask(&tables.fill("SELECT 1 FROM :table WHERE (owner IS NULL OR owner <> locked_by) AND locked_by <> :shared LIMIT 1;", &[]))

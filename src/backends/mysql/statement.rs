@@ -14,8 +14,8 @@ pub(super) enum Value<'a> {
     Text(&'a str),
     /// A whole number.
     Int(i64),
-    /// The name of a table, or of a database and a table.
-    Name(&'a str),
+    /// The name of a table, or of a database and a table, and the end of the table's name.
+    Name(&'a str, &'static str),
     /// SQL of ours.
     Sql(&'a str),
     /// NULL.
@@ -35,11 +35,9 @@ impl<'a> Value<'a> {
             Self::Int(number) => {
                 let _ = write!(out, "{number}");
             }
-            Self::Name(name) => {
-                for (nth, part) in name.splitn(2, '.').enumerate() {
-                    let dot = if nth == 0 { "" } else { "." };
-                    let _ = write!(out, "{dot}`{}`", part.replace('`', "``"));
-                }
+            Self::Name(name, suffix) => {
+                let quoted: Vec<_> = name.splitn(2, '.').map(|part| part.replace('`', "``")).collect();
+                let _ = write!(out, "`{}{suffix}`", quoted.join("`.`"));
             }
             Self::Sql(sql) => out.push_str(sql),
             Self::Null => out.push_str("NULL"),
@@ -103,7 +101,7 @@ mod tests {
         let odd = "x' OR '1'='1'; -- :b \\";
         let sql = fill(
             "-- a comment :with\nSELECT :a, :b\n  FROM :table;\n",
-            &[("a", Value::Text(odd)), ("b", Value::Null), ("table", Value::Name("d`b.t.x"))],
+            &[("a", Value::Text(odd)), ("b", Value::Null), ("table", Value::Name("d`b.t.x", ""))],
         );
         assert_eq!(sql, "SELECT _utf8mb4 X'7827204F52202731273D2731273B202D2D203A62205C', NULL\nFROM `d``b`.`t.x`;\n");
         assert_eq!(fill(":n, :b", &[("n", Value::Int(-7)), ("b", Value::Bytes("\u{e9}"))]), "-7, X'C3A9'\n");

@@ -5,19 +5,19 @@
 
 use super::{
     bell,
-    connection::{Answer, Answers, Connection, Row},
+    connection::{Answer, Answers, Connection},
     failure, history,
     names::Tables,
-    reading::{Fields, RECORD},
+    reading::{RECORD, lock_row},
     starts::{self, Granting},
     statement::Value,
 };
 use crate::{
     backends::sql::{
-        self, Begin, LockRow, Plain, locked_by,
+        self, Begin, Fields, LockRow, Plain, Row, json, locked_by,
         row::{self, Write},
     },
-    lock::{Error, Kind, Metadata, Mode, Request, Result, Token, Ttl, Which},
+    lock::{Mode, Request, Result, Token, Ttl, Which},
 };
 
 /// The answer to what writes a row that says whether it was written.
@@ -66,7 +66,7 @@ impl LockTable<'_> {
     fn noted(&mut self, name: &str, answer: Option<&Answer>) -> Result<Option<LockRow>> {
         let Some(row) = answer.and_then(|answer| answer.rows.first()) else { return Ok(None) };
         let mut fields = Fields::of(row);
-        let record = fields.record()?;
+        let record = lock_row(&mut fields)?;
         if fields.int_or_null()? == Some(1) {
             self.session.gates.push(name.to_owned());
         }
@@ -103,7 +103,7 @@ impl LockTable<'_> {
         let values = [("record", Value::Sql(&record)), ("start", Value::Bytes(start)), ("whole", Value::Int(0))];
         let batch = self.tables.fill(include_str!("sql/list.sql"), &values) + &self.tables.fill(include_str!("sql/queue.sql"), &values);
         let answers = self.session.ask(&batch).await?;
-        let records = rows(&answers, 0)?.iter().map(|row| Fields::of(row).record()).collect::<Result<_>>()?;
+        let records = rows(&answers, 0)?.iter().map(|row| lock_row(&mut Fields::of(row))).collect::<Result<_>>()?;
         Ok((records, waiters(&answers)?))
     }
 
@@ -381,12 +381,6 @@ pub(super) fn leaving(tables: &Tables, name: &str, token: &Token) -> String {
 /// a gate for much longer than its lock.
 fn idle_limit(ttl: Ttl) -> u32 {
     u32::try_from(ttl.get().as_secs().saturating_mul(2).saturating_add(1)).unwrap_or(u32::MAX).clamp(2, 31_536_000)
-}
-
-/// What people say of themselves, as columns have it.
-pub(super) fn json(metadata: Option<&Metadata>) -> Result<Option<String>> {
-    let write = |metadata| serde_json::to_string(metadata);
-    metadata.map(write).transpose().map_err(|error| Error::new(Kind::Internal, "the metadata can't be written").source(error))
 }
 
 fn rows(answers: &[Answer], nth: usize) -> Result<&[Row]> {

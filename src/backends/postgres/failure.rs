@@ -153,10 +153,9 @@ pub(super) fn handshake(error: io::Error) -> Error {
 }
 
 /// A row that no version of dlock writes.
-pub(super) fn malformed(error: sqlx::Error) -> Error {
+pub(super) fn malformed() -> Error {
     Error::new(Kind::Data, "a row of the table is not what dlock writes")
         .hint("another program's table has this name? ?table=NAME names another one")
-        .source(error)
 }
 
 /// The server's text in one line, without what a terminal would act on.

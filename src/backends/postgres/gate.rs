@@ -13,11 +13,17 @@
 
 use std::{pin::pin, time::Duration};
 
-use sqlx::Row as _;
-use tokio::time::sleep;
-
-use super::{checks, connection::CLIENT_CHECK, failure, lease::LeaseStore, statement::Value};
-use crate::lock::{Key, Notice, Result, Wake};
+use super::{
+    checks,
+    connection::{CLIENT_CHECK, PostgresSession},
+    failure,
+    lease::LeaseStore,
+    statement::Value,
+};
+use crate::{
+    backends::sql::{Session as _, pause},
+    lock::{Key, Notice, Result, Wake},
+};
 
 /// The limit of a blocked statement: its snapshot keeps the server from vacuuming.
 const BLOCKED: Duration = Duration::from_secs(60);
@@ -85,7 +91,7 @@ impl Gate {
 impl LeaseStore {
     pub(super) async fn await_change(&mut self, key: &Key, name: &str, at_most: Duration) -> Result<Wake> {
         // A release before this session asked would go unnoticed: ask first, then wait.
-        if self.gate.asked.as_ref() != Some(key) || !self.session.as_ref().is_some_and(super::connection::Session::is_open) {
+        if self.gate.asked.as_ref() != Some(key) || !self.client.session.as_ref().is_some_and(PostgresSession::is_open) {
             return Ok(Wake::Changed);
         }
         self.listen(key, name, at_most).await
@@ -95,8 +101,8 @@ impl LeaseStore {
         let end = pin!(pause(at_most));
         if self.gate.pooled.is_none() {
             let mut session = self.take_session().await?;
-            let pooled = checks::is_pooled(&mut session, self.options()).await?;
-            self.session = Some(session);
+            let pooled = checks::is_pooled(&mut session, &self.client.options).await?;
+            self.client.session = Some(session);
             self.gate.pooled = Some(pooled);
         }
         if self.gate.is_pooled() {
@@ -116,9 +122,9 @@ impl LeaseStore {
                     "BEGIN; {unlock} UNLISTEN *; LISTEN {channel}; COMMIT; SELECT 1 FROM {{table}} WHERE name = $1 AND coalesce((document::json->>'n')::bigint, 0) = $2 AND document IS NOT NULL"
                 );
                 let same = session
-                    .query(&self.tables.fill(&look), &[Value::Text(name), Value::Int(i64::try_from(told).unwrap_or(i64::MAX))])
+                    .query(&self.client.tables.fill(&look), &[Value::Text(name), Value::Int(i64::try_from(told).unwrap_or(i64::MAX))])
                     .await?;
-                self.session = Some(session);
+                self.client.session = Some(session);
                 self.gate.listens = Some(channel);
                 if same.is_empty() {
                     return Ok(Wake::Changed);
@@ -129,13 +135,13 @@ impl LeaseStore {
             if self.gate.kept.take().is_some() {
                 session.run("SELECT pg_advisory_unlock_all()").await?;
             }
-            let number = self.tables.gate(name);
+            let number = self.client.tables.gate(name);
             // The server ends it by itself. However late its answer comes on a machine that is busy, breaking the session off
             // would only make it busier: each of many would log in again.
-            let line = self.tables.line(name, session.pid());
+            let line = self.client.tables.line(name, session.pid());
             let queued = stand_in(line, &format!("PERFORM pg_advisory_lock({number});"), at_most.min(BLOCKED), session.version);
             let got = match session.run(&format!("{queued} SELECT pg_try_advisory_lock({number})")).await {
-                Ok(rows) => rows.first().is_some_and(|row| row.get(0)),
+                Ok(rows) => rows.first().is_some_and(|row| row.at(0) == "t"),
                 Err(error) if failure::is_cancelled(&error) => {
                     session.run("SELECT pg_advisory_unlock_all()").await?;
                     false
@@ -143,36 +149,30 @@ impl LeaseStore {
                 Err(error) => return Err(error),
             };
             if !got {
-                self.session = Some(session);
+                self.client.session = Some(session);
                 return Ok(Wake::TimedOut);
             }
             // Listen first, then look: a release in between is heard.
             let look = format!(
                 "BEGIN; UNLISTEN *; LISTEN {}; COMMIT; SELECT 1 FROM {{table}} AS l WHERE name = $1 AND NOT {{free}}",
-                self.tables.channel(name)
+                self.client.tables.channel(name)
             );
-            let held = session.query(&self.tables.fill(&look), &[Value::Text(name)]).await?;
-            self.session = Some(session);
+            let held = session.query(&self.client.tables.fill(&look), &[Value::Text(name)]).await?;
+            self.client.session = Some(session);
             (self.gate.kept, self.gate.listens) = (Some(key.clone()), None);
             if held.is_empty() {
                 return Ok(Wake::Changed);
             }
         }
-        let Some(session) = &self.session else { return Ok(Wake::Changed) };
+        let Some(session) = &self.client.session else { return Ok(Wake::Changed) };
         let unasked = session.unasked();
         tokio::select! {
             () = unasked.rung.notified() => {}
-            () = unasked.ended() => self.session = None,
+            () = unasked.ended() => self.client.session = None,
             () = end => return Ok(Wake::TimedOut),
         }
         Ok(Wake::Changed)
     }
-}
-
-/// Waiting is what a backend's `wait` is for.
-#[allow(clippy::disallowed_methods)]
-async fn pause(length: Duration) {
-    sleep(length).await;
 }
 
 /// Statements that block in a line first and in `what` as its head, for at most `limit` in all, and leave the line when they are

@@ -5,19 +5,19 @@ use std::time::Duration;
 use async_trait::async_trait;
 
 use super::{
-    connection::{Known, Session},
+    Postgres,
+    connection::{PostgresSession, SessionId},
     failure,
     gate::Gate,
     history,
-    names::Tables,
-    options::Options,
+    options::PostgresOptions,
     table::LockTable,
 };
 use crate::{
     backends::{
         kept::{Change, Kept, ReadFor, Snapshot, Store},
         sql::{
-            Names, looks_at_the_end,
+            self, Client, HasClient, Session as _, looks_at_the_end,
             row::{self, Documented, Own, Version, is_plain},
         },
     },
@@ -27,30 +27,16 @@ use crate::{
     },
 };
 
-pub(super) const CAPABILITIES: Capabilities = Capabilities {
-    shared: true,
-    permits: true,
-    fair: true,
-    history: true,
-    run_policy: true,
-    breakable: true,
-    ..Capabilities::usual("postgres")
-};
+pub(super) const CAPABILITIES: Capabilities = Capabilities { backend: "postgres", ..sql::LEASE };
 
 /// Leases in a table.
 pub type Lease = Kept<LeaseStore>;
 
 /// One client of a table of leases.
-///
-/// It has at most one session, made by the first call that needs it. A call that is dropped or fails takes the session
-/// with it, and the next call makes another.
 pub struct LeaseStore {
-    options: Options,
-    pub(super) tables: Tables,
-    names: Names,
-    pub(super) session: Option<Session>,
+    pub(super) client: Client<Postgres>,
     /// The session that was asked last, if it did not answer.
-    unanswered: Option<Known>,
+    unanswered: Option<SessionId>,
     /// What this session waits with.
     pub(super) gate: Gate,
     /// The hold that was granted last, which is in no list of waiters any more.
@@ -59,54 +45,43 @@ pub struct LeaseStore {
     own: Own,
     /// How often a row was written in vain.
     failed: u32,
-    pub(super) notices: Vec<Notice>,
 }
 
 impl Lease {
     /// A backend for `options`. Without I/O.
-    pub fn new(options: Options) -> Self {
-        let (tables, names) = (Tables::new(&options.sql.table), Names::new(&options.sql.namespace));
+    pub fn new(options: PostgresOptions) -> Self {
         Self::of(LeaseStore {
-            options,
-            tables,
-            names,
-            session: None,
+            client: Client::new(options),
             unanswered: None,
             gate: Gate::default(),
             granted: None,
             documented: Documented::default(),
             own: Own::default(),
             failed: 0,
-            notices: Vec::new(),
         })
     }
 }
 
 impl LeaseStore {
-    pub(super) fn options(&self) -> &Options {
-        &self.options
-    }
-
-    /// The session, to be put back when it is at rest again.
-    pub(super) async fn take_session(&mut self) -> Result<Session> {
-        if let Some(session) = self.session.take().filter(Session::is_open) {
-            return Ok(session);
+    /// Takes the session out. Another session has no gate.
+    pub(super) async fn take_session(&mut self) -> Result<PostgresSession> {
+        if !self.client.session.as_ref().is_some_and(PostgresSession::is_open) {
+            self.gate = Gate::default();
         }
-        self.gate = Gate::default();
-        Session::open(&self.options.sql).await
+        self.client.take().await
     }
 
     /// Asks the table, and keeps the session if it is still good for the next question.
     async fn ask<T>(&mut self, question: impl AsyncFnOnce(&mut LockTable<'_>) -> Result<T>) -> Result<T> {
         let mut session = self.take_session().await?;
-        self.unanswered = Some(session.known());
-        let mut table = LockTable { gate: self.gate.is_kept(), ..LockTable::over(&mut session, &self.tables) };
+        self.unanswered = Some(session.id());
+        let mut table = LockTable { gate: self.gate.is_kept(), ..LockTable::over(&mut session, &self.client.tables) };
         let answer = question(&mut table).await;
         if table.left {
             self.gate.is_left();
         }
         self.unanswered.take_if(|_| session.is_open());
-        self.session = Some(session);
+        self.client.session = Some(session);
         answer
     }
 
@@ -128,7 +103,7 @@ impl LeaseStore {
     async fn ask_for_good<T>(&mut self, question: impl AsyncFnOnce(&mut LockTable<'_>) -> Result<T>) -> Result<T> {
         let before = self.unanswered.clone();
         self.ask(async |table| {
-            if let Some(other) = before.filter(|other| *other != table.session.known()) {
+            if let Some(other) = before.filter(|other| *other != table.session.id()) {
                 // A user that may not end it is left with the usual pace: it came before.
                 let _: Result<()> = table.session.end_other(&other).await;
             }
@@ -138,18 +113,29 @@ impl LeaseStore {
     }
 }
 
+impl HasClient for LeaseStore {
+    type Database = Postgres;
+
+    fn client(&self) -> &Client<Postgres> {
+        &self.client
+    }
+
+    fn client_mut(&mut self) -> &mut Client<Postgres> {
+        &mut self.client
+    }
+}
+
 #[async_trait(?Send)]
 impl Store for LeaseStore {
     type Version = Version;
     const IN_ONE_STEP: bool = true;
 
     fn identity(&self) -> Identity {
-        let (url, sql) = (self.options.redacted_url(), &self.options.sql);
-        Identity::new(&CAPABILITIES, url.clone(), &[&url, &sql.table, sql.namespace.as_str()])
+        self.client.identity()
     }
 
     fn stored_as(&self, key: &Key) -> Result<String> {
-        Ok(self.names.of(key))
+        Ok(self.client.names.of(key))
     }
 
     async fn grant(&mut self, request: &Request) -> Result<Option<Fence>> {
@@ -157,7 +143,7 @@ impl Store for LeaseStore {
         if self.documented.has(&request.token) {
             return Ok(None);
         }
-        let name = self.names.of(&request.key);
+        let name = self.client.names.of(&request.key);
         self.own.forget();
         let Some(row) = self.ask_for_good(async |table| table.grant(&name, request).await).await? else { return Ok(None) };
         let fence = row.fence();
@@ -167,7 +153,7 @@ impl Store for LeaseStore {
     }
 
     async fn extend(&mut self, key: &Key, token: &Token, intent: Intent) -> Result<Option<(Ttl, Fence)>> {
-        let Some((row, ttl)) = self.own.of(&self.names.of(key), token) else { return Ok(None) };
+        let Some((row, ttl)) = self.own.of(&self.client.names.of(key), token) else { return Ok(None) };
         let ttl = intent.ttl().unwrap_or(ttl);
         self.own.forget();
         let Some(row) = self.ask(async |table| table.extend(&row, ttl).await).await? else { return Ok(None) };
@@ -177,7 +163,7 @@ impl Store for LeaseStore {
     }
 
     async fn free(&mut self, key: &Key, token: &Token, info: &ReleaseInfo) -> Result<bool> {
-        let Some((row, _)) = self.own.of(&self.names.of(key), token) else { return Ok(false) };
+        let Some((row, _)) = self.own.of(&self.client.names.of(key), token) else { return Ok(false) };
         self.own.forget();
         self.documented.forget(token);
         let write = row::release(row, token, info)?;
@@ -185,7 +171,7 @@ impl Store for LeaseStore {
     }
 
     async fn read(&mut self, key: &Key, purpose: ReadFor<'_>) -> Result<Snapshot<Version>> {
-        let (name, pause) = (self.names.of(key), row::pause(self.failed));
+        let (name, pause) = (self.client.names.of(key), row::pause(self.failed));
         let question = async |table: &mut LockTable<'_>| {
             let mut found = table.read(&name, pause).await?;
             if found.is_none() && matches!(purpose, ReadFor::Acquire { claims: true, .. }) {
@@ -205,7 +191,7 @@ impl Store for LeaseStore {
             self.granted = None;
             self.gate.found_busy(key, snapshot.outside.is_some());
             if !snapshot.apart && !is_plain(request) {
-                self.gate.own = Some((self.tables.waiter(&name, &request.token.hold_text()), snapshot.document.notified()));
+                self.gate.own = Some((self.client.tables.waiter(&name, &request.token.hold_text()), snapshot.document.notified()));
             }
             self.documented.note(&request.token, !snapshot.apart);
         }
@@ -235,7 +221,7 @@ impl Store for LeaseStore {
     }
 
     async fn wait(&mut self, request: &Request, at_most: Duration, _: bool) -> Result<Wake> {
-        let name = self.names.of(&request.key);
+        let name = self.client.names.of(&request.key);
         self.await_change(&request.key, &name, at_most).await
     }
 
@@ -247,7 +233,7 @@ impl Store for LeaseStore {
     }
 
     async fn note_waiter(&mut self, request: &Request, _: u64) -> Result<Option<u32>> {
-        let name = self.names.of(&request.key);
+        let name = self.client.names.of(&request.key);
         self.ask(async |table| table.join_queue(&name, request).await).await.map(Some)
     }
 
@@ -255,36 +241,36 @@ impl Store for LeaseStore {
         if self.granted == Some(request.token) {
             return Ok(true);
         }
-        let (name, first) = (self.names.of(&request.key), self.gate.leave());
+        let (name, first) = (self.client.names.of(&request.key), self.gate.leave());
         let documented = self.ask(async |table| table.leave_queue(first, &name, &request.token).await).await?;
         self.documented.forget(&request.token);
         Ok(!documented)
     }
 
     async fn scan(&mut self, start: &str) -> Result<Vec<(Key, Snapshot<Version>)>> {
-        let start = self.names.starting_with(start);
+        let start = self.client.names.starting_with(start);
         let (records, queue) = self.look(async |table| Ok((table.list(&start).await?, table.queue(&start, false).await?))).await?;
-        row::snapshots(&self.names, records, &queue)
+        row::snapshots(&self.client.names, records, &queue)
     }
 
     async fn known(&mut self, start: &str, which: Which) -> Result<Vec<Key>> {
-        let start = self.names.starting_with(start);
+        let start = self.client.names.starting_with(start);
         let names = self.look(async |table| table.known(&start, which).await).await?;
-        Ok(names.iter().filter_map(|name| self.names.key(name)).collect())
+        Ok(names.iter().filter_map(|name| self.client.names.key(name)).collect())
     }
 
     async fn log(&mut self, key: &Key) -> Result<(Vec<HistoryEntry>, Vec<SkipCount>)> {
-        let name = self.names.of(key);
+        let name = self.client.names.of(key);
         self.look(async |table| history::read(table.session, table.tables, &name).await).await
     }
 
     async fn append(&mut self, key: &Key, note: &Note) -> Result<()> {
-        let name = self.names.of(key);
+        let name = self.client.names.of(key);
         self.ask(async |table| history::note(table.session, table.tables, &name, note).await).await
     }
 
     fn notices(&mut self) -> Vec<Notice> {
-        let mut notices = std::mem::take(&mut self.notices);
+        let mut notices = std::mem::take(&mut self.client.notices);
         notices.extend(self.gate.notice());
         notices
     }

@@ -19,15 +19,14 @@ pub mod examine;
 mod failure;
 mod gate;
 mod history;
-mod keeper;
 mod lease;
 mod names;
 mod options;
 mod relay;
 mod schema;
 mod session_break;
+mod session_lock;
 mod session_look;
-mod session_starts;
 mod sessions;
 pub mod sharing;
 mod starts;
@@ -35,20 +34,24 @@ mod statement;
 mod table;
 mod tls;
 
+use self::sessions::Sessions;
 pub use self::{
     lease::Lease,
-    options::{AdvisoryKey, Mode, Options, PORT},
-    sessions::Sessions,
+    options::{AdvisoryKey, PORT, PostgresOptions},
 };
+use super::sql::SqlMode;
 use crate::lock::{Backend, Capabilities};
 
 /// What each mode can do: lease, row, advisory.
 pub(super) const CAPABILITIES: [&Capabilities; 3] = [&lease::CAPABILITIES, &sessions::ROW, &sessions::ADVISORY];
 
-/// A backend for `options`. Without I/O.
-pub fn backend(options: Options) -> Box<dyn Backend> {
-    match options.mode {
-        Mode::Lease => Box::new(Lease::new(options)),
-        Mode::Row | Mode::Advisory => Box::new(Sessions::new(options)),
+/// Returns a backend for `options`, without I/O.
+pub fn backend(options: PostgresOptions) -> Box<dyn Backend> {
+    match options.sql.mode {
+        SqlMode::Lease => Box::new(Lease::new(options)),
+        SqlMode::Row | SqlMode::Advisory => Box::new(Sessions::new(options)),
     }
 }
+
+/// PostgreSQL.
+pub(super) struct Postgres;

@@ -9,7 +9,7 @@ const LINES: u32 = 32;
 
 /// A table's name as statements have it, and the names that are made of it.
 #[derive(Clone, Debug)]
-pub(super) struct Tables {
+pub struct Tables {
     plain: String,
     /// A standby has no unlogged tables: they are empty there.
     standby: bool,

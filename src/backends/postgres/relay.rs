@@ -14,10 +14,6 @@
 
 use std::{
     io,
-    os::{
-        linux::net::SocketAddrExt as _,
-        unix::net::{SocketAddr, UnixListener as StdListener},
-    },
     sync::{Arc, atomic::Ordering},
 };
 
@@ -28,7 +24,7 @@ use tokio::{
 };
 
 use super::{connection::Unasked, dial::Stream, options::PORT};
-use crate::lock::random;
+use crate::{backends::sql::loopback, lock::random};
 
 /// The message that ends a session.
 const TERMINATE: [u8; 5] = [b'X', 0, 0, 0, 4];
@@ -51,9 +47,8 @@ impl Relay {
     pub(super) fn bind() -> io::Result<Self> {
         let name = format!("dlock-{:016x}{:016x}", random(), random());
         // As PostgreSQL's clients name a socket in a folder.
-        let listener = StdListener::bind_addr(&SocketAddr::from_abstract_name(format!("{name}/.s.PGSQL.{PORT}"))?)?;
-        listener.set_nonblocking(true)?;
-        Ok(Self { name, listener: UnixListener::from_std(listener)? })
+        let listener = loopback::listen(&format!("{name}/.s.PGSQL.{PORT}"))?;
+        Ok(Self { name, listener })
     }
 
     /// Returns the folder of the socket, for [`PORT`].
@@ -64,23 +59,13 @@ impl Relay {
     /// Passes messages between one client and the server, until either ends.
     pub(super) fn start(self, server: Box<dyn Stream>, unasked: Arc<Unasked>) -> Passing {
         let task = tokio::spawn(async move {
-            if let Ok(client) = self.accept().await {
+            if let Ok(client) = loopback::accept(self.listener).await {
                 // Whatever ended it, it is over.
                 let _ = pass(client, server, &unasked).await;
             }
             unasked.end();
         });
         Passing { task, break_off: true }
-    }
-
-    async fn accept(self) -> io::Result<UnixStream> {
-        let this_process = i32::try_from(std::process::id()).ok();
-        loop {
-            let (client, _) = self.listener.accept().await?;
-            if client.peer_cred()?.pid() == this_process {
-                return Ok(client);
-            }
-        }
     }
 }
 

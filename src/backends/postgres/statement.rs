@@ -54,6 +54,13 @@ impl Value<'_> {
     }
 }
 
+/// Returns a value by itself, as SQL.
+pub(super) fn literal(value: Value<'_>) -> String {
+    let mut out = String::new();
+    value.write(&mut out);
+    out
+}
+
 /// A literal with escapes, which no setting changes. None is needed for what lies beyond ASCII: the session speaks UTF-8.
 fn quote(out: &mut String, text: &str) {
     out.push_str("E'");

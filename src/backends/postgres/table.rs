@@ -5,26 +5,24 @@
 
 use std::{fmt::Write as _, time::Duration};
 
-use sqlx::{Row as _, postgres::PgRow};
-
 use super::{
-    connection::Session,
-    failure, history,
+    connection::PostgresSession,
+    history,
     names::Tables,
     starts,
     statement::{Value, fill},
 };
 use crate::{
     backends::sql::{
-        self, Begin, LAST_FENCE, LAYOUT, LockRow, Plain, SHARED_BY, locked_by, micros,
+        self, Begin, Fields, LAST_FENCE, LAYOUT, LockRow, Plain, Row, SHARED_BY, Session as _, fence_int, locked_by,
         row::{self, Write},
     },
-    lock::{Effect, Error, Fence, Kind, Metadata, Request, Result, Token, Ttl, Which},
+    lock::{Effect, Fence, Metadata, Request, Result, Token, Ttl, Which},
 };
 
 /// A lock table over a session.
 pub(super) struct LockTable<'a> {
-    pub session: &'a mut Session,
+    pub session: &'a mut PostgresSession,
     pub tables: &'a Tables,
     /// The session has the gate, which a grant gives up.
     pub gate: bool,
@@ -62,14 +60,14 @@ impl<'a> LockTable<'a> {
         self.session.drop_unsent = false;
         let rows = rows?;
         self.left = !rows.is_empty();
-        rows.first().map(|row| record(row).map_err(failure::malformed)).transpose()
+        rows.first().map(lock_row).transpose()
     }
 
     /// The names that start so, by name.
     pub(super) async fn known(&mut self, start: &str, which: Which) -> Result<Vec<String>> {
         let sql = self.tables.fill(&starts::known("{table}", which));
         let rows = self.session.query(&sql, &[Value::Text(start)]).await?;
-        rows.iter().map(|row| row.try_get(0).map_err(failure::malformed)).collect()
+        rows.iter().map(|row| Fields::of(row).text()).collect()
     }
 
     /// Extends a hold that has the lock alone, unless the row was changed since, or that would shorten the hold.
@@ -77,8 +75,8 @@ impl<'a> LockTable<'a> {
         let values = [Value::Text(&row.name), Value::Text(&row.locked_by), Value::Int(row.revision), Value::Int(sql::ms(ttl))];
         let rows = self.session.query(&self.tables.fill(include_str!("sql/extend.sql")), &values).await?;
         let Some(extended) = rows.first() else { return Ok(None) };
-        let read = || Ok((extended.try_get("lock_until_us")?, extended.try_get("now_us")?));
-        let (lock_until_us, now_us) = read().map_err(failure::malformed)?;
+        let mut fields = Fields::of(extended);
+        let (lock_until_us, now_us) = (fields.int()?, fields.int()?);
         Ok(Some(LockRow { lock_until_us, now_us, renewed_us: now_us, revision: row.revision + 1, ..row.clone() }))
     }
 
@@ -87,7 +85,7 @@ impl<'a> LockTable<'a> {
         let first = if pause.is_zero() { String::new() } else { format!("SELECT pg_sleep({:.4});\n", pause.as_secs_f64()) };
         let sql = first + &self.tables.fill(include_str!("sql/read.sql"));
         let rows = self.session.query(&sql, &[Value::Text(name)]).await?;
-        rows.first().map(|row| record(row).map_err(failure::malformed)).transpose()
+        rows.first().map(lock_row).transpose()
     }
 
     /// Makes a row for a lock that was never taken, which is free; nothing if there is one.
@@ -143,7 +141,7 @@ impl<'a> LockTable<'a> {
     }
 
     /// Over a session without a gate.
-    pub(super) fn over(session: &'a mut Session, tables: &'a Tables) -> Self {
+    pub(super) fn over(session: &'a mut PostgresSession, tables: &'a Tables) -> Self {
         Self { session, tables, gate: false, left: false }
     }
 
@@ -156,7 +154,7 @@ impl<'a> LockTable<'a> {
     /// Every held lock whose name starts with `start`, by name.
     pub(super) async fn list(&mut self, start: &str) -> Result<Vec<LockRow>> {
         let rows = self.session.query(&self.tables.fill(include_str!("sql/list.sql")), &[Value::Text(start)]).await?;
-        rows.iter().map(|row| record(row).map_err(failure::malformed)).collect()
+        rows.iter().map(lock_row).collect()
     }
 
     /// Puts a waiter into the queue; its place.
@@ -164,15 +162,13 @@ impl<'a> LockTable<'a> {
         let (hold, metadata) = (request.token.hold_text(), json(request.metadata.as_ref())?);
         let sql = self.tables.fill(include_str!("sql/join.sql"));
         let row = self.session.query_one(&sql, &[Value::Text(name), Value::Text(&hold), Value::Maybe(metadata.as_deref())]).await?;
-        let place: i64 = row.try_get("position").map_err(failure::malformed)?;
-        Ok(u32::try_from(place).unwrap_or(u32::MAX))
+        Ok(u32::try_from(Fields::of(&row).int()?).unwrap_or(u32::MAX))
     }
 
     /// Claims a warning of what sessions keep.
     pub(super) async fn warn(&mut self, name: &str, fence: Fence, level: u32) -> Result<bool> {
         let sql = self.tables.fill(include_str!("sql/warn.sql"));
-        let fence = i64::try_from(fence.0).unwrap_or(i64::MAX);
-        Ok(!self.session.query(&sql, &[Value::Text(name), Value::Int(fence), Value::Int(level.into())]).await?.is_empty())
+        Ok(!self.session.query(&sql, &[Value::Text(name), Value::Int(fence_int(fence)), Value::Int(level.into())]).await?.is_empty())
     }
 
     /// Takes a waiter out of the queue, after what `first` does; whether there is a document that it may be in.
@@ -185,18 +181,7 @@ impl<'a> LockTable<'a> {
     pub(super) async fn queue(&mut self, name: &str, whole: bool) -> Result<Vec<Plain>> {
         let sql = self.tables.fill(include_str!("sql/queue.sql"));
         let rows = self.session.query(&sql, &[Value::Text(name), Value::Bool(whole)]).await?;
-        let read = |row: &PgRow| {
-            let ms = |column| Ok::<_, sqlx::Error>(u64::try_from(row.try_get::<i64, _>(column)?).unwrap_or_default());
-            Ok(Plain {
-                name: row.try_get("name")?,
-                hold: row.try_get("hold")?,
-                since_ms: ms("since_ms")?,
-                seen_ms: ms("seen_ms")?,
-                waited: micros(row.try_get("waited_us")?),
-                metadata: row.try_get("metadata")?,
-            })
-        };
-        rows.iter().map(|row| read(row).map_err(failure::malformed)).collect()
+        rows.iter().map(|row| Fields::of(row).plain()).collect()
     }
 }
 
@@ -233,10 +218,9 @@ fn leaving(gate: bool) -> &'static str {
     if gate { ", pg_advisory_unlock_all()::text" } else { "" }
 }
 
-/// What people say of themselves, as columns have it.
+/// Returns metadata as the columns have it.
 pub(super) fn json(metadata: Option<&Metadata>) -> Result<Option<String>> {
-    let write = |metadata| serde_json::to_string(metadata).map(|json| ascii(&json));
-    metadata.map(write).transpose().map_err(|error| Error::new(Kind::Internal, "the metadata can't be written").source(error))
+    Ok(sql::json(metadata)?.map(|json| ascii(&json)))
 }
 
 /// JSON in ASCII, which every encoding has.
@@ -255,21 +239,24 @@ pub(super) fn ascii(json: &str) -> String {
     out
 }
 
-fn record(row: &PgRow) -> Result<LockRow, sqlx::Error> {
+/// Reads the columns of `columns.sql`.
+fn lock_row(row: &Row) -> Result<LockRow> {
+    let mut fields = Fields::of(row);
+    let (name, locked_by, layout, owner) = (fields.text()?, fields.text()?, fields.int_or_null()?, fields.text_or_null()?);
     Ok(LockRow {
-        name: row.try_get("name")?,
-        now_us: row.try_get("now_us")?,
-        lock_until_us: row.try_get("lock_until_us")?,
-        locked_at_us: row.try_get("locked_at_us")?,
-        locked_by: row.try_get("locked_by")?,
-        layout: row.try_get("layout")?,
-        owner: row.try_get("owner")?,
-        fence: row.try_get("fence")?,
-        renewed_us: row.try_get("renewed_us")?,
-        document: row.try_get("document")?,
-        mode: row.try_get("mode")?,
-        waited: row.try_get("waited")?,
-        revision: row.try_get("revision")?,
-        starts: starts::read(row)?,
+        name,
+        locked_by,
+        layout: layout.map(|layout| i16::try_from(layout).unwrap_or(i16::MAX)),
+        owner,
+        fence: fields.int()?,
+        revision: fields.int()?,
+        document: fields.text_or_null()?,
+        mode: fields.text_or_null()?,
+        waited: fields.flag()?,
+        now_us: fields.int()?,
+        lock_until_us: fields.int()?,
+        locked_at_us: fields.int()?,
+        renewed_us: fields.int()?,
+        starts: fields.run_record()?,
     })
 }

@@ -1,14 +1,12 @@
 //! TLS over a connected stream, as PostgreSQL's protocol agrees on it.
 
-use std::sync::Arc;
-
 use rustls::pki_types::ServerName;
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tokio_rustls::TlsConnector;
 
 use super::{dial::Stream, failure};
 use crate::{
-    backends::sql::{Options, Server, TlsMode, tls},
+    backends::sql::{Server, SqlOptions, TlsMode, tls},
     lock::{Error, Kind, Result},
 };
 
@@ -25,14 +23,12 @@ const REQUEST: [u8; 8] = [0, 0, 0, 8, 0x04, 0xd2, 0x16, 0x2f];
 
 impl Tls {
     /// What `options` ask for; nothing is read from disk otherwise.
-    pub(super) fn new(options: &Options) -> Result<Option<Self>> {
+    pub(super) fn new(options: &SqlOptions) -> Result<Option<Self>> {
         let Server::Tcp { host, .. } = &options.server else { return Ok(None) };
         if options.tls == TlsMode::Disable {
             return Ok(None);
         }
-        let name = ServerName::try_from(host.clone())
-            .map_err(|error| Error::new(Kind::Config, "the host's name can't be one in a certificate").source(error))?;
-        let connector = TlsConnector::from(Arc::new(tls::config(options)?));
+        let (connector, name) = tls::connector(options, host)?;
         Ok(Some(Self { connector, name, optional: options.tls == TlsMode::Prefer }))
     }
 

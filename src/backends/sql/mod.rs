@@ -20,7 +20,7 @@
 //!   says, which ShedLock changes. While several share the lock, ShedLock sees one holder that ends with the last of them.
 //! - *A waiter joins the queue while the lock is released, or granted to a newcomer.* The statement that grants does nothing while there is a
 //!   document, also if that came while it waited for the row; a release compares the revision.
-//! - *A run begins and ends while another one's grant waits for the row.* The row is judged as it is then ([`Columns`]).
+//! - *A run begins and ends while another one's grant waits for the row.* The row is judged as it is then ([`columns`]).
 //! - *A waiter that was notified is frozen or dead.* Two are notified; the second waits a second for the first
 //!   ([`crate::lock::document`]).
 //! - *A client freezes at any point.* No transaction spans a round trip, so that a frozen client keeps no row locked.
@@ -28,22 +28,49 @@
 //!
 //! This module may not: know a driver, speak SQL, do I/O by itself but read certificates.
 
+mod client;
+mod fields;
+pub(super) mod loopback;
 mod names;
 mod options;
 mod record;
 pub(super) mod rights;
 pub mod row;
+mod session_store;
+mod sessions;
 mod sharing;
 mod starts;
 pub mod tls;
 
-pub(super) use self::sharing::{SHEDLOCK, sharing};
+pub(super) use self::{
+    client::{Client, Database, HasClient, Session},
+    fields::{Fields, Row, as_fence, fence_int, foreign_holder, json},
+    session_store::{Begun, SessionLock, SessionReads, SessionStore, Tries},
+    sessions::{SessionLocks, pause},
+    sharing::{SHEDLOCK, sharing},
+};
 pub use self::{
     names::{Names, locked_by},
-    options::{Options, Server, TlsMode},
+    options::{Server, SqlMode, SqlOptions, TlsMode},
     record::{LAST_FENCE, LAYOUT, LAYOUT_REFUSED, LockRow, Plain, SHARED_BY, micros, ms, other_mode},
-    starts::{Begin, Columns},
+    starts::{Begin, Column, columns},
 };
+
+use crate::lock::Capabilities;
+
+/// What `mode=lease` can do, in any database.
+pub(super) const LEASE: Capabilities = Capabilities {
+    shared: true,
+    permits: true,
+    fair: true,
+    history: true,
+    run_policy: true,
+    breakable: true,
+    ..Capabilities::usual("sql")
+};
+
+/// What `mode=row` and `mode=advisory` can do, in any database.
+pub(super) const SESSIONS: Capabilities = Capabilities { permits: false, fair: false, detached: false, reentrant: false, ..LEASE };
 
 /// With `mode=row`, a waiter in one of these first places keeps a second session ready, to count the fence when its turn
 /// comes. All others have one session each: many waiters must not take twice as many.

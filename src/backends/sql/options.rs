@@ -2,12 +2,15 @@
 
 use std::path::PathBuf;
 
-use crate::backends::{Secret, net::tls::Tls};
+use crate::backends::{
+    Secret,
+    net::{tls::Tls, transport},
+};
 use crate::lock::{Error, Kind, Namespace, Result};
 
 /// The server's address, its protocol options, and the location of the locks.
 #[derive(Clone, Debug)]
-pub struct Options {
+pub struct SqlOptions {
     /// The address at which the server listens.
     pub server: Server,
     /// Whether to encrypt, and how to verify the server.
@@ -24,11 +27,13 @@ pub struct Options {
     pub table: String,
     /// The namespace of every key.
     pub namespace: Namespace,
+    /// How locks are kept.
+    pub mode: SqlMode,
     /// The configuration vouches that no ShedLock shares the table.
     pub no_shedlock: bool,
 }
 
-impl Options {
+impl SqlOptions {
     /// The table's default name.
     pub const TABLE: &str = "dlock";
 
@@ -44,6 +49,7 @@ impl Options {
             database: None,
             table: Self::TABLE.into(),
             namespace: Namespace::default(),
+            mode: SqlMode::Lease,
             no_shedlock: false,
         }
     }
@@ -63,16 +69,40 @@ impl Options {
         .hint("?shedlock=no says that no ShedLock shares it"))
     }
 
-    /// Returns the URL without user and password.
-    pub fn redacted_url(&self, scheme: &str, usual_port: u16) -> String {
+    /// Returns the URL without user and password. `socket` is the URL's parameter for a Unix socket.
+    pub fn redacted_url(&self, scheme: &str, usual_port: u16, socket: &str) -> String {
         let database = self.database.as_deref().map(|name| format!("/{name}")).unwrap_or_default();
-        match &self.server {
+        let url = match &self.server {
             Server::Tcp { host, port } => {
                 let host = if host.contains(':') { format!("[{host}]") } else { host.clone() };
                 let port = if *port == usual_port { String::new() } else { format!(":{port}") };
                 format!("{scheme}://{host}{port}{database}")
             }
-            Server::Unix { path, .. } => format!("{scheme}://{database}?host={}", path.display()),
+            Server::Unix { path, .. } => format!("{scheme}://{database}?{socket}={}", path.display()),
+        };
+        let join = if url.contains('?') { '&' } else { '?' };
+        if self.mode == SqlMode::Lease { url } else { format!("{url}{join}mode={}", self.mode.name()) }
+    }
+}
+
+/// How a SQL server keeps a lock.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum SqlMode {
+    /// A row with an end.
+    Lease,
+    /// A row that a transaction keeps locked.
+    Row,
+    /// An advisory lock of a session: `GET_LOCK`, `pg_advisory_lock`.
+    Advisory,
+}
+
+impl SqlMode {
+    /// Returns the name in URLs and tables.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Lease => "lease",
+            Self::Row => "row",
+            Self::Advisory => "advisory",
         }
     }
 }
@@ -101,9 +131,7 @@ impl Server {
     pub fn is_local(&self) -> bool {
         match self {
             Self::Unix { .. } => true,
-            Self::Tcp { host, .. } => {
-                host.eq_ignore_ascii_case("localhost") || host.parse::<std::net::IpAddr>().is_ok_and(|address| address.is_loopback())
-            }
+            Self::Tcp { host, .. } => transport::is_here(host),
         }
     }
 }

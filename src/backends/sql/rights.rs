@@ -1,13 +1,13 @@
 //! What is said of SQL servers in the same words, whatever the dialect.
 
-use super::{Options, Server, TlsMode};
+use super::{Server, SqlOptions, TlsMode};
 use crate::{
     backends::net::transport,
-    lock::{Finding, Severity},
+    lock::{Error, Finding, Result, Severity},
 };
 
 /// The way to the server.
-pub fn tls(options: &Options, mend: &str) -> Finding {
+pub fn tls(options: &SqlOptions, mend: &str) -> Finding {
     let host = match &options.server {
         Server::Unix { .. } => None,
         Server::Tcp { host, .. } => Some(host.as_str()),
@@ -37,6 +37,24 @@ pub fn sessions(check: &'static str, used: i64, most: i64) -> Finding {
             .mend("raise max_connections");
     }
     Finding::ok(check, text)
+}
+
+/// Returns the finding for tables that have this version's layout.
+pub fn usable_tables(table: &str) -> Finding {
+    Finding::ok("schema", format!("the table {table} and its companions have this version's layout"))
+}
+
+/// Returns the finding for tables that dlock can't use; `None` if they are complete.
+pub fn unusable_tables(complete: Result<bool>, table: &str) -> Option<Finding> {
+    let risk = "no lock can be taken";
+    match complete {
+        Ok(true) => None,
+        Ok(false) => {
+            let text = format!("the table {table} or one of its companions is missing, or has an older layout");
+            Some(Finding::not_safe("schema", text, risk).mend("dlock init"))
+        }
+        Err(Error { message, hint, .. }) => Some(Finding { mend: hint, ..Finding::not_safe("schema", message, risk) }),
+    }
 }
 
 /// Whether `init` reports findings, too.

@@ -10,19 +10,34 @@ use rustls::{
     pki_types::{CertificateDer, ServerName, UnixTime},
 };
 
-use super::{Options, TlsMode};
-use crate::{backends::net, lock::Result};
+use tokio_rustls::TlsConnector;
+
+use super::{SqlOptions, TlsMode};
+use crate::{
+    backends::net,
+    lock::{Error, Kind, Result},
+};
 
 /// What `options` ask for.
 ///
 /// # Errors
 /// A file that can't be read, or has nothing of use in it.
-pub fn config(options: &Options) -> Result<ClientConfig> {
+fn config(options: &SqlOptions) -> Result<ClientConfig> {
     net::tls::config_with(&options.files, |authority| match options.tls {
         TlsMode::VerifyFull => authority,
         // As with libpq: a named authority is checked in every mode.
         mode => Arc::new(Lenient { authority, checks: mode == TlsMode::VerifyCa || options.files.ca_file.is_some() }),
     })
+}
+
+/// Returns what a handshake with `host` needs.
+///
+/// # Errors
+/// As [`config`], or if no certificate can be for the host's name.
+pub fn connector(options: &SqlOptions, host: &str) -> Result<(TlsConnector, ServerName<'static>)> {
+    let name = ServerName::try_from(host.to_owned())
+        .map_err(|error| Error::new(Kind::Config, "the host's name can't be one in a certificate").source(error))?;
+    Ok((TlsConnector::from(Arc::new(config(options)?)), name))
 }
 
 /// What `prefer`, `require` and `verify-ca` stand for: no host name is checked, and without an authority nothing.

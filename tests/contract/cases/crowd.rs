@@ -45,8 +45,8 @@ enum Place {
 /// How its clients are made.
 #[derive(Clone)]
 enum Clients {
-    MariaDb(mysql::Options),
-    Postgres(postgres::Options),
+    MariaDb(mysql::MysqlOptions),
+    Postgres(postgres::PostgresOptions),
 }
 
 impl Clients {

@@ -5,18 +5,15 @@ use super::{
         connection::{Answer, Answers, Connection, ServerError},
         failure, history,
         life::Life,
-        options::Mode,
         readers,
-        reading::Fields,
-        starts::{self, Granting},
+        starts::Granting,
         statement::{Value, literal},
-        table::json,
     },
-    Beginning, Counted, Keeper, only,
+    Counted, MysqlLock, first_row,
 };
 use crate::{
-    backends::sql::{Begin, ms, other_mode},
-    lock::{Fence, Request, Result, RunRecord},
+    backends::sql::{Begin, Fields, SqlMode, as_fence, json, ms},
+    lock::{Request, Result, RunRecord},
 };
 
 /// How many answers there are to what is asked for [`Extent::Alone`].
@@ -33,10 +30,10 @@ pub(super) enum Extent {
     Forgetting,
 }
 
-impl Keeper {
+impl MysqlLock {
     /// How many answers there are to what remembers the holders before.
     fn remembering(&self) -> usize {
-        if self.mode == Mode::Row { 4 } else { 2 }
+        if self.mode == SqlMode::Row { 4 } else { 2 }
     }
 
     /// How many answers there are to what counts the fence, the last of which says it.
@@ -44,54 +41,20 @@ impl Keeper {
         if self.shared { 6 } else { 5 }
     }
 
-    /// Counts the fence of a lock that is ours, over `side` if this session is in a transaction. The holder alone reads and writes the
-    /// starts of its runs.
-    pub(in crate::backends::mysql) async fn begin(&mut self, request: &Request, mut side: Option<&mut Connection>) -> Result<Beginning> {
-        if let Some(begun) = self.count(request, None, side.as_deref_mut()).await? {
-            return Ok(Beginning::Begun(begun));
-        }
-        if self.is_left(request, side.as_deref_mut()).await? {
-            return Ok(Beginning::Left);
-        }
-        let look = self.tables.fill(include_str!("../sql/session_starts.sql"), &[("name", Value::Bytes(&self.name))]);
-        let answers = side.as_deref_mut().unwrap_or(&mut self.session).ask(&look).await?;
-        let mut fields = only(&answers, 0)?;
-        let (known, now_ms) = (starts::read(&mut fields)?, u64::try_from(fields.int()?).unwrap_or_default());
-        if let Some(denial) = known.judge(request.run_policy.as_ref(), &request.token, now_ms) {
-            return Ok(Beginning::Denied(Box::new(denial)));
-        }
-        self.count(request, Some((&known, now_ms)), side).await?.map(Beginning::Begun).ok_or_else(failure::unreadable)
-    }
-
-    /// Whether a hold was left by a server that was restarted, or is another one by now, and its lease is not over.
-    ///
-    /// # Errors
-    /// The lock is kept in another mode, which does not exclude this one.
-    async fn is_left(&mut self, request: &Request, side: Option<&mut Connection>) -> Result<bool> {
-        let (root, life) = (request.token.hold_text(), Life::of(&self.session.server));
-        let values = [
-            ("name", Value::Bytes(&self.name)),
-            ("root", Value::Text(&root)),
-            ("mode", Value::Text(self.mode.name())),
-            ("alone", Value::Int((!self.shared).into())),
-        ];
-        let clear = self.tables.fill(include_str!("../sql/clear_hold.sql"), &[&values[..], &life.values()].concat());
-        let answers = side.unwrap_or(&mut self.session).ask(&clear).await?;
-        let mut fields = only(&answers, 3)?;
-        match fields.text_or_null()? {
-            Some(kept) if kept != self.mode.name() => Err(other_mode(&kept)),
-            _ => Ok(fields.int()? != 0),
-        }
-    }
-
-    async fn count(&mut self, request: &Request, judged: Option<(&RunRecord, u64)>, side: Option<&mut Connection>) -> Result<Counted> {
-        if let Some(begun) = self.begun.take() {
+    /// Counts the fence of a lock that this session has, over `side` if this session is in a transaction.
+    pub(in crate::backends::mysql) async fn count(
+        &mut self,
+        request: &Request,
+        judged: Option<(&RunRecord, u64)>,
+        side: Option<&mut Connection>,
+    ) -> Result<Counted> {
+        if let Some(begun) = self.own.counted.take() {
             return Ok(begun);
         }
-        let number = self.number.to_string();
+        let number = self.own.number.to_string();
         let mut over = side;
         // With the lock of a session itself, that was asked together with the lock.
-        if !self.shared && (self.mode == Mode::Row || judged.is_some()) {
+        if !self.shared && (self.mode == SqlMode::Row || judged.is_some()) {
             let alone = self.begin_sql(request, &number, Extent::Alone, judged)?;
             let Answers { answers, server_error } = over.as_deref_mut().unwrap_or(&mut self.session).try_ask(&alone).await?;
             if let Some(begun) = Self::begun_alone(&answers, server_error.as_ref(), 0)? {
@@ -100,12 +63,12 @@ impl Keeper {
         }
         let whole = self.begin_sql(request, &number, Extent::Whole, judged)?;
         let bare = self.begin_sql(request, &number, Extent::Forgetting, judged)?;
-        if !std::mem::take(&mut self.forgets) {
+        if !std::mem::take(&mut self.own.forgets) {
             let Answers { answers, server_error } = over.as_deref_mut().unwrap_or(&mut self.session).try_ask(&whole).await?;
             if let Some(begun) = self.begun_remembering(&answers, server_error.as_ref())? {
                 return Ok(begun);
             }
-            self.forgets = false;
+            self.own.forgets = false;
         }
         begun(&over.unwrap_or(&mut self.session).ask(&bare).await?, 0, self.beginning())
     }
@@ -120,9 +83,9 @@ impl Keeper {
 
     /// What was answered; `None` if the holder before can't be remembered, so that nothing was done.
     fn begun_remembering(&mut self, answers: &[Answer], denial: Option<&ServerError>) -> Result<Option<Counted>> {
-        self.forgets = denial.is_some() && answers.is_empty();
+        self.own.forgets = denial.is_some() && answers.is_empty();
         match denial {
-            _ if self.forgets => Ok(None),
+            _ if self.own.forgets => Ok(None),
             // What comes after it only forgets.
             Some(denial) if answers.len() < self.remembering() + self.beginning() => Err(failure::refused(denial, true)),
             _ => begun(answers, self.remembering(), self.beginning()).map(Some),
@@ -140,17 +103,20 @@ impl Keeper {
         let starts = Granting::of(&Begin::of(request, judged), &root, metadata.as_deref());
         let clear = if judged.is_some() { "1" } else { &starts.clear };
         let has = match self.mode {
-            Mode::Row if self.shared => {
-                format!("IS_USED_LOCK({}) = {number}", readers::lamp(&self.tables, &self.name, number, &literal(Value::Text(&root))))
+            SqlMode::Row if self.shared => {
+                format!(
+                    "IS_USED_LOCK({}) = {number}",
+                    readers::presence(&self.own.tables, &self.name, number, &literal(Value::Text(&root)))
+                )
             }
-            Mode::Row => "1".to_owned(),
-            _ => format!("IS_USED_LOCK({}) = CONNECTION_ID()", self.lock),
+            SqlMode::Row => "1".to_owned(),
+            _ => format!("IS_USED_LOCK({}) = CONNECTION_ID()", self.own.lock),
         };
-        let reads = readers::reads(&self.tables, &self.name);
+        let reads = readers::reads(&self.own.tables, &self.name);
         // The readers before vanished if this session has the row alone.
         let read = match self.mode {
-            Mode::Row if self.shared => "(SELECT COUNT(*) FROM :readers AS r WHERE r.name = :name AND r.root <> :root AND NOT :reads)",
-            Mode::Row => "(SELECT COUNT(*) FROM :readers WHERE name = :name)",
+            SqlMode::Row if self.shared => "(SELECT COUNT(*) FROM :readers AS r WHERE r.name = :name AND r.root <> :root AND NOT :reads)",
+            SqlMode::Row => "(SELECT COUNT(*) FROM :readers WHERE name = :name)",
             _ => "0",
         };
         let over = if self.shared { format!("NOT {reads}") } else { "1".to_owned() };
@@ -168,29 +134,29 @@ impl Keeper {
             ("mode", Value::Text(self.mode.name())),
         ];
         let values = [&values[..], &life.values()].concat();
-        let fill = |template: &str| self.tables.fill(template, &values);
+        let fill = |template: &str| self.own.tables.fill(template, &values);
         let count = fill(if self.shared { include_str!("../sql/begin_reading.sql") } else { include_str!("../sql/begin_hold.sql") });
         if extent == Extent::Alone {
             return Ok(count);
         }
         let mut begin = fill(&include_str!("../sql/begin_rows.sql").replace(":before", read)) + &count;
-        if self.mode == Mode::Row && !self.shared {
+        if self.mode == SqlMode::Row && !self.shared {
             begin += &fill(include_str!("../sql/forget_readers.sql"));
         }
         if extent == Extent::Forgetting {
             return Ok(begin);
         }
         let mut before = fill(include_str!("../sql/vanished.sql"));
-        if self.mode == Mode::Row {
+        if self.mode == SqlMode::Row {
             before += &fill(include_str!("../sql/vanished_readers.sql"));
         }
-        Ok(before + &begin + &history::trim(&self.tables, &self.name, "@dlock_vanished > 0"))
+        Ok(before + &begin + &history::trim(&self.own.tables, &self.name, "@dlock_vanished > 0"))
     }
 }
 
-/// What was answered to [`Keeper::begin_sql`] beyond [`Extent::Alone`], from this answer on.
+/// What was answered to [`MysqlLock::begin_sql`] beyond [`Extent::Alone`], from this answer on.
 fn begun(answers: &[Answer], at: usize, length: usize) -> Result<Counted> {
-    let vanished = only(answers, at)?.int()? > 0;
+    let vanished = first_row(answers, at)?.int()? > 0;
     counted(answers, at + length, vanished)
 }
 
@@ -200,5 +166,5 @@ fn counted(answers: &[Answer], length: usize, vanished: bool) -> Result<Counted>
     let mut fields = Fields::of(row);
     let (fence, layout, now) = (fields.int()?, fields.int()?, fields.int()?);
     failure::check_layout(layout)?;
-    Ok(Some((Fence(u64::try_from(fence).unwrap_or_default()), now, vanished)))
+    Ok(Some((as_fence(fence), now, vanished)))
 }
