@@ -73,11 +73,11 @@ pub struct ServerCheck {
     proxied: bool,
     /// The server is read-only.
     read_only: bool,
-    /// It is a node of a Galera cluster.
+    /// The server is a node of a Galera cluster.
     galera: bool,
-    /// It writes each commit to its log on disk before it answers.
+    /// The server writes each commit to its log on disk before it answers.
     durable: bool,
-    /// A restart may take a commit back that the binary log on disk does not have.
+    /// After a crash, recovery may roll a commit back that the binary log on disk lacks.
     binlog_lags: bool,
 }
 
@@ -101,16 +101,16 @@ impl ServerCheck {
         })
     }
 
-    /// Whether a `GET_LOCK` of one client keeps another one's session waiting. Galera's versions differ in that; MariaDB
+    /// Whether a `GET_LOCK` of one client makes another client's session wait. Galera's versions differ in that; MariaDB
     /// supports it on none.
-    pub(super) fn has_gates(&self) -> bool {
+    pub(super) fn has_advisory_locks(&self) -> bool {
         !self.proxied && !self.galera
     }
 
-    /// Whether a `GET_LOCK` lasts as long as its session, where it is needed.
+    /// Refuses servers whose session locks would not last as long as their sessions.
     ///
     /// # Errors
-    /// Why not.
+    /// The reason.
     pub(super) fn check_sessions(&self, mode: SqlMode, shared: bool) -> Result<()> {
         let refuse = |text: &str, hint: &str| Err(Error::new(Kind::Config, text).hint(hint));
         if self.proxied {
@@ -140,7 +140,7 @@ impl ServerCheck {
             return Err(Error::new(Kind::Config, format!("the server is {name}, which lacks what dlock's statements need")).hint(OLDEST));
         }
         if self.read_only {
-            // A user that may write all the same would write to a replica.
+            // A user with the right to write anyway would write to a replica.
             return Err(failure::read_only());
         }
         if self.galera && !options.single_writer {

@@ -1,7 +1,7 @@
 //! One session: opens it, sets it up, and runs statements over it.
 //!
-//! Statements go as text, several at once, so that a step of several statements is one round trip; values in them are
-//! written by [`super::statement`] alone. A session never reconnects and knows no time limits. After a dropped request,
+//! A request is the text of several statements, so that it is one round trip; only [`super::statement`] writes values into
+//! statements. A session never reconnects and knows no time limits. After a dropped request,
 //! the next request first awaits and discards the rest of the answer; a session that keeps no lock is better dropped.
 
 use std::{
@@ -35,15 +35,15 @@ use crate::{
     lock::{Effect, Result},
 };
 
-/// Every session: statements judge what is committed and lock no gaps, mistakes are errors, and neither a row that another
-/// client keeps locked nor a table that is being altered holds a statement up for long, whose asker may be gone by then.
-/// The variable tells whether a later statement reaches the same session.
+/// Sets up every session: statements read committed rows and lock no gaps, mistakes are errors, and a statement waits only shortly for
+/// a locked row or an altered table, since its client may be gone by then.
+/// The variable shows whether a later statement reaches the same session.
 const SET_UP: &str = "SET SESSION TRANSACTION ISOLATION LEVEL READ COMMITTED; \
     SET SESSION sql_mode = 'STRICT_ALL_TABLES', autocommit = 1, innodb_lock_wait_timeout = 1, lock_wait_timeout = 1, \
     completion_type = 0, @dlock = CONNECTION_ID(); ";
 
-/// One connection to a server is made at a time, so that its socket can be told from others; a server that does not answer keeps none
-/// to another server waiting. By the server's port or path.
+/// The locks that allow one new connection per server at a time, by the server's port or path: dlock identifies the new socket by
+/// its absence before. A server that does not answer delays no connection to another server.
 static CONNECTING: LazyLock<std::sync::Mutex<HashMap<String, Arc<Mutex<()>>>>> = LazyLock::new(Default::default);
 
 fn connecting(server: &Server) -> Arc<Mutex<()>> {
@@ -72,7 +72,7 @@ pub(super) struct ServerError {
     pub message: String,
 }
 
-/// The answers to a batch, up to the statement that failed, if one did. None after it was executed.
+/// The answers to a request, up to the statement that failed, if one did. No statement after that was executed.
 #[derive(Default)]
 pub(super) struct Answers {
     pub answers: Vec<Answer>,
@@ -105,19 +105,19 @@ pub struct Connection {
     at_rest: bool,
     /// The results of the server check.
     pub server: ServerCheck,
-    /// The gates that this session has.
-    pub gates: Vec<String>,
-    /// The ropes that this session has, as SQL.
-    pub ropes: Vec<String>,
-    /// Another client ended the last request, and not the session.
+    /// The names of the locks whose advisory locks this session has.
+    pub advisory_locks: Vec<String>,
+    /// The chain locks that this session has, as SQL.
+    pub chain_locks: Vec<String>,
+    /// Another client ended the last request, but not the session.
     pub interrupted: bool,
-    /// The server ends the session after so many seconds without a request.
+    /// The seconds without a request after which the server ends the session.
     pub idle_limit: Option<u32>,
 }
 
 impl Connection {
-    /// Connects, logs in and looks at the server: one round trip more than the login's own. Servers whose locks are none are
-    /// refused.
+    /// Connects, logs in and checks the server, in one round trip after the login. Refuses servers whose locks are not
+    /// reliable.
     pub(super) async fn open(options: &MysqlOptions) -> Result<Self> {
         let connection = Self::open_to_look(options).await?;
         connection.server.check(options)?;
@@ -138,14 +138,14 @@ impl Connection {
             encrypted,
             at_rest: true,
             server: ServerCheck::default(),
-            gates: Vec::new(),
-            ropes: Vec::new(),
+            advisory_locks: Vec::new(),
+            chain_locks: Vec::new(),
             interrupted: false,
             idle_limit: None,
         };
-        // Whatever is refused here, nothing has happened to any lock.
+        // No refusal here has changed a lock.
         let harmless = |error: crate::lock::Error| error.effect(Effect::NotApplied);
-        // The server looks through all of its counters to say when it was started. Once is enough: a session ends with its server.
+        // The server reads all of its counters to report its start. Once is enough: a session ends with its server.
         let start = if options.sql.mode == SqlMode::Lease { String::new() } else { format!("SET @dlock_start = {START}; ") };
         let set_up = format!("{SET_UP}{start}");
         let mut answers = connection.try_ask(&(set_up.clone() + &checks::question(checks::IN_CLUSTER))).await.map_err(harmless)?;
@@ -164,10 +164,10 @@ impl Connection {
         SessionId { number: self.server.session, since: self.server.since, identity: self.server.identity.clone() }
     }
 
-    /// Ends a session that was ours and did not answer, and whatever it was about to do; only while it runs what matches `running`, if that
-    /// is given. A server that was restarted, or took the place of another one, counts its sessions anew: no session is ended unless the
-    /// server is the same, began before that session did, and has it under our user. Otherwise, and if the server doesn't let us, it
-    /// ends by itself.
+    /// Ends an unanswered session of this process, with its statement; with `running`, only while the statement matches that condition. A
+    /// server that was restarted, or replaced another one, numbers its sessions anew: no session is ended unless the server is the
+    /// same, started before that session, and has it under this user. Otherwise, and if the server refuses, the session ends by
+    /// itself.
     pub(super) async fn end_other(&mut self, other: &SessionId, running: Option<&str>) -> Result<()> {
         if other.identity != self.server.identity {
             return Ok(());
@@ -186,7 +186,7 @@ impl Connection {
         Ok(())
     }
 
-    /// Has the server end a session that it named over this very connection; what it says if it doesn't.
+    /// Ends a session that the server named over this very connection. Returns the server's refusal.
     pub(super) async fn kill(&mut self, number: i64) -> Result<Option<ServerError>> {
         Ok(self.try_ask(&format!("KILL {number}")).await?.server_error)
     }
@@ -202,14 +202,14 @@ impl Connection {
         Ok(false)
     }
 
-    /// Has the kernel notice within `limit` that the server's host is gone. A server_error only costs time.
+    /// Makes the kernel notice within `limit` that the server's host is gone. A failure only costs time.
     pub(super) fn keep_alive(&self, limit: Duration) {
         if let Some(socket) = &self.socket {
             let _ = net::keep_alive(socket, limit);
         }
     }
 
-    /// Whether closing the session throws away what has not reached the server, instead of going on to deliver it.
+    /// Sets whether closing the session discards undelivered data instead of delivering it.
     pub(super) fn drop_unsent_on_close(&self, drop: bool) {
         if let Some(socket) = &self.socket {
             socket::drop_unsent_on_close(socket, drop);
@@ -219,7 +219,7 @@ impl Connection {
     /// Runs statements, one after the other, each a transaction of its own unless they say otherwise.
     ///
     /// # Errors
-    /// The first server_error; its effect is unknown if any statement was executed before it.
+    /// The first error of the server. Its effect is unknown if a statement was executed before.
     pub(super) async fn ask(&mut self, batch: &str) -> Result<Vec<Answer>> {
         let answers = self.try_ask(batch).await?;
         match answers.server_error {
@@ -228,7 +228,7 @@ impl Connection {
         }
     }
 
-    /// As [`Connection::ask`], with the server_error as part of the answer.
+    /// As [`Connection::ask`], with the server's error as part of the answer.
     pub(super) async fn try_ask(&mut self, batch: &str) -> Result<Answers> {
         self.at_rest = false;
         let mut answers = Answers::default();
@@ -283,7 +283,7 @@ impl Session for Connection {
 }
 
 impl Drop for Connection {
-    /// Says goodbye: a session whose socket is closed without ends as well, but with a line in the server's log.
+    /// Sends the message that ends the session; without it, the server logs the end.
     fn drop(&mut self) {
         const COM_QUIT: [u8; 5] = [1, 0, 0, 0, 1];
         if let Some(socket) = &self.socket
@@ -295,7 +295,7 @@ impl Drop for Connection {
     }
 }
 
-/// What an error says if it came from the server.
+/// Returns the server's part of an error.
 pub(super) fn server_error(error: &sqlx::Error) -> Option<ServerError> {
     let error = error.as_database_error()?.try_downcast_ref::<MySqlDatabaseError>()?;
     Some(ServerError { number: error.number(), message: error.message().to_owned() })
@@ -322,7 +322,7 @@ async fn connect(options: &SqlOptions) -> Result<(MySqlConnection, Option<OwnedF
     Ok((connection, before.newest(&options.server), None))
 }
 
-/// Without the statements that the driver would send first on its own account.
+/// Returns the driver's options, without the statements that the driver sends first by default.
 fn driver_options(options: &SqlOptions) -> MySqlConnectOptions {
     let mut driver = MySqlConnectOptions::new()
         .timezone(None)
@@ -334,7 +334,7 @@ fn driver_options(options: &SqlOptions) -> MySqlConnectOptions {
     driver = match &options.server {
         Server::Unix { path, .. } => driver.socket(path).ssl_mode(MySqlSslMode::Disabled),
         Server::Tcp { host, port } => {
-            // `localhost` needs no resolver, which would start a thread; in a certificate it has to stand as it is.
+            // `localhost` needs no resolver, which would start a thread; a certificate names it unchanged.
             let plain = host.eq_ignore_ascii_case("localhost") && options.tls != TlsMode::VerifyFull;
             driver.host(if plain { "127.0.0.1" } else { host }).port(*port).ssl_mode(match options.tls {
                 TlsMode::Disable => MySqlSslMode::Disabled,

@@ -1,4 +1,4 @@
-//! What a server's settings make of its locks, and the rights that they take.
+//! The operator's view of a MySQL or MariaDB server: its settings, and the rights that dlock needs.
 
 use std::time::Duration;
 
@@ -19,7 +19,7 @@ use crate::{
     lock::{Capabilities, Check, Error, Finding, Grants, Init, Kind, Notice, PASSWORD, Result, Role, check},
 };
 
-/// What is looked at.
+/// The checks of `dlock doctor`.
 pub const CHECKS: &[Check] = &[
     check("version", "the server's version"),
     check("role", "whether it takes changes (read_only)"),
@@ -33,7 +33,7 @@ pub const CHECKS: &[Check] = &[
     transport::CHECK,
 ];
 
-/// A session that is ended sooner than this is made again and again.
+/// The shortest `wait_timeout`, in seconds, with which sessions need not be opened again and again.
 const SHORT: i64 = 60;
 
 impl Database for Mysql {
@@ -78,7 +78,7 @@ impl Database for Mysql {
         let read = Variables::read(&mut session).await?;
         let mut found = vec![version(&read), Finding::ok("role", "the server takes changes")];
         found.extend(["cluster", "proxy", "durability"].map(|check| Finding::ok(check, fine(check))));
-        // What is noticed or refused when a session is opened is said once, here as there.
+        // The refusals and notices of opening a session become findings here.
         for (check, finding) in refusals(&session, options).into_iter().chain(notices(&session)).chain(durability(&read)) {
             if let Some(at) = found.iter().position(|known| known.check == check && known.severity < finding.severity) {
                 found[at] = finding;
@@ -204,7 +204,7 @@ fn version(read: &Variables) -> Finding {
     }
 }
 
-/// What endangers commits beyond what each session looks at.
+/// Returns the findings about commits beyond the checks of each session.
 fn durability(read: &Variables) -> Vec<(&'static str, Finding)> {
     const ID: &str = "durability";
     let method = read.text("innodb_flush_method").unwrap_or_default().to_ascii_lowercase();
@@ -225,10 +225,10 @@ fn durability(read: &Variables) -> Vec<(&'static str, Finding)> {
     found.into_iter().map(|found| (ID, found)).collect()
 }
 
-/// What that takes on MySQL, of a user that has no more rights than dlock needs. MariaDB counts its replicas for everyone.
+/// The right to count replicas on MySQL, beyond dlock's rights. MariaDB counts its replicas for every user.
 const REPLICAS: &str = "SELECT (processlist_command) ON performance_schema.threads";
 
-/// How many replicas are connected, of a server that does not count them; `None` if this user is not told.
+/// Returns the number of connected replicas of a server that does not count them; `None` if this user may not see that.
 async fn replicas(session: &mut Connection) -> Result<Option<usize>> {
     for question in ["SELECT 1 FROM performance_schema.threads WHERE processlist_command LIKE 'Binlog Dump%'", "SHOW REPLICAS"] {
         let Answers { answers, server_error } = session.try_ask(question).await?;
@@ -247,7 +247,7 @@ fn replication(read: &Variables) -> Finding {
     let either = |one: &str, other: &str| read.number(one).or_else(|| read.number(other));
     let on = |names: [&str; 2]| names.into_iter().any(|name| read.text(name) == Some("ON"));
     let enabled = on(["rpl_semi_sync_master_enabled", "rpl_semi_sync_source_enabled"]);
-    // After a commit that no replica confirmed in time, the server goes on without.
+    // After a commit that no replica confirmed in time, the server stops waiting for replicas.
     let waits = enabled && on(["rpl_semi_sync_master_status", "rpl_semi_sync_source_status"]);
     match (waits, either("rpl_semi_sync_master_clients", "rpl_semi_sync_source_clients"), read.number("slaves_connected")) {
         (true, Some(count), _) if count > 0 => Finding::ok(ID, format!("{count} replicas that a commit waits for (semi-synchronous)")),

@@ -11,7 +11,7 @@ use crate::{
     lock::{Fence, HistoryEntry, Note, Result, SKIPPING_HOSTS, SkipCount},
 };
 
-/// Remembers holds that are over by what was just written, as SQL.
+/// Returns the SQL that adds history entries for the holds that the previous statement ended.
 pub(super) fn ended(tables: &Tables, name: &str, past: &[HistoryEntry]) -> Result<String> {
     let mut sql = String::new();
     for past in past {
@@ -21,7 +21,7 @@ pub(super) fn ended(tables: &Tables, name: &str, past: &[HistoryEntry]) -> Resul
     Ok(if due { sql + &trim(tables, name, "@dlock_written > 0") } else { sql })
 }
 
-/// A hold that is over, as columns have it.
+/// An ended hold as the columns have it.
 struct Written {
     fence: i64,
     since: Option<i64>,
@@ -57,7 +57,7 @@ impl Written {
     }
 }
 
-/// Forgets what is beyond the bounds, if it is `due`, as SQL.
+/// Returns the SQL that trims the history if `due`.
 pub(super) fn trim(tables: &Tables, name: &str, due: &str) -> String {
     tables.fill(include_str!("sql/trim.sql"), &[("name", Value::Bytes(name)), ("due", Value::Sql(due))])
 }
@@ -70,7 +70,7 @@ pub(super) async fn read(session: &mut Connection, tables: &Tables, name: &str) 
     Ok((past, skips.rows.iter().map(|row| Fields::of(row).skip_count()).collect::<Result<_>>()?))
 }
 
-/// Remembers what comes with no grant and no release.
+/// Adds a history entry that no grant or release writes.
 pub(super) async fn note(session: &mut Connection, tables: &Tables, name: &str, note: &Note) -> Result<()> {
     let batch = match note {
         Note::Skipped { host, reason, .. } => {
@@ -87,13 +87,13 @@ pub(super) async fn note(session: &mut Connection, tables: &Tables, name: &str, 
     session.ask(&batch).await.map(|_| ())
 }
 
-/// Claims a warning, as SQL.
+/// Returns the SQL that claims a warning.
 pub(super) fn claim(tables: &Tables, name: &str, fence: Fence, level: u32) -> String {
     let values = [("name", Value::Bytes(name)), ("fence", Value::Int(fence_int(fence))), ("level", Value::Int(level.into()))];
     tables.fill(include_str!("sql/warn.sql"), &values)
 }
 
-/// Whether it was.
+/// Whether [`claim`] claimed the warning.
 pub(super) fn is_claimed(answers: &[Answer]) -> bool {
     answers.first().is_some_and(|answer| answer.matched > 0)
 }

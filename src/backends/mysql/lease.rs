@@ -1,4 +1,4 @@
-//! `mode=lease`: a lock is a row with an end. See the module's own docs for what can go wrong.
+//! `mode=lease`: a lock is a row with an end. The worst cases are in the docs of this module's parent.
 
 use std::time::Duration;
 
@@ -6,7 +6,7 @@ use async_trait::async_trait;
 
 use super::{
     Mysql,
-    bell::{Told, behind},
+    chain::{LastAnswer, predecessors},
     connection::SessionId,
     history,
     options::MysqlOptions,
@@ -41,19 +41,19 @@ pub struct LeaseStore {
     own: Own,
     /// The hold that was granted last.
     granted: Option<Token>,
-    /// Granted holds that are in the list of waiters. Readers of the list pass over them, and they leave it when the lock is given back:
-    /// the command need not wait for that.
+    /// Granted holds that are still in the list of waiters, and leave it at their release: the command need not wait for that. Readers of
+    /// the list skip them.
     listed: Vec<Token>,
     /// The lock that was read last is another program's.
     foreign: bool,
-    /// The waiter in the document's queue, and what it was told.
-    told: Option<(Token, Told)>,
-    /// The server, or what stands before it, has no gates.
-    pub(super) gates_fail: bool,
+    /// The waiter in the document's queue, and the answer that it got.
+    last: Option<(Token, LastAnswer)>,
+    /// The server, or a proxy before it, has no advisory locks.
+    pub(super) locks_fail: bool,
 }
 
 impl Lease {
-    /// A backend for `options`. Without I/O.
+    /// Returns a backend for `options`, without I/O.
     pub fn new(options: MysqlOptions) -> Self {
         Self::of(LeaseStore {
             client: Client::new(options),
@@ -64,8 +64,8 @@ impl Lease {
             granted: None,
             listed: Vec::new(),
             foreign: false,
-            told: None,
-            gates_fail: false,
+            last: None,
+            locks_fail: false,
         })
     }
 }
@@ -74,8 +74,8 @@ impl LeaseStore {
     /// Asks the table, and keeps the session unless the question is dropped or its answer lost.
     async fn ask<T>(&mut self, question: impl AsyncFnOnce(&mut LockTable<'_>) -> Result<T>) -> Result<T> {
         let mut session = self.client.take().await?;
-        let gated = !self.gates_fail && session.server.has_gates();
-        let mut table = LockTable { session: &mut session, tables: &self.client.tables, gated, noted: std::mem::take(&mut self.noted) };
+        let locks = !self.locks_fail && session.server.has_advisory_locks();
+        let mut table = LockTable { session: &mut session, tables: &self.client.tables, locks, noted: std::mem::take(&mut self.noted) };
         self.unanswered = Some(table.session.id());
         let answer = question(&mut table).await;
         self.noted = table.noted;
@@ -93,23 +93,23 @@ impl LeaseStore {
                 table.session.end_other(&other, None).await?;
             }
             let answer = question(table).await;
-            // Another client woke a waiter that was awake.
+            // Another client ended the statement of a waiter that was awake.
             if answer.is_err() && table.session.interrupted { question(table).await } else { answer }
         })
         .await
     }
 
     /// Whether a `GET_LOCK` of one client keeps another one waiting.
-    fn has_gates(&self) -> bool {
-        !self.gates_fail && self.client.session.as_ref().is_some_and(|session| session.server.has_gates())
+    fn has_advisory_locks(&self) -> bool {
+        !self.locks_fail && self.client.session.as_ref().is_some_and(|session| session.server.has_advisory_locks())
     }
 
     /// Unblocks clients that wait for this session, after a release. The lock is released already: no caller waits for this step, and
     /// nothing depends on it.
-    async fn leave_after(&mut self, name: &str, token: &Token, gate: bool) {
+    async fn leave_after(&mut self, name: &str, token: &Token, unlock: bool) {
         if self.listed.contains(token) {
             self.listed.retain(|other| other != token);
-            let _ = self.ask(async |table| table.leave(name, token, gate).await).await;
+            let _ = self.ask(async |table| table.leave(name, token, unlock).await).await;
         }
     }
 }
@@ -228,12 +228,12 @@ impl Store for LeaseStore {
             self.documented.forget(token);
             self.leave_after(name, token, !write.is.is_held_by(token)).await;
         } else if write.frees() && !write.was.is_shared() {
-            // Evicted. Waiters are blocked on what the holder's session has: it goes, if it is there still.
+            // The hold was evicted. Waiters are blocked on the advisory lock of the holder's session, which is ended.
             self.ask(async |table| {
-                if let Some(number) = table.gate_keeper(name).await?
+                if let Some(number) = table.advisory_lock_holder(name).await?
                     && table.session.kill(number).await?.is_none()
                 {
-                    // It has the gate, as the server has just said over this very session.
+                    // The server has just said over this very session that it has the advisory lock.
                     table.session.outlast(number).await?;
                 }
                 Ok(())
@@ -245,10 +245,10 @@ impl Store for LeaseStore {
 
     async fn wait(&mut self, request: &Request, at_most: Duration, _: bool) -> Result<Wake> {
         let name = self.client.names.of(&request.key);
-        match &self.told {
-            Some((token, told)) if *token == request.token && self.has_gates() => {
-                let told = told.clone();
-                self.await_bell(&name, &request.token.hold_text(), told, at_most).await
+        match &self.last {
+            Some((token, last)) if *token == request.token && self.has_advisory_locks() => {
+                let last = last.clone();
+                self.await_wake_up(&name, &request.token.hold_text(), last, at_most).await
             }
             _ => self.await_change(&name, at_most).await,
         }
@@ -256,20 +256,20 @@ impl Store for LeaseStore {
 
     fn advise(&mut self, request: &Request, busy: &mut Busy) {
         let documented = self.documented.has(&request.token);
-        self.told = documented.then(|| {
+        self.last = documented.then(|| {
             let name = self.client.names.of(&request.key);
-            let behind = behind(&self.client.tables, &name, &request.token.hold_text(), self.noted.document.as_deref());
-            (request.token, Told { bell: self.noted.bell, place: busy.position, foreign: self.foreign, behind })
+            let predecessors = predecessors(&self.client.tables, &name, &request.token.hold_text(), self.noted.document.as_deref());
+            (request.token, LastAnswer { wake_ups: self.noted.wake_ups, position: busy.position, foreign: self.foreign, predecessors })
         });
-        // The waiter with the gate polls the row for all other waiters.
-        busy.notifies = self.has_gates();
+        // The waiter with the advisory lock polls the row for all other waiters.
+        busy.notifies = self.has_advisory_locks();
         let in_passing = busy.passing || (documented && busy.expires_in.is_some_and(|left| left <= OFFER));
         busy.expires_in = busy.expires_in.filter(|_| in_passing || looks_at_the_end(busy.position));
     }
 
     async fn note_waiter(&mut self, _: &Request, _: u64) -> Result<Option<u32>> {
         // The step that did not grant the lock has put it into the queue.
-        Ok(self.noted.place)
+        Ok(self.noted.position)
     }
 
     async fn remove_waiter(&mut self, request: &Request) -> Result<bool> {

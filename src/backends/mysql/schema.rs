@@ -9,50 +9,18 @@ use super::{
 };
 use crate::{
     backends::sql::{Fields, Names, SqlMode, SqlOptions},
-    lock::{Error, Init, Kind, Result},
+    lock::{Init, Result},
 };
 
-/// What the lock table's columns are, as `information_schema` writes it, and how they are added or changed to be so.
-const COLUMNS: [(&str, &str, &str); 12] = [
-    ("name", "varbinary(320)", "VARBINARY(320) NOT NULL"),
-    ("lock_until", "datetime(6)", "DATETIME(6) NOT NULL"),
-    ("locked_at", "datetime(6)", "DATETIME(6) NOT NULL"),
-    ("locked_by", "varchar(255)", "VARCHAR(255) NOT NULL"),
-    ("layout", "smallint", "SMALLINT NULL"),
-    ("owner", "varchar(64)", "VARCHAR(64) NULL"),
-    ("mode", "varchar(16)", "VARCHAR(16) NULL"),
-    ("fence", "bigint", "BIGINT NOT NULL DEFAULT 0"),
-    ("renewed_at", "datetime(6)", "DATETIME(6) NULL"),
-    ("revision", "bigint", "BIGINT NOT NULL DEFAULT 0"),
-    ("document", "mediumtext", "MEDIUMTEXT NULL"),
-    ("bell", "bigint", "BIGINT NOT NULL DEFAULT 0"),
-];
+/// Returns the names and definitions of a table's columns.
+fn columns(table: &str) -> impl Iterator<Item = (&'static str, &'static str)> {
+    let create = format!("CREATE TABLE IF NOT EXISTS :{table} (");
+    let lines = include_str!("sql/schema.sql").lines().skip_while(move |line| *line != create).skip(1).map(str::trim);
+    let columns = lines.take_while(|line| !line.starts_with("PRIMARY KEY")).filter_map(|line| line.split_once(' '));
+    columns.map(|(name, definition)| (name, definition.trim().trim_end_matches(',')))
+}
 
-/// What the table of sessions has as well.
-const STARTS: [(&str, &str, &str); 16] = [
-    ("paced_at", "datetime(6)", "DATETIME(6) NULL"),
-    ("paced_fence", "bigint", "BIGINT NULL"),
-    ("paced_place", "varbinary(320)", "VARBINARY(320) NULL"),
-    ("guard_ms", "bigint", "BIGINT NULL"),
-    ("at_least_ms", "bigint", "BIGINT NULL"),
-    ("paced_who", "mediumtext", "MEDIUMTEXT NULL"),
-    ("paced_hold", "char(16)", "CHAR(16) NULL"),
-    ("start_at", "datetime(6)", "DATETIME(6) NULL"),
-    ("start_fence", "bigint", "BIGINT NULL"),
-    ("start_stage", "varchar(16)", "VARCHAR(16) NULL"),
-    ("start_tries", "bigint", "BIGINT NULL"),
-    ("start_window_ms", "bigint", "BIGINT NULL"),
-    ("start_who", "mediumtext", "MEDIUMTEXT NULL"),
-    ("start_hold", "char(16)", "CHAR(16) NULL"),
-    ("warned_fence", "bigint", "BIGINT NULL"),
-    ("warned_level", "bigint", "BIGINT NULL"),
-];
-
-/// What the tables of sessions and of readers have as well.
-const SERVER: [(&str, &str, &str); 2] =
-    [("server", "varchar(320)", "VARCHAR(320) CHARACTER SET utf8mb4 NULL"), ("ends", "datetime(6)", "DATETIME(6) NULL")];
-
-/// What `dlock init` does where there are no tables yet, as SQL.
+/// Returns what `dlock init` does where there are no tables yet, as SQL.
 pub(super) fn text(tables: &Tables) -> String {
     tables.show(include_str!("sql/schema.sql"))
 }
@@ -112,56 +80,44 @@ async fn examine(session: &mut Connection, tables: &Tables) -> Result<Found> {
         names.join(", ")
     );
     let answers = session.ask(&question).await?;
-    let (mut columns, mut others) = (Vec::new(), Vec::new());
-    let [mut sessions, mut readers] = [const { Vec::new() }; 2];
+    let mut found = Vec::new();
     for row in answers.iter().flat_map(|answer| &answer.rows) {
         let mut fields = Fields::of(row);
         let (of, column, kind, charset) = (fields.text()?, fields.text()?, fields.text()?, fields.text_or_null()?);
-        if of.eq_ignore_ascii_case(&format!("{table}_sessions")) {
-            sessions.push(column.to_ascii_lowercase());
-        }
-        if of.eq_ignore_ascii_case(&format!("{table}_readers")) {
-            readers.push(column.to_ascii_lowercase());
-        }
-        if of.eq_ignore_ascii_case(table) {
-            columns.push((column.to_ascii_lowercase(), kind.to_ascii_lowercase(), charset));
-        } else if !others.contains(&of) {
-            others.push(of);
-        }
+        let suffix = of.get(table.len()..).unwrap_or_default().to_ascii_lowercase();
+        found.push((suffix, column.to_ascii_lowercase(), kind.to_ascii_lowercase(), charset));
     }
-    if columns.is_empty() {
+    let exists = |suffix: &str| found.iter().any(|(of, ..)| of == suffix);
+    if !exists("") {
         return Ok(Found { complete: false, changes: None });
     }
-    let mut parts = Vec::new();
-    let mut first = String::new();
-    for (column, kind, definition) in COLUMNS.into_iter().chain(STARTS) {
-        match columns.iter().find(|(name, ..)| name == column) {
-            None => parts.push(format!("ADD COLUMN {column} {definition}")),
-            // MariaDB writes bigint(20), MySQL bigint.
-            Some((_, found, _)) if found == kind || kind.contains("int") && found.starts_with(kind) => {}
-            Some((_, found, charset)) => {
-                if column == "name" && charset.as_deref().is_some_and(|charset| !charset.starts_with("utf8")) {
-                    // By bytes it must be the bytes of UTF-8.
-                    first = tables.fill("ALTER TABLE :table MODIFY name VARCHAR(80) CHARACTER SET utf8mb4 NOT NULL;", &[]);
+    let mut changes = String::new();
+    for (name, suffix) in [("table", ""), ("sessions", "_sessions"), ("readers", "_readers")] {
+        let mut parts = Vec::new();
+        for (column, definition) in columns(name).filter(|_| exists(suffix)) {
+            let kind = definition.split(' ').next().unwrap_or_default().to_ascii_lowercase();
+            match found.iter().find(|(of, name, ..)| of == suffix && name == column) {
+                None => parts.push(format!("ADD COLUMN {column} {definition}")),
+                // MariaDB writes bigint(20), MySQL bigint.
+                Some((_, _, found, _)) if *found == kind || kind.contains("int") && found.starts_with(&kind) => {}
+                Some((_, _, found, charset)) if name == "table" => {
+                    if column == "name" && charset.as_deref().is_some_and(|charset| !charset.starts_with("utf8")) {
+                        // The bytes of the name must be those of UTF-8.
+                        changes += &tables.fill("ALTER TABLE :table MODIFY name VARCHAR(80) CHARACTER SET utf8mb4 NOT NULL;", &[]);
+                    }
+                    if matches!(column, "name" | "lock_until" | "locked_at") || found.starts_with("varchar") && column != "locked_by" {
+                        parts.push(format!("MODIFY {column} {definition}"));
+                    }
                 }
-                if matches!(column, "name" | "lock_until" | "locked_at") || found.starts_with("varchar") && column != "locked_by" {
-                    parts.push(format!("MODIFY {column} {definition}"));
-                }
+                Some(_) => {}
             }
         }
-    }
-    let alter = |table: &str, parts: &[String]| format!("{} {};", tables.fill(table, &[]), parts.join(", "));
-    let mut changes = if parts.is_empty() { String::new() } else { first + &alter("ALTER TABLE :table", &parts) };
-    let sides = [("ALTER TABLE :sessions", sessions, [&STARTS[..], &SERVER].concat()), ("ALTER TABLE :readers", readers, SERVER.to_vec())];
-    for (side, has, wants) in sides {
-        let lacks = wants.into_iter().filter(|(column, ..)| !has.is_empty() && !has.iter().any(|known| known == column));
-        let lacks: Vec<_> = lacks.map(|(column, _, definition)| format!("ADD COLUMN {column} {definition}")).collect();
-        if !lacks.is_empty() {
-            changes += &alter(side, &lacks);
+        if !parts.is_empty() {
+            changes.extend([tables.fill(&format!("ALTER TABLE :{name}"), &[]), parts.join(", "), ";".into()]);
         }
     }
     let changes = Some(changes).filter(|changes| !changes.is_empty());
-    let mut complete = changes.is_none() && others.len() == SIDE_TABLES.len();
+    let mut complete = changes.is_none() && SIDE_TABLES.iter().all(|(_, suffix)| exists(suffix));
     if complete {
         let older = session.ask(&tables.fill("SELECT 1 FROM :table WHERE layout < :layout LIMIT 1;", &[])).await?;
         complete = older.iter().all(|answer| answer.rows.is_empty());
@@ -176,11 +132,7 @@ pub(super) async fn collect(session: &mut Connection, tables: &Tables, options: 
         .ask(&tables.fill("SELECT 1 FROM :table WHERE (owner IS NULL OR owner <> locked_by) AND locked_by <> :shared LIMIT 1;", &[]))
         .await?;
     if shared.first().is_some_and(|answer| !answer.rows.is_empty()) {
-        return Err(Error::new(
-            Kind::Unsupported,
-            "other programs than dlock keep locks in this table, and some remember which rows exist",
-        )
-        .hint("remove the rows by hand while those programs are stopped"));
+        return Err(SqlOptions::shares_table());
     }
     let micros = i64::try_from(unused_for.as_micros()).unwrap_or(i64::MAX);
     let names = Names::new(&options.namespace).starting_with("");

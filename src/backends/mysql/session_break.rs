@@ -1,4 +1,4 @@
-//! Taking a lock away from a session.
+//! Breaks a lock that a session has.
 
 use super::{
     connection::{Answer, SessionId},
@@ -19,8 +19,8 @@ pub(super) struct Marked {
     session: i64,
     /// It was marked before.
     before: bool,
-    /// Over which session the server said so.
-    told: SessionId,
+    /// The session over which the server named the holder's session.
+    asked_over: SessionId,
 }
 
 impl MysqlSessions {
@@ -53,29 +53,29 @@ impl MysqlSessions {
             ("holds", Value::Sql(holds.trim_end())),
         ];
         let answers = session.ask(&self.client.tables.fill(&(look + include_str!("sql/mark_hold.sql")), &values)).await;
-        let told = session.id();
+        let asked_over = session.id();
         self.client.session = Some(session);
         let answers = answers?;
         let int =
             |nth: usize| answers.get(nth).and_then(|answer: &Answer| answer.rows.first()).map(|row| Fields::of(row).int()).transpose();
         let before = int(2)?.ok_or_else(failure::unreadable)? > 0;
-        Ok(int(4)?.map(|session| Marked { session, before, told }))
+        Ok(int(4)?.map(|session| Marked { session, before, asked_over }))
     }
 
-    /// Ends the session that has the lock with this fence. It is marked first: the next holder finds a hold that was broken, whatever
-    /// becomes of us, and so does a look.
+    /// Ends the session that has the lock with this fence. The hold is marked first, so that the next holder and `inspect` see a broken
+    /// hold even if this process dies.
     pub(super) async fn end_holder(&mut self, key: &Key, fence: Fence, mark: &Break) -> Result<bool> {
-        let Some(Marked { session: number, before, told }) = self.put_mark(key, fence, mark).await? else { return Ok(false) };
+        let Some(Marked { session: number, before, asked_over }) = self.put_mark(key, fence, mark).await? else { return Ok(false) };
         let mut session = self.client.take().await?;
-        if session.id() != told {
-            // The server may be another one, or count its sessions anew.
+        if session.id() != asked_over {
+            // The server may be another one, or number its sessions anew.
             self.client.session = Some(session);
             return Ok(false);
         }
         match session.kill(number).await? {
             Some(denial) if denial.number != failure::NO_SESSION => {
                 if !before {
-                    // No client asked for it to be stopped later.
+                    // No other client had marked the hold: this mark must not stop it later.
                     let values = [("name", Value::Bytes(&self.name_of(key))), ("fence", Value::Int(fence_int(fence)))];
                     session
                         .ask(&self.client.tables.fill("DELETE FROM :marks WHERE name = :name AND fence = :fence AND seen = 0;", &values))

@@ -30,7 +30,7 @@ pub struct SessionPart {
     tables: Tables,
     /// The session's number in the server.
     number: i64,
-    /// The answer for [`MysqlLock::begin`], if the attempt did its work already.
+    /// The result of [`MysqlLock::count`], if the attempt has counted the fence already.
     counted: Option<Counted>,
     /// The history entries of earlier holders can't be written.
     forgets: bool,
@@ -85,8 +85,8 @@ impl MysqlLock {
         }
     }
 
-    /// The statement after which the server ends the session once it has been silent for so long; both ends find out
-    /// about as soon that the other's machine is gone.
+    /// Returns the statement after which the server ends the session once it has been silent for this long. Both ends notice
+    /// in about the same time that the other host is gone.
     fn set_idle_limit(&mut self, limit: Duration) -> String {
         self.session.keep_alive(limit);
         self.idle_limit = limit;
@@ -94,7 +94,7 @@ impl MysqlLock {
         format!("SET SESSION wait_timeout = {seconds};\n")
     }
 
-    /// Asks for the lock once. True if the session has the lock, also on a repeated request.
+    /// Asks for the lock once. Returns true if the session has the lock, also on a repeated request.
     pub(super) async fn attempt(&mut self, request: &Request) -> Result<bool> {
         self.unanswered += 1;
         let first = self.set_idle_limit(request.ttl.get());
@@ -103,7 +103,7 @@ impl MysqlLock {
         Ok(self.has)
     }
 
-    /// Counts the fence in the same round trip, if the lock is ours.
+    /// Asks for the `GET_LOCK`, and counts the fence in the same round trip.
     async fn get_lock(&mut self, first: &str, request: &Request) -> Result<bool> {
         let (lock, begin) = (&self.own.lock, self.begin_sql(request, "CONNECTION_ID()", beginning::Extent::Alone, None)?);
         let batch = format!(
@@ -123,7 +123,7 @@ impl MysqlLock {
         Ok(got)
     }
 
-    /// In a transaction of its own, which is over if another session has the row. A reader has its lamp from now on.
+    /// Locks the row in a transaction of its own, which ends if another session has the row. A reader keeps its presence lock.
     async fn lock_row(&mut self, first: &str) -> Result<bool> {
         for _ in 0..2 {
             let mut begin = if self.has { String::new() } else { "START TRANSACTION;\n".to_owned() };
@@ -157,7 +157,7 @@ impl MysqlLock {
             if found(&answers, at + 2) {
                 return Ok(false);
             }
-            // This lock was never taken: its row is made, and asked for once more.
+            // The lock was never taken: create its row, and ask once more.
             let insert = self.own.tables.fill("INSERT INTO :rows (name) VALUES (:name);", &[("name", Value::Bytes(&self.name))]);
             match self.session.try_ask(&insert).await?.server_error {
                 Some(server_error) if server_error.number != failure::DUPLICATE => return Err(failure::refused(&server_error, false)),
@@ -173,7 +173,7 @@ impl MysqlLock {
     }
 }
 
-/// Statements must reach the session that has the lock.
+/// Checks that the statement has reached the session that has the lock.
 fn one_session(same: Option<i64>) -> Result<()> {
     if same == Some(1) {
         return Ok(());
@@ -182,7 +182,7 @@ fn one_session(same: Option<i64>) -> Result<()> {
         .hint("connect to the server itself; ?mode=lease works with any"))
 }
 
-/// What was answered to [`MysqlLock::touch`], from this answer on. What can't be read says nothing.
+/// Reads the answers to [`MysqlLock::touch`], from this one on. Unreadable answers are ignored.
 pub(super) fn read_mark(answers: &[Answer], at: usize, intent: Option<Intent>) -> ReadMark {
     let noted = intent == Some(Intent::Drain) && answers.len() > at;
     let row = intent.and_then(|_| first_row(answers, at + usize::from(intent == Some(Intent::Drain))).ok());
@@ -190,7 +190,7 @@ pub(super) fn read_mark(answers: &[Answer], at: usize, intent: Option<Intent>) -
     ReadMark { mark, noted }
 }
 
-/// The first row of an answer.
+/// Returns the first row of an answer.
 pub(super) fn first_row(answers: &[Answer], nth: usize) -> Result<Fields<'_>> {
     answers.get(nth).and_then(|answer| answer.rows.first()).map(Fields::of).ok_or_else(failure::unreadable)
 }

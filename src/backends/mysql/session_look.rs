@@ -1,6 +1,6 @@
 //! The holders of locks that sessions keep: the server's view of its locks, and the holders' own records.
 //!
-//! Read only, except that a look at a row in `mode=row` locks the row for readers for an instant.
+//! Read only, except that reading in `mode=row` share-locks the row for an instant.
 
 use std::time::Duration;
 
@@ -20,7 +20,7 @@ use crate::{
 };
 
 impl MysqlSessions {
-    /// Asks for a lock's holders.
+    /// Returns the statements for a lock's holders, which [`read_holders`] reads.
     pub(super) fn look_sql(&self, key: &Key, server: &ServerCheck) -> String {
         let name = self.name_of(key);
         let holder = if self.is_row() { "0".to_owned() } else { format!("IS_USED_LOCK({})", self.lock_of(key)) };
@@ -31,7 +31,7 @@ impl MysqlSessions {
         if !self.is_row() {
             return look + &left;
         }
-        // If readers can't lock a row, its holder has it locked. Readers release the row at once.
+        // If this reader can't lock the row, a holder has it locked. This reader releases the row at once.
         let share = if server.mariadb { "LOCK IN SHARE MODE" } else { "FOR SHARE" };
         let template = format!("SELECT 1 FROM :rows WHERE name = :name;\nSELECT 1 FROM :rows WHERE name = :name {share} SKIP LOCKED;");
         let reads = reads(&self.client.tables, &name);
@@ -74,7 +74,7 @@ impl SessionReads for MysqlSessions {
     async fn probe(&mut self, key: &Key, token: &Token) -> Result<Renewal> {
         let name = self.name_of(key);
         let mut session = self.client.take().await?;
-        // Last: a holder that is there first and wrote this was there all the time.
+        // Read last: a hold that is listed first and has a record afterwards lasted all the time.
         let root = token.hold_text();
         let hold = self.client.tables.fill(
             "SELECT fence FROM :sessions WHERE name = :name AND root = :root UNION ALL SELECT fence FROM :readers WHERE name = :name AND root = :root;",
@@ -92,8 +92,7 @@ impl SessionReads for MysqlSessions {
         })
     }
 
-    /// What is remembered of a lock. First what was written of a hold, then whether that lasts, and last how it ended: one that is over by
-    /// then has its end.
+    /// Reads the holds' records first, then the holders, then the history: a hold that ends meanwhile has its history entry.
     async fn history(&mut self, key: &Key) -> Result<History> {
         let name = self.name_of(key);
         let mut session = self.client.take().await?;
@@ -138,7 +137,7 @@ pub(super) fn read_holders(answers: &[Answer], at: usize) -> Result<(Vec<Holder>
     Ok((holders, fence))
 }
 
-/// Those whose sessions have it; and how many answers that took.
+/// Returns the holders whose sessions have the lock, the last fence, and the number of answers read.
 fn read_present(answers: &[Answer], at: usize) -> Result<(Vec<Holder>, Option<Fence>, usize)> {
     let row = answers.get(at).and_then(|answer| answer.rows.first()).ok_or_else(failure::unreadable)?;
     let mut fields = Fields::of(row);
@@ -146,16 +145,16 @@ fn read_present(answers: &[Answer], at: usize) -> Result<(Vec<Holder>, Option<Fe
     let (session, held, silent) = (fields.int_or_null()?, fields.int_or_null()?, fields.int_or_null()?);
     let (ttl, metadata, mark) = (fields.int_or_null()?, fields.text_or_null()?, fields.mark()?);
     failure::check_layout(layout.unwrap_or_default())?;
-    // None was counted yet where a hold was undone before.
+    // A hold may have been undone before it counted a fence.
     let fence = fence.filter(|fence| *fence > 0).map(as_fence);
-    // mode=row: the readers are known, and no other session has the row then. More readers can't lock it where a writer waits.
+    // mode=row: if readers are known, no other session has the row. No more readers can lock it while a writer waits.
     let looked = if holder == Some(0) { 4 } else { 1 };
     let readers = answers.get(at + 3).filter(|_| holder == Some(0)).map(|answer| &*answer.rows).unwrap_or_default();
     if !readers.is_empty() {
         return Ok((readers.iter().map(|row| reader(Fields::of(row))).collect::<Result<_>>()?, fence, looked));
     }
     let held_by = match holder {
-        // mode=row: whether the row is there, and whether readers can lock it.
+        // mode=row: whether the row exists, and whether this reader could lock it.
         Some(0) => {
             let found = |nth: usize| answers.get(at + nth).is_some_and(|answer| !answer.rows.is_empty());
             (found(1) && !found(2)).then_some(session)

@@ -13,7 +13,7 @@ pub(in crate::backends) const ADVISORY: [Library; 1] = [Library::shares(
     "with ?lock_name=raw dlock takes GET_LOCK('KEY') itself, for programs that do so already",
 )];
 
-/// What each library is given for a lock.
+/// Returns the lock's name for each library.
 pub fn sharing(options: &MysqlOptions, key: &Key) -> Sharing {
     let name = sql::Names::new(&options.sql.namespace).of(key);
     match options.sql.mode {

@@ -1,8 +1,8 @@
-//! The starts of runs, as parts of the statements that grant a lock and give it back.
+//! Run records, as parts of the statements that grant a lock and give it back.
 //!
-//! Worst cases: the statement that grants waits for the row while another run is granted the lock and gives it back (the row is looked
-//! at as it is then, and by a time from before the wait: what began since lies in the future, which is in the way); the server's clock
-//! is set back (likewise, and then judged with the row's own time); a row was judged and is changed (its revision says so).
+//! Worst cases: the granting statement waits for the row while another run is granted the lock and gives it back (the statement checks
+//! the row after the wait, by a time from before the wait: a run that began since lies in the future, and denies the grant); the server's
+//! clock is set back (likewise, and the row is then judged by its own time); a row changes after it was judged (its revision differs).
 
 use super::statement::{Value, literal, substitute};
 use crate::{
@@ -15,15 +15,15 @@ pub(super) const STARTS: &str = "TIMESTAMPDIFF(MICROSECOND, '1970-01-01', l.pace
     l.at_least_ms, l.paced_who, l.paced_hold, TIMESTAMPDIFF(MICROSECOND, '1970-01-01', l.start_at) DIV 1000, l.start_fence, l.start_stage, \
     l.start_tries, l.start_window_ms, l.start_who, l.start_hold";
 
-/// What a statement that grants asks of the starts in its row and writes into it.
+/// The run record's condition and assignments in a granting statement.
 pub(super) struct Granting {
     /// Assignments, before the fence is counted. Empty, or with a comma at the end.
     pub set: String,
-    /// The same for a new row: columns, with a comma at their begin, and values.
+    /// The columns of a new row, with a comma at the start.
     pub columns: String,
     /// See `columns`.
     pub values: String,
-    /// That nothing can be in the way, whatever else is in the row.
+    /// The condition that no run record can deny the grant.
     pub clear: String,
 }
 
@@ -83,7 +83,7 @@ impl Granting {
     }
 }
 
-/// The names that start so, in one of the tables; for [`Which::Kept`] those whose run records may keep other runs away.
+/// Returns the statement for the names in a table with this start; for [`Which::Kept`] those whose run records may deny other runs.
 pub(super) fn known(table: &str, which: Which) -> String {
     let kept = match which {
         Which::All => "",
@@ -94,7 +94,7 @@ pub(super) fn known(table: &str, which: Which) -> String {
     format!("SELECT name FROM {table} WHERE LEFT(name, LENGTH(:start)) = :start AND name >= :start{kept} ORDER BY name;")
 }
 
-/// What a statement that gives the hold of a row's fence back sets besides; with a comma at the end.
+/// Returns the assignments of a statement that releases the hold with the row's fence, with a comma at the end.
 pub(super) fn outcome(stage: Option<RunState>) -> String {
     let Some(stage) = stage else { return String::new() };
     let mut set = format!("start_stage = IF(start_fence = fence AND start_stage = 'started', '{}', start_stage), ", stage.as_str());
@@ -104,7 +104,7 @@ pub(super) fn outcome(stage: Option<RunState>) -> String {
     set
 }
 
-/// What a statement that writes a row back sets besides, where other starts are recorded by now; with a comma at the end.
+/// Returns the assignments of a changed run record in a statement that writes a row back, with a comma at the end.
 pub(super) fn recorded(record: &RunRecord) -> String {
     let assign = |(name, column): (&str, Column)| {
         let value = match &column {

@@ -1,11 +1,11 @@
-//! Statements as text with their values in them, so that several make one round trip.
+//! Fills values into statements, so that several statements make one round trip.
 //!
-//! A value can't end its literal: strings are written in hexadecimal, whatever the server's `sql_mode` and character
-//! sets are, and names between backticks that are doubled within.
+//! No value can end its literal under any `sql_mode` or character set: strings are in hexadecimal, and names between
+//! backticks that are doubled within.
 
 use std::fmt::Write as _;
 
-/// What stands in the place of a parameter.
+/// The value of a parameter.
 #[derive(Clone, Copy, Debug)]
 pub(super) enum Value<'a> {
     /// Bytes, compared as such.
@@ -16,7 +16,7 @@ pub(super) enum Value<'a> {
     Int(i64),
     /// The name of a table, or of a database and a table, and the end of the table's name.
     Name(&'a str, &'static str),
-    /// SQL of ours.
+    /// A part of a statement.
     Sql(&'a str),
     /// NULL.
     Null,
@@ -45,7 +45,7 @@ impl<'a> Value<'a> {
     }
 }
 
-/// A value by itself, as SQL.
+/// Returns a value by itself, as SQL.
 pub(super) fn literal(value: Value<'_>) -> String {
     let mut out = String::new();
     value.write(&mut out);
@@ -61,16 +61,16 @@ fn hex(out: &mut String, charset: &str, text: &str) {
     out.push('\'');
 }
 
-/// A template with each `:name` replaced by the value of that name, once, and without its comments.
+/// Returns a template with a value for each `:name`, without its comments. A `:name` in a value is left alone.
 ///
 /// # Panics
-/// If a name has no value, which is a mistake in a template of ours.
+/// If a name has no value, which is a mistake in a template of dlock.
 pub(super) fn fill(template: &str, values: &[(&str, Value<'_>)]) -> String {
     let lines = template.lines().map(str::trim).filter(|line| !line.starts_with("--") && !line.is_empty());
     lines.map(|line| substitute(line, values) + "\n").collect()
 }
 
-/// A line with its parameters replaced: see [`fill`].
+/// Replaces the parameters of a line: see [`fill`].
 pub(super) fn substitute(line: &str, values: &[(&str, Value<'_>)]) -> String {
     let mut out = String::with_capacity(line.len() * 2);
     let mut rest = line;

@@ -1,4 +1,4 @@
-//! What in a server's setup endangers locks, for people: `dlock init` reports it.
+//! Settings of a server that endanger locks, which `dlock init` and `dlock doctor` report.
 
 use super::{connection::PostgresSession, names::Tables, options::PostgresOptions, session_lock::IDLE_SESSION_TIMEOUT, statement::Value};
 use crate::{
@@ -6,11 +6,11 @@ use crate::{
     lock::{Error, Finding, Kind, Notice, Result},
 };
 
-/// Whether something between us and the server hands its sessions out by the transaction, as pgbouncer does.
+/// Whether a pooler between dlock and the server reassigns sessions per transaction, as PgBouncer does.
 ///
-/// A server names at the login the process that serves the session, a pooler a number of its own; and a server sees our own
-/// port on its side of the connection. If neither is so, a second session tells: a pool lends it the process that ours has
-/// just let go of, while a server never has two sessions in one process.
+/// At the login a server names the process that serves the session, and a pooler a number of its own; and a server sees this client's
+/// port on its side of the connection. If neither matches, a second session decides: a pooler lends it the process that the first session
+/// has just used, while a server never has two sessions in one process.
 pub(super) async fn is_pooled(session: &mut PostgresSession, options: &PostgresOptions) -> Result<bool> {
     let row = session.query_one("SELECT pg_backend_pid(), coalesce(inet_client_port(), 0), version()", &[]).await?;
     let mut fields = Fields::of(&row);
@@ -25,11 +25,11 @@ pub(super) async fn is_pooled(session: &mut PostgresSession, options: &PostgresO
     Ok(Fields::of(&row).int()? == pid || Fields::of(&again).int()? != pid)
 }
 
-/// Refuses what only speaks as PostgreSQL does: CockroachDB's `pg_try_advisory_lock` says yes to every client
+/// Refuses servers that only speak PostgreSQL's protocol: CockroachDB's `pg_try_advisory_lock` says yes to every client
 /// (<https://github.com/cockroachdb/cockroach/issues/13546>).
 ///
 /// # Errors
-/// What it is.
+/// The name of that server.
 pub(super) fn is_postgres(version: &str) -> Result<()> {
     if version.starts_with("PostgreSQL ") {
         return Ok(());
@@ -39,7 +39,7 @@ pub(super) fn is_postgres(version: &str) -> Result<()> {
         .hint("name a PostgreSQL server in the URL"))
 }
 
-/// A warning about a database whose encoding lacks characters.
+/// Returns a warning about a database whose encoding lacks characters.
 pub(super) fn encoding(session: &PostgresSession) -> Option<Finding> {
     let risk = "a key with other characters is refused, and the notes of a hold lose them";
     session.is_narrow().then(|| {
@@ -48,7 +48,7 @@ pub(super) fn encoding(session: &PostgresSession) -> Option<Finding> {
     })
 }
 
-/// Where the lock table is, and a warning if another table of its name would be found with another search_path.
+/// Returns the lock table's full name, and a warning if another search_path would find another table of that name.
 pub(super) async fn place(session: &mut PostgresSession, tables: &Tables) -> Result<(String, Option<Finding>)> {
     let (bare, qualified) = tables.bare();
     let sql = "SELECT current_database()::text, n.nspname::text, k.oid IS NOT DISTINCT FROM to_regclass($1)::oid
@@ -70,7 +70,7 @@ pub(super) async fn place(session: &mut PostgresSession, tables: &Tables) -> Res
 
 const SETTINGS: &str = "SELECT name, setting FROM pg_settings WHERE name = ANY($1)";
 
-/// What is worth telling of the server's settings.
+/// Returns the notices about the server's settings.
 pub(super) async fn examine(session: &mut PostgresSession, tables: &Tables, mode: SqlMode) -> Result<Vec<Notice>> {
     let (_, others) = place(session, tables).await?;
     let bad = settings(session).await?.into_iter().chain(encoding(session)).chain(others).filter(rights::is_bad);
@@ -90,7 +90,7 @@ pub(super) async fn examine(session: &mut PostgresSession, tables: &Tables, mode
     Ok(notices)
 }
 
-/// What the server's settings make of locks: of [`super::examine::CHECKS`] those about durability, isolation and role.
+/// Returns the findings about durability, isolation and role, of [`super::examine::CHECKS`].
 pub(super) async fn settings(session: &mut PostgresSession) -> Result<Vec<Finding>> {
     let asked = ["fsync", "full_page_writes", "synchronous_commit", "default_transaction_read_only", "default_transaction_isolation"];
     let asked: Vec<String> = asked.map(str::to_owned).into();

@@ -1,8 +1,8 @@
-//! One session: opening it, asking over it, and what the server says unasked.
+//! One session: opens it, runs statements over it, and receives the server's unsolicited messages.
 //!
-//! It never reconnects and knows no time limits. After a question that was dropped half-way, the next one first awaits what is
-//! still to come of it ([`Session::is_alive`]); where that may take long or never come, another session is the better one
-//! ([`Session::is_open`]), and dropping this one closes its socket at once.
+//! A session never reconnects and knows no time limits. After a dropped request, the next request first awaits the rest of the
+//! answer ([`Session::is_alive`]). Where that may take long, another session is better ([`Session::is_open`]); dropping this
+//! session closes its socket at once.
 
 use std::{
     borrow::Cow,
@@ -40,7 +40,7 @@ use crate::{
 #[derive(Default)]
 pub(super) struct Unasked {
     /// Notified by each notification of the server.
-    pub rung: Notify,
+    pub notified: Notify,
     /// The server's process.
     pub pid: AtomicI32,
     /// The database's encoding lacks some characters.
@@ -94,9 +94,9 @@ pub struct PostgresSession {
     socket: OwnedFd,
     /// The server's version as in `server_version_num`.
     pub version: u32,
-    /// A statement is on its way, or was dropped there.
+    /// A request is under way, or was dropped while it was.
     asking: bool,
-    /// Discard data that was sent but not delivered yet, when the session closes.
+    /// Whether closing the session discards data that was sent but not delivered yet.
     pub drop_unsent: bool,
 }
 
@@ -153,8 +153,8 @@ impl PostgresSession {
 
     /// Ends the session of a process, if it is the one that `which` says, and waits in the server until it has ended.
     ///
-    /// Closing its socket is not enough: the server looks at that when it has nothing else to do. Nor is cancelling: it does
-    /// nothing to a statement that was not read yet, and hits the next one if it is late itself. A session's end is final.
+    /// Closing the session's socket is not enough: a busy server does not check the socket. Cancelling is not enough either: it ignores
+    /// a statement that the server has not read yet, and a late cancel hits the next statement. A session's end is final.
     pub(super) async fn end_process(&mut self, pid: i64, which: &str) -> Result<()> {
         self.run(&format!(
             "DO $$BEGIN
@@ -171,7 +171,7 @@ impl PostgresSession {
         .map(|_| ())
     }
 
-    /// Words of people, as the database can keep them: no job is kept from running by a character that its encoding lacks.
+    /// Returns a user's text with `?` for characters that the database's encoding lacks: such a character must not stop a job.
     pub(super) fn words<'a>(&self, text: &'a str) -> Cow<'a, str> {
         if text.is_ascii() || !self.is_narrow() {
             return text.into();
@@ -184,13 +184,13 @@ impl PostgresSession {
         self.unasked.narrow.load(Ordering::SeqCst)
     }
 
-    /// What has the server look, while the statements after it wait for others, whether we are still there: a grant must not come when its
-    /// client is dead. To be sent with them.
+    /// Returns SQL that makes the server check whether this client is still connected while later statements of the same request wait: a
+    /// dead client must not be granted a lock.
     pub(super) fn look_for_client(&self) -> &'static str {
         if self.version < CLIENT_CHECK {
             return "";
         }
-        // Others refuse the setting.
+        // Other systems refuse the setting.
         "SELECT set_config('client_connection_check_interval', '500ms', true) WHERE version() LIKE '%linux%';\n"
     }
 
@@ -200,23 +200,23 @@ impl PostgresSession {
         std::net::SocketAddr::try_from(address).ok().map(|address| address.port())
     }
 
-    /// Closes the session once it is put away: it is in the midst of a transaction that failed.
+    /// Has the session closed instead of used again: its transaction has failed.
     pub(super) fn spoil(&mut self) {
         self.asking = true;
     }
 
-    /// Has the kernel notice within `limit` that the server's host is gone. A denial only costs time.
+    /// Makes the kernel notice within `limit` that the server's host is gone. A failure only costs time.
     pub(super) fn keep_alive(&self, limit: Duration) {
         let _ = net::keep_alive(&self.socket, limit);
     }
 
-    /// Runs statements in one round trip, `$n` in them being the nth value, as one transaction unless they say otherwise. The
+    /// Runs statements in one round trip, with the nth value for `$n`, as one transaction unless they say otherwise. Returns the
     /// rows of the last one.
     pub(super) async fn query(&mut self, sql: &str, values: &[Value<'_>]) -> Result<Vec<Row>> {
         self.run(&fill(sql, values)).await
     }
 
-    /// As [`PostgresSession::query`], of statements as they are.
+    /// As [`PostgresSession::query`], for statements without parameters.
     pub(super) async fn run(&mut self, sql: &str) -> Result<Vec<Row>> {
         self.asking = true;
         let answer = self.ask(sql).await;
@@ -236,7 +236,7 @@ impl PostgresSession {
         Ok(last)
     }
 
-    /// One row of an answer that has one.
+    /// Returns the row of an answer that has exactly one.
     pub(super) async fn query_one(&mut self, sql: &str, values: &[Value<'_>]) -> Result<Row> {
         let mut rows = self.query(sql, values).await?;
         rows.pop().ok_or_else(|| Error::new(Kind::Data, "the server's answer has no row"))
@@ -250,7 +250,7 @@ fn values(row: &PgRow) -> Result<Row, sqlx::Error> {
     Ok(Row { values, unreadable: failure::malformed })
 }
 
-/// By way of the relay. What sqlx would take from the environment is set, or of no use on a Unix socket.
+/// Returns the options for a login through the relay. None of them comes from the environment.
 fn login(options: &SqlOptions, folder: &str, name: &str) -> PgConnectOptions {
     let mut login = PgConnectOptions::new_without_pgpass()
         .socket(folder)
@@ -259,7 +259,7 @@ fn login(options: &SqlOptions, folder: &str, name: &str) -> PgConnectOptions {
         .username(options.user.as_deref().unwrap_or("postgres"))
         .password(options.password.as_ref().map_or("", |password| password.reveal()))
         .application_name(name)
-        // Poolers refuse it.
+        // Poolers refuse this setting.
         .extra_float_digits(None)
         .disable_statement_logging();
     if let Some(database) = &options.database {
@@ -290,7 +290,7 @@ impl Drop for PostgresSession {
     fn drop(&mut self) {
         self.passing.break_off = self.asking;
         if self.asking && self.drop_unsent {
-            // On a Unix socket nothing is under way. A denial leaves what TCP does anyway.
+            // A Unix socket has no undelivered data. After a failure, TCP delivers the data.
             let _ = rustix::net::sockopt::set_socket_linger(&self.socket, Some(Duration::ZERO));
         }
     }

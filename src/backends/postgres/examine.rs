@@ -1,4 +1,4 @@
-//! What a server's settings make of its locks, and the rights that they take.
+//! The operator's view of a PostgreSQL server: its settings, and the rights that dlock needs.
 
 use std::time::Duration;
 
@@ -17,7 +17,7 @@ use crate::{
     lock::{Capabilities, Check, Error, Finding, Grants, Init, Kind, Notice, PASSWORD, Result, Role, check},
 };
 
-/// What is looked at.
+/// The checks of `dlock doctor`.
 pub const CHECKS: &[Check] = &[
     check("version", "the server's version"),
     check("encoding", "whether the database's encoding has all characters, as UTF8 does"),
@@ -31,7 +31,7 @@ pub const CHECKS: &[Check] = &[
     transport::CHECK,
 ];
 
-/// The lock table and its side tables, by the ends of their names.
+/// The ends of the names of the lock table and its side tables.
 const TABLES: [&str; 8] = ["", "_waiters", "_rows", "_fences", "_sessions", "_runs", "_skips", "_marks"];
 
 impl Database for Postgres {
@@ -160,7 +160,7 @@ async fn replication(session: &mut PostgresSession) -> Result<Finding> {
 async fn pooler(session: &mut PostgresSession, options: &PostgresOptions) -> Result<Finding> {
     const ID: &str = "pooler";
     let pooled = match checks::is_pooled(session, options).await {
-        // No PostgreSQL, as the version says.
+        // The server is no PostgreSQL: the version check reports that.
         Err(error) if error.kind == Kind::Config => return Ok(Finding::unchecked(ID, "a pooler", "the server is no PostgreSQL")),
         pooled => pooled?,
     };

@@ -1,4 +1,4 @@
-//! What the tables remember of holds that are over, and marks on those that are not.
+//! The lock history in the tables.
 
 use super::{
     connection::PostgresSession,
@@ -19,21 +19,20 @@ pub(super) async fn read(session: &mut PostgresSession, tables: &Tables, name: &
     Ok((runs, skips.iter().map(|row| Fields::of(row).skip_count()).collect::<Result<_>>()?))
 }
 
-/// Forgets what is beyond the bounds, after a hold was written down that had vanished: one in four times. That it fails leaves it to
-/// the next.
+/// Trims the history after every fourth hold that had vanished. A failure leaves this to the next hold.
 pub(super) async fn trim_at_times(session: &mut PostgresSession, tables: &Tables, name: &str, fence: Fence) {
     if fence.0.is_multiple_of(4) {
         let _ = session.query(&tables.fill(include_str!("sql/trim.sql")), &[Value::Text(name)]).await;
     }
 }
 
-/// What the holders of a lock that sessions keep would be remembered by if they had vanished.
+/// Returns the history entries of a session lock's holders for the case that they vanished.
 pub(super) async fn maybe_vanished(session: &mut PostgresSession, tables: &Tables, name: &str) -> Result<Vec<HistoryEntry>> {
     let rows = session.query(&tables.fill(include_str!("sql/vanished.sql")), &[Value::Text(name)]).await?;
     rows.iter().map(|row| Fields::of(row).history_entry()).collect()
 }
 
-/// Remembers what comes with no grant and no release.
+/// Adds a history entry that no grant or release writes.
 pub(super) async fn note(session: &mut PostgresSession, tables: &Tables, name: &str, note: &Note) -> Result<()> {
     match note {
         Note::Skipped { host, reason, .. } => {
@@ -60,7 +59,7 @@ pub(super) async fn note(session: &mut PostgresSession, tables: &Tables, name: &
     Ok(())
 }
 
-/// Holds that are over, as rows of `VALUES`.
+/// Returns ended holds as rows of `VALUES`.
 pub(super) fn rows(session: &PostgresSession, past: &[HistoryEntry]) -> Result<String> {
     let mut rows = Vec::new();
     for past in past {

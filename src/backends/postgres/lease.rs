@@ -1,4 +1,4 @@
-//! `mode=lease`: a lock is a row with an end. See the module's own docs for what can go wrong.
+//! `mode=lease`: a lock is a row with an end. The worst cases are in the docs of this module's parent.
 
 use std::time::Duration;
 
@@ -6,10 +6,9 @@ use async_trait::async_trait;
 
 use super::{
     Postgres,
+    advisory_wait::AdvisoryWait,
     connection::{PostgresSession, SessionId},
-    failure,
-    gate::Gate,
-    history,
+    failure, history,
     options::PostgresOptions,
     table::LockTable,
 };
@@ -37,23 +36,23 @@ pub struct LeaseStore {
     pub(super) client: Client<Postgres>,
     /// The session that was asked last, if it did not answer.
     unanswered: Option<SessionId>,
-    /// What this session waits with.
-    pub(super) gate: Gate,
+    /// The state of the session's wait.
+    pub(super) waiting: AdvisoryWait,
     /// The hold that was granted last, which is in no list of waiters any more.
     granted: Option<Token>,
     documented: Documented,
     own: Own,
-    /// How often a row was written in vain.
+    /// How often a row was written in vain since the last success.
     failed: u32,
 }
 
 impl Lease {
-    /// A backend for `options`. Without I/O.
+    /// Returns a backend for `options`, without I/O.
     pub fn new(options: PostgresOptions) -> Self {
         Self::of(LeaseStore {
             client: Client::new(options),
             unanswered: None,
-            gate: Gate::default(),
+            waiting: AdvisoryWait::default(),
             granted: None,
             documented: Documented::default(),
             own: Own::default(),
@@ -63,29 +62,29 @@ impl Lease {
 }
 
 impl LeaseStore {
-    /// Takes the session out. Another session has no gate.
+    /// Takes the session out. A new session has no advisory lock.
     pub(super) async fn take_session(&mut self) -> Result<PostgresSession> {
         if !self.client.session.as_ref().is_some_and(PostgresSession::is_open) {
-            self.gate = Gate::default();
+            self.waiting = AdvisoryWait::default();
         }
         self.client.take().await
     }
 
-    /// Asks the table, and keeps the session if it is still good for the next question.
+    /// Asks the table, and keeps the session unless the question is dropped.
     async fn ask<T>(&mut self, question: impl AsyncFnOnce(&mut LockTable<'_>) -> Result<T>) -> Result<T> {
         let mut session = self.take_session().await?;
         self.unanswered = Some(session.id());
-        let mut table = LockTable { gate: self.gate.is_kept(), ..LockTable::over(&mut session, &self.client.tables) };
+        let mut table = LockTable { has_advisory_lock: self.waiting.is_kept(), ..LockTable::over(&mut session, &self.client.tables) };
         let answer = question(&mut table).await;
         if table.left {
-            self.gate.is_left();
+            self.waiting.is_left();
         }
         self.unanswered.take_if(|_| session.is_open());
         self.client.session = Some(session);
         answer
     }
 
-    /// As [`LeaseStore::ask`], of a question that only reads: a standby can answer it, too.
+    /// As [`LeaseStore::ask`], for a question that only reads: a standby can answer it, too.
     async fn look<T>(&mut self, question: impl AsyncFn(&mut LockTable<'_>) -> Result<T>) -> Result<T> {
         let answer = self.ask(&question).await;
         if !answer.as_ref().is_err_and(failure::is_in_recovery) {
@@ -104,7 +103,7 @@ impl LeaseStore {
         let before = self.unanswered.clone();
         self.ask(async |table| {
             if let Some(other) = before.filter(|other| *other != table.session.id()) {
-                // A user that may not end it is left with the usual pace: it came before.
+                // The user may lack the right to end it; the earlier question came first.
                 let _: Result<()> = table.session.end_other(&other).await;
             }
             question(table).await
@@ -139,7 +138,7 @@ impl Store for LeaseStore {
     }
 
     async fn grant(&mut self, request: &Request) -> Result<Option<Fence>> {
-        (self.gate.asked, self.granted) = (None, None);
+        (self.waiting.asked, self.granted) = (None, None);
         if self.documented.has(&request.token) {
             return Ok(None);
         }
@@ -189,9 +188,9 @@ impl Store for LeaseStore {
         };
         if let ReadFor::Acquire { request, .. } = purpose {
             self.granted = None;
-            self.gate.found_busy(key, snapshot.outside.is_some());
+            self.waiting.found_busy(key, snapshot.outside.is_some());
             if !snapshot.apart && !is_plain(request) {
-                self.gate.own = Some((self.client.tables.waiter(&name, &request.token.hold_text()), snapshot.document.notified()));
+                self.waiting.own = Some((self.client.tables.waiter(&name, &request.token.hold_text()), snapshot.document.notified()));
             }
             self.documented.note(&request.token, !snapshot.apart);
         }
@@ -199,7 +198,7 @@ impl Store for LeaseStore {
     }
 
     async fn swap(&mut self, _: &Key, was: Snapshot<Version>, change: Change<'_>) -> Result<bool> {
-        let told = change.document.notified();
+        let notified = change.document.notified();
         let Some(write) = row::write(was, change) else { return Ok(true) };
         self.own.forget();
         let written = self.ask(async |table| table.write(&write).await).await?;
@@ -207,8 +206,8 @@ impl Store for LeaseStore {
         if !written {
             return Ok(false);
         }
-        if let Some((_, seen)) = &mut self.gate.own {
-            *seen = told;
+        if let Some((_, seen)) = &mut self.waiting.own {
+            *seen = notified;
         }
         if let Some(request) = &write.granted {
             self.granted = Some(request.token);
@@ -226,10 +225,10 @@ impl Store for LeaseStore {
     }
 
     fn advise(&mut self, _: &Request, busy: &mut Busy) {
-        busy.notifies = !self.gate.foreign && !self.gate.is_pooled();
-        // The end of an offer concerns only waiters that had it, or come just then.
-        let at_the_end = self.gate.is_kept() || looks_at_the_end(busy.position);
-        busy.expires_in = busy.expires_in.filter(|left| at_the_end || (self.gate.own.is_some() && *left <= OFFER));
+        busy.notifies = !self.waiting.foreign && !self.waiting.is_pooled();
+        // The end of an offer concerns only the waiters that had the offer, or ask at that time.
+        let at_the_end = self.waiting.is_kept() || looks_at_the_end(busy.position);
+        busy.expires_in = busy.expires_in.filter(|left| at_the_end || (self.waiting.own.is_some() && *left <= OFFER));
     }
 
     async fn note_waiter(&mut self, request: &Request, _: u64) -> Result<Option<u32>> {
@@ -241,7 +240,7 @@ impl Store for LeaseStore {
         if self.granted == Some(request.token) {
             return Ok(true);
         }
-        let (name, first) = (self.client.names.of(&request.key), self.gate.leave());
+        let (name, first) = (self.client.names.of(&request.key), self.waiting.leave());
         let documented = self.ask(async |table| table.leave_queue(first, &name, &request.token).await).await?;
         self.documented.forget(&request.token);
         Ok(!documented)
@@ -271,7 +270,7 @@ impl Store for LeaseStore {
 
     fn notices(&mut self) -> Vec<Notice> {
         let mut notices = std::mem::take(&mut self.client.notices);
-        notices.extend(self.gate.notice());
+        notices.extend(self.waiting.notice());
         notices
     }
 }

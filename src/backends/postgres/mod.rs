@@ -7,17 +7,18 @@
 //! | `advisory` ([`Sessions`]) | an advisory lock that a session keeps | it ends with its session |
 //!
 //! Worst interleavings of `lease` beyond those that [`super::sql`] has, and what keeps them harmless:
-//! - *A statement waits for another one on the same row, and the lease ends meanwhile.* Whether the row is held is judged
-//!   again after that wait; a lease that is granted then is counted from before it.
-//! - *A waiter is notified before it listens.* The document counts the wake-ups, and the waiter compares after it began to listen.
+//! - *A statement waits for another one on the same row, and the lease ends meanwhile.* The statement judges again after the
+//!   wait whether the row is held; a lease that it grants counts from before the wait.
+//! - *A waiter is notified before it listens.* The document counts the wake-ups, and the waiter compares the counter after it listens.
 //! - *The server is restarted.* Rows and fences are as durable as its commits (`fsync`, `synchronous_commit`).
 
+mod advisory_wait;
 mod checks;
 mod connection;
 mod dial;
 pub mod examine;
 mod failure;
-mod gate;
+
 mod history;
 mod lease;
 mod names;
@@ -42,7 +43,7 @@ pub use self::{
 use super::sql::SqlMode;
 use crate::lock::{Backend, Capabilities};
 
-/// What each mode can do: lease, row, advisory.
+/// The capabilities of each mode: lease, row, advisory.
 pub(super) const CAPABILITIES: [&Capabilities; 3] = [&lease::CAPABILITIES, &sessions::ROW, &sessions::ADVISORY];
 
 /// Returns a backend for `options`, without I/O.

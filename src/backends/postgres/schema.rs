@@ -1,4 +1,4 @@
-//! Creating the tables, upgrading ShedLock's, and removing what is long unused.
+//! Creates the tables, upgrades ShedLock's, and removes rows that are long unused.
 
 use std::time::Duration;
 
@@ -8,17 +8,17 @@ use crate::{
     lock::{Error, Init, Kind, Result},
 };
 
-/// All columns that must be there, by table.
+/// The statement for a table's columns.
 const COLUMNS: &str = "SELECT c.column_name::text, c.data_type::text, c.collation_name::text FROM information_schema.columns AS c
   JOIN pg_class AS k ON k.oid = to_regclass($1) JOIN pg_namespace AS n ON n.oid = k.relnamespace
  WHERE c.table_schema = n.nspname AND c.table_name = k.relname";
 
-/// What `dlock init` does, as SQL.
+/// Returns the SQL of `dlock init`.
 pub(super) fn text(tables: &Tables) -> String {
     tables.fill(include_str!("sql/schema.sql"))
 }
 
-/// Creates what is missing, and gives locks over to this mode that are kept in another one and have no holder. Asked again it changes
+/// Creates missing tables and columns, and moves locks without a holder from other modes to this mode. A repeated call changes
 /// nothing, and takes no lock on the tables.
 pub(super) async fn create(session: &mut PostgresSession, tables: &Tables, mode: SqlMode) -> Result<Init> {
     let done = upgrade(session, tables).await?;
@@ -33,8 +33,8 @@ async fn upgrade(session: &mut PostgresSession, tables: &Tables) -> Result<Init>
     if is_complete(session, tables).await? {
         return Ok(Init::UpToDate);
     }
-    // One transaction; two at a time would get into each other's way where the tables are not there yet.
-    let number = tables.gate("init");
+    // One transaction at a time: two would conflict while the tables don't exist.
+    let number = tables.advisory_lock("init");
     session
         .run(&format!(
             "BEGIN; SET LOCAL lock_timeout = '3s'; SET LOCAL client_min_messages = warning; SELECT pg_advisory_xact_lock({number}); {} COMMIT",
@@ -45,15 +45,15 @@ async fn upgrade(session: &mut PostgresSession, tables: &Tables) -> Result<Init>
     Ok(Init::Created)
 }
 
-/// Whether all tables and columns are there.
+/// Whether all tables and columns exist.
 ///
 /// # Errors
-/// When a column is there that can't be used.
+/// A column has a type that dlock can't use.
 pub(super) async fn is_complete(session: &mut PostgresSession, tables: &Tables) -> Result<bool> {
     let found = session.query(COLUMNS, &[Value::Text(&tables.quoted(""))]).await?;
     let column = |name: &str| found.iter().find(|row| row.at(0) == name);
     for name in ["lock_until", "locked_at"] {
-        // ShedLock writes UTC without a zone; a column with one takes that for the session's.
+        // ShedLock writes UTC without a zone; a column with a zone would convert it from the session's zone.
         if column(name).is_some_and(|row| row.at(1) != "timestamp without time zone") {
             return Err(Error::new(
                 Kind::Config,
@@ -92,11 +92,7 @@ pub(super) async fn collect(session: &mut PostgresSession, tables: &Tables, opti
     options.check_collect()?;
     let shared = tables.fill("SELECT 1 FROM {table} WHERE owner IS DISTINCT FROM locked_by AND locked_by <> $1 LIMIT 1");
     if !session.query(&shared, &[Value::Text(SHARED_BY)]).await?.is_empty() {
-        return Err(Error::new(
-            Kind::Unsupported,
-            "other programs than dlock keep locks in this table, and some remember which rows exist",
-        )
-        .hint("remove the rows by hand while those programs are stopped"));
+        return Err(SqlOptions::shares_table());
     }
     let seconds = unused_for.as_secs_f64();
     let names = Names::new(&options.namespace).starting_with("");

@@ -3,9 +3,9 @@
 use std::time::Duration;
 
 use super::{
+    advisory_wait::{queued, queued_for_row},
     connection::PostgresSession,
     failure,
-    gate::{stand_and_leave, stand_in},
     names::Tables,
     options::{AdvisoryKey, PostgresOptions},
     starts,
@@ -19,7 +19,7 @@ use crate::{
 
 /// From this version on the server can end a session that is idle outside of a transaction.
 pub(super) const IDLE_SESSION_TIMEOUT: u32 = 140_000;
-/// From this version on a role's settings can bound a transaction as a whole.
+/// From this version on a role's settings can limit a transaction as a whole.
 const TRANSACTION_TIMEOUT: u32 = 170_000;
 /// A waiter that is frozen when it gets the lock keeps it for at most this long.
 const UNCLAIMED: Duration = Duration::from_secs(5);
@@ -51,8 +51,8 @@ impl PostgresLock {
         Ok(Self::new(session, options.sql.mode, name, shared, part))
     }
 
-    /// The statements after which the server ends the session once it has been silent for so long; both ends find out
-    /// about as soon that the other's machine is gone.
+    /// Returns statements after which the server ends the session once it has been silent for this long. Both ends notice
+    /// in about the same time that the other host is gone.
     fn set_idle_limit(&mut self, limit: Duration) -> String {
         self.session.keep_alive(limit);
         self.idle_limit = limit;
@@ -64,7 +64,7 @@ impl PostgresLock {
             _ => String::new(),
         };
         let user_timeout = if self.session.version >= 120_000 { format!("SET tcp_user_timeout = '{ms}ms';") } else { String::new() };
-        // A transaction that has a lock lasts as long as that.
+        // A transaction lasts as long as its lock.
         let whole = if self.session.version >= TRANSACTION_TIMEOUT { "SET transaction_timeout = 0;" } else { "" };
         format!(
             "{idle} {whole} {user_timeout} SET tcp_keepalives_idle = {}; SET tcp_keepalives_interval = {}; SET tcp_keepalives_count = 3;",
@@ -73,7 +73,7 @@ impl PostgresLock {
         )
     }
 
-    /// Asks for the lock. True if the session has the lock, also on a repeated request.
+    /// Asks for the lock once. Returns true if the session has the lock, also on a repeated request.
     pub(super) async fn attempt(&mut self, ttl: Ttl) -> Result<bool> {
         self.unanswered += 1;
         let mut first = self.set_idle_limit(ttl.get());
@@ -88,14 +88,14 @@ impl PostgresLock {
         Ok(self.has)
     }
 
-    /// Runs what counts the fence of a lock that is ours: over `side`, if this session is in a transaction.
+    /// Runs the statement that counts the fence: over `side`, if this session is in a transaction.
     pub(super) async fn count(&mut self, ttl: Ttl, fence: &str, side: Option<&mut PostgresSession>) -> Result<Vec<Row>> {
         self.unanswered += 1;
         let first = if std::mem::take(&mut self.own.attempted) { String::new() } else { self.set_idle_limit(ttl.get()) };
         let rows = match side {
             Some(side) if first.is_empty() => side.run(fence).await?,
             Some(side) => {
-                // At once: a number that was counted for a session that is over is skipped.
+                // Both run at the same time: a fence that was counted for a session that is over is skipped.
                 let (ours, rows) = tokio::join!(self.session.run(&first), side.run(fence));
                 if let Err(error) = ours {
                     self.give_back().await?;
@@ -109,12 +109,12 @@ impl PostgresLock {
         Ok(rows)
     }
 
-    /// What begins the transaction that is to keep the row locked, unless it was begun.
+    /// Returns the SQL that begins the transaction that keeps the row locked, unless it was begun.
     fn begin(&mut self) -> &'static str {
         if std::mem::replace(&mut self.own.begun, true) { "" } else { "BEGIN ISOLATION LEVEL READ COMMITTED READ WRITE;" }
     }
 
-    /// Of the functions of advisory locks.
+    /// Returns the suffix of the functions of advisory locks.
     fn suffix(&self) -> &'static str {
         if self.shared { "_shared" } else { "" }
     }
@@ -125,7 +125,7 @@ impl PostgresLock {
         self.read(&rows)
     }
 
-    /// Which process of the server asked, and whether the lock is ours.
+    /// Reads the number of the server's process, and whether the session has the lock.
     fn read(&mut self, rows: &[Row]) -> Result<bool> {
         let row = rows.first().ok_or_else(no_row)?;
         let mut fields = Fields::of(row);
@@ -133,10 +133,10 @@ impl PostgresLock {
         fields.flag()
     }
 
-    /// In a transaction of its own, which ends if another session has the row. A reader ends it too if a writer waits.
+    /// Locks the row in a transaction of its own, which ends if another session has the row. A reader ends it too if a writer waits.
     async fn lock_row(&mut self, first: &str) -> Result<bool> {
         let how = if self.shared {
-            format!("AND pg_try_advisory_xact_lock_shared({}) FOR SHARE", self.own.tables.turn(&self.name))
+            format!("AND pg_try_advisory_xact_lock_shared({}) FOR SHARE", self.own.tables.reader_lock(&self.name))
         } else {
             "FOR UPDATE".to_owned()
         };
@@ -148,7 +148,7 @@ impl PostgresLock {
         let rows = match rows {
             Ok(rows) => rows,
             Err(error) => {
-                // The statement failed and the transaction with it.
+                // The failed statement has aborted the transaction.
                 self.give_back().await?;
                 return Err(error);
             }
@@ -160,7 +160,7 @@ impl PostgresLock {
         Ok(false)
     }
 
-    /// Makes the row to lock, if it isn't there. True if it was made.
+    /// Creates the row to lock, if it is missing. Returns true if the row was created.
     pub(super) async fn make_row(&mut self) -> Result<bool> {
         if self.mode != SqlMode::Row {
             return Ok(false);
@@ -172,7 +172,7 @@ impl PostgresLock {
         Ok(made)
     }
 
-    /// Waits in the server for the lock, at most for the given time. True if the session has the lock then.
+    /// Waits in the server for the lock, at most for the given time. Returns true if the session has the lock then.
     pub(super) async fn wait(&mut self, ttl: Ttl, at_most: Duration) -> Result<bool> {
         (self.blocked, self.own.attempted) = (true, false);
         let mut first = self.set_idle_limit(ttl.get().min(UNCLAIMED));
@@ -183,18 +183,18 @@ impl PostgresLock {
         let what = match self.mode {
             SqlMode::Row => {
                 let lock = if self.shared { "SHARE" } else { "UPDATE" };
-                let turn = format!("PERFORM pg_advisory_xact_lock{}({});", self.suffix(), self.own.tables.turn(&self.name));
+                let turn = format!("PERFORM pg_advisory_xact_lock{}({});", self.suffix(), self.own.tables.reader_lock(&self.name));
                 self.own.tables.fill(&format!("{turn} PERFORM 1 FROM {{rows}} WHERE name = $1 FOR {lock};"))
             }
             SqlMode::Lease | SqlMode::Advisory => format!("PERFORM pg_advisory_lock{}({});", self.suffix(), self.arguments()),
         };
-        let line = self.own.tables.line(&self.name, self.session.pid());
-        // Of readers all are to go on as soon as one can.
-        let waiting = if self.shares_row() { stand_and_leave } else { stand_in };
-        first.push_str(&waiting(line, &self.of_name(&what), at_most, version));
+        let queue_lock = self.own.tables.queue_lock(&self.name, self.session.pid());
+        // All readers proceed as soon as one can.
+        let wait = if self.shares_row() { queued_for_row } else { queued };
+        first.push_str(&wait(queue_lock, &self.of_name(&what), at_most, version));
         let waited = if self.mode == SqlMode::Row { self.lock_row(&first).await } else { self.lock_key(&first).await };
         self.has = match waited {
-            // Nothing is left of a transaction; what a session has got in that instant it is asked for below.
+            // The transaction is aborted. A session may have got an advisory lock in that instant: see below.
             Err(error) if failure::is_cancelled(&error) && self.mode == SqlMode::Row => false,
             Err(error) if failure::is_cancelled(&error) => self.lock_key("").await?,
             waited => waited?,
@@ -204,7 +204,7 @@ impl PostgresLock {
     }
 
     /// Returns the server's time in µs and the break of the hold with this fence, or `None` if the hold is over. The statement keeps the
-    /// session for as long as its idle limit says, or for another one. In `mode=row` a failed statement ends the transaction and the hold.
+    /// session for its idle limit, or sets another one. In `mode=row` a failed statement ends the transaction and the hold.
     pub(super) async fn extend(&mut self, fence: Fence, idle_limit: Option<Duration>) -> Result<Option<(i64, Option<Break>)>> {
         let first = idle_limit.map(|limit| self.set_idle_limit(limit)).unwrap_or_default();
         let sql = self.own.tables.fill(
@@ -227,8 +227,8 @@ impl PostgresLock {
         self.has = false;
         match self.mode {
             SqlMode::Row => {
-                let line = if self.shares_row() { "; SELECT pg_advisory_unlock_all()" } else { "" };
-                self.session.run(&format!("ROLLBACK{line}")).await?;
+                let unlock = if self.shares_row() { "; SELECT pg_advisory_unlock_all()" } else { "" };
+                self.session.run(&format!("ROLLBACK{unlock}")).await?;
                 self.own.begun = false;
             }
             SqlMode::Lease | SqlMode::Advisory => {
@@ -238,8 +238,8 @@ impl PostgresLock {
         Ok(())
     }
 
-    /// Gives the lock back. Records before how this hold and its run ended. If that fails, the
-    /// next holder waits a moment for nothing: no reason to keep the lock.
+    /// Records how this hold and its run ended, and gives the lock back. A failure to record keeps no lock: the next holder only
+    /// waits a moment without need.
     pub(super) async fn end(&mut self, (hold, fence): (&str, Fence), info: &ReleaseInfo) -> Result<()> {
         self.has = false;
         let how = info.end.as_ref().map(ToString::to_string);
@@ -266,16 +266,16 @@ impl PostgresLock {
             ];
             fill(&self.own.tables.fill(&sql), &values)
         };
-        // Unless later runs depend on it, nothing in it is worth waiting for the server's disk.
+        // The release waits for the server's disk only if later runs depend on the record.
         let lazily = if self.own.matters { "" } else { "SET LOCAL synchronous_commit = off;" };
         let (begin, again, end) = match self.mode {
-            // In the transaction that has the lock: all is seen at once.
+            // In the transaction that has the lock, so that all changes become visible at once.
             SqlMode::Row => ("SAVEPOINT had;", "ROLLBACK TO had;", "COMMIT"),
             SqlMode::Lease | SqlMode::Advisory => ("BEGIN;", "ROLLBACK; BEGIN;", "COMMIT; SELECT pg_advisory_unlock_all()"),
         };
         let mut ways = vec![format!("{begin} {lazily} {}; {end}", say(how.is_some()))];
         if how.is_some() {
-            // It can't be remembered.
+            // The history entry can't be written.
             ways.push(format!("{again} {lazily} {}; {end}", say(false)));
         }
         ways.push("ROLLBACK; SELECT pg_advisory_unlock_all()".into());
@@ -291,12 +291,12 @@ impl PostgresLock {
         Ok(())
     }
 
-    /// A statement with the name in the place of `$1`.
+    /// Fills the lock's name into a statement, for `$1`.
     fn of_name(&self, sql: &str) -> String {
         fill(sql, &[Value::Text(&self.name)])
     }
 
-    /// What the functions of advisory locks take, `$1` being the name.
+    /// Returns the arguments of the functions of advisory locks; `$1` is the lock's name.
     fn arguments(&self) -> String {
         match self.own.key {
             None => "hashtextextended($1, 0)".into(),

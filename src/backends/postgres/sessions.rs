@@ -190,7 +190,10 @@ impl SessionStore for PostgresSessions {
         let mut fields = Fields::of(row);
         let (fence, now_us, gone) = (as_fence(fields.int()?), fields.int()?, fields.int()? > 0);
         if gone && self.client.session.is_some() {
-            let trimmed = self.aside(async |table| Ok(history::trim_at_times(table.session, table.tables, &lock.name, fence).await));
+            let trimmed = self.aside(async |table| {
+                history::trim_at_times(table.session, table.tables, &lock.name, fence).await;
+                Ok(())
+            });
             let _: Result<()> = trimmed.await;
         }
         Ok(Some(Begun { fence, now_us, drain_delay: if gone { DRAIN_DELAY.min(request.ttl.get() / 8) } else { Duration::ZERO } }))

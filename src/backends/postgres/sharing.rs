@@ -20,7 +20,7 @@ pub(in crate::backends) const ADVISORY: [Library; 3] = [
     ),
 ];
 
-/// What each library is given for a lock.
+/// Returns the lock's name for each library.
 pub fn sharing(options: &PostgresOptions, key: &Key) -> Sharing {
     match options.sql.mode {
         SqlMode::Lease => sql::sharing(&options.sql, key),
@@ -29,7 +29,7 @@ pub fn sharing(options: &PostgresOptions, key: &Key) -> Sharing {
     }
 }
 
-/// What `pg_advisory_lock` takes with `mode=advisory`, as SQL.
+/// Returns the arguments of `pg_advisory_lock` with `mode=advisory`, as SQL.
 pub(super) fn advisory_name(options: &PostgresOptions, key: &Key) -> String {
     match options.advisory_key {
         None => format!("hashtextextended('{}', 0)", sql::Names::new(&options.sql.namespace).of(key).replace('\'', "''")),

@@ -1,8 +1,8 @@
-//! The starts of runs, as parts of the statements that grant a lock and give it back.
+//! Run records, as parts of the statements that grant a lock and give it back.
 //!
-//! Worst cases: the statement that grants waits for the row while another run is granted the lock and gives it back (the row is looked
-//! at as it is then, and by a time from before the wait: what began since lies in the future, which is in the way); the server's clock
-//! is set back (likewise, and then judged with the row's own time); a row was judged and is changed (its revision says so).
+//! Worst cases: the granting statement waits for the row while another run is granted the lock and gives it back (the statement checks
+//! the row after the wait, by a time from before the wait: a run that began since lies in the future, and denies the grant); the server's
+//! clock is set back (likewise, and the row is then judged by its own time); a row changes after it was judged (its revision differs).
 
 use super::{
     statement::{Value, literal},
@@ -13,10 +13,10 @@ use crate::{
     lock::{RunRecord, RunState, Which},
 };
 
-/// The parameters that [`granting`] adds to a statement, as they are named in it.
+/// The names of the parameters that [`granting`] adds to a statement.
 const NAMES: [&str; 7] = ["{place}", "{guard}", "{at_least}", "{window}", "{tries}", "{who}", "{hold}"];
 
-/// Their values. `who` is what the runner says of itself.
+/// Returns the values of [`NAMES`]. `who` is the runner's metadata.
 pub(super) fn values<'a>(begin: &'a Begin<'a>, who: Option<&'a str>, hold: &'a str) -> [Value<'a>; NAMES.len()] {
     [
         Value::Maybe(begin.place),
@@ -29,8 +29,8 @@ pub(super) fn values<'a>(begin: &'a Begin<'a>, who: Option<&'a str>, hold: &'a s
     ]
 }
 
-/// A statement that grants, with what it asks of the starts in the row `l` and writes into it. It has `own` parameters, before those of
-/// [`values`]. `now` is the time in its condition, unless the rules were asked about these starts before.
+/// Fills the run record's condition and assignments for the row `l` into a granting statement, which has `own` parameters before those of
+/// [`values`]. `now` is the time in the condition; `None` if the run record was judged before.
 pub(super) fn granting(sql: &str, begin: &Begin<'_>, own: usize, now: Option<&str>) -> String {
     let [mut columns, mut values, mut set] = [const { String::new() }; 3];
     if begin.is_paced() {
@@ -56,7 +56,7 @@ pub(super) fn granting(sql: &str, begin: &Begin<'_>, own: usize, now: Option<&st
     NAMES.iter().zip(own + 1..).fold(sql, |sql, (name, number)| sql.replace(name, &format!("${number}")))
 }
 
-/// That nothing can be, whatever else is in the row.
+/// Returns the condition that no run record can deny the grant.
 fn nothing_in_the_way(begin: &Begin<'_>) -> String {
     let mut sql = "AND coalesce(l.paced_at + l.at_least_ms * interval '1 millisecond' <= {now}, true)".to_owned();
     if begin.guard_ms.is_some() {
@@ -68,7 +68,7 @@ fn nothing_in_the_way(begin: &Begin<'_>) -> String {
     sql
 }
 
-/// What a statement that gives the hold with this fence back sets in the row `l`, after its other columns.
+/// Returns the assignments of a statement that releases the hold with this fence, for the row `l`, after its other columns.
 pub(super) fn outcome(stage: Option<RunState>, fence: &str) -> String {
     let Some(stage) = stage else { return String::new() };
     let undone = ", paced_at = CASE WHEN l.paced_fence = {fence} THEN NULL ELSE l.paced_at END";
@@ -78,7 +78,7 @@ pub(super) fn outcome(stage: Option<RunState>, fence: &str) -> String {
     sql.replace("{fence}", fence).replace("{stage}", stage.as_str())
 }
 
-/// What a statement that writes the row `l` back also sets, where other starts are recorded by now.
+/// Returns the assignments of a changed run record in a statement that writes the row `l` back.
 pub(super) fn recorded(record: &RunRecord) -> String {
     let assign = |(name, column): (&str, Column)| {
         let json = if let Column::Json(Some(json)) = &column { Some(ascii(json)) } else { None };
@@ -94,7 +94,7 @@ pub(super) fn recorded(record: &RunRecord) -> String {
     columns(record).into_iter().map(assign).collect()
 }
 
-/// The names that start with $1, in one of the tables; for [`Which::Kept`] those whose run records may keep other runs away.
+/// Returns the statement for the names in a table that start with $1; for [`Which::Kept`] those whose run records may deny other runs.
 pub(super) fn known(table: &str, which: Which) -> String {
     let kept = match which {
         Which::All => "",

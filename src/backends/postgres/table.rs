@@ -1,7 +1,7 @@
-//! The lock table in PostgreSQL's SQL: each statement by itself, in autocommit, one round trip each.
+//! The lock table in PostgreSQL's SQL. Each statement is a transaction and a round trip of its own.
 //!
-//! All of them judge by `clock_timestamp()`, since `now()` stands still in a transaction, as UTC without a time zone, which is
-//! what ShedLock compares with. Nothing here waits but for another statement on the same row.
+//! The statements judge by `clock_timestamp()`, since `now()` stands still in a transaction, as UTC without a time zone, as
+//! ShedLock does. A statement waits only for another statement on the same row.
 
 use std::{fmt::Write as _, time::Duration};
 
@@ -24,25 +24,25 @@ use crate::{
 pub(super) struct LockTable<'a> {
     pub session: &'a mut PostgresSession,
     pub tables: &'a Tables,
-    /// The session has the gate, which a grant gives up.
-    pub gate: bool,
-    /// The new holder is out of the queue, and has no gate any more.
+    /// The session has the row's advisory lock, which a grant unlocks.
+    pub has_advisory_lock: bool,
+    /// A grant has removed the new holder from the queue, and unlocked the advisory lock.
     pub left: bool,
 }
 
 impl<'a> LockTable<'a> {
-    /// Takes the row for a fresh exclusive hold, creating it if need be, unless it is held or of another layout, a start in it may be in
-    /// the way, or it has a document.
+    /// Takes the row for a fresh exclusive hold, or creates the row. Returns `None` if the row is held, has another layout or a document,
+    /// or has a run record that may deny the grant.
     pub(super) async fn grant(&mut self, name: &str, request: &Request) -> Result<Option<LockRow>> {
         let (by, hold, metadata) = (locked_by(&request.token), request.token.hold_text(), json(request.metadata.as_ref())?);
         let document = row::granted(request).map(|document| ascii(&document));
         let begin = Begin::of(request, None);
-        // A hold that is granted is not concerned with other waiters.
+        // A granted hold needs no information about waiters.
         let columns = include_str!("sql/columns.sql").replace("{waited}", "false");
         let sql = include_str!("sql/grant.sql")
             .replace("{columns}", &columns)
             .replace("{waited}", &part(request.waiting, include_str!("sql/grant_waited.sql")))
-            .replace("{gate}", leaving(self.gate));
+            .replace("{gate}", leaving(self.has_advisory_lock));
         let sql = format!("{}{}", self.session.look_for_client(), self.tables.fill(&sql));
         let values = [
             Value::Text(name),
@@ -54,7 +54,7 @@ impl<'a> LockTable<'a> {
         ];
         let sql = starts::granting(&sql, &begin, values.len(), Some("excluded.locked_at"));
         let values = [&values[..], &starts::values(&begin, metadata.as_deref(), &hold)].concat();
-        // An acquire that is given up must not arrive later; a release may.
+        // An acquire that is given up must not arrive later.
         self.session.drop_unsent = true;
         let rows = self.session.query(&sql, &values).await;
         self.session.drop_unsent = false;
@@ -63,14 +63,14 @@ impl<'a> LockTable<'a> {
         rows.first().map(lock_row).transpose()
     }
 
-    /// The names that start so, by name.
+    /// Returns the names with this start, in order.
     pub(super) async fn known(&mut self, start: &str, which: Which) -> Result<Vec<String>> {
         let sql = self.tables.fill(&starts::known("{table}", which));
         let rows = self.session.query(&sql, &[Value::Text(start)]).await?;
         rows.iter().map(|row| Fields::of(row).text()).collect()
     }
 
-    /// Extends a hold that has the lock alone, unless the row was changed since, or that would shorten the hold.
+    /// Extends an exclusive hold. Returns `None` if the row was changed since, or the hold would become shorter.
     pub(super) async fn extend(&mut self, row: &LockRow, ttl: Ttl) -> Result<Option<LockRow>> {
         let values = [Value::Text(&row.name), Value::Text(&row.locked_by), Value::Int(row.revision), Value::Int(sql::ms(ttl))];
         let rows = self.session.query(&self.tables.fill(include_str!("sql/extend.sql")), &values).await?;
@@ -80,7 +80,7 @@ impl<'a> LockTable<'a> {
         Ok(Some(LockRow { lock_until_us, now_us, renewed_us: now_us, revision: row.revision + 1, ..row.clone() }))
     }
 
-    /// The row as it is, after a pause of the server's.
+    /// Reads a row, after a pause in the server.
     pub(super) async fn read(&mut self, name: &str, pause: Duration) -> Result<Option<LockRow>> {
         let first = if pause.is_zero() { String::new() } else { format!("SELECT pg_sleep({:.4});\n", pause.as_secs_f64()) };
         let sql = first + &self.tables.fill(include_str!("sql/read.sql"));
@@ -88,7 +88,7 @@ impl<'a> LockTable<'a> {
         rows.first().map(lock_row).transpose()
     }
 
-    /// Makes a row for a lock that was never taken, which is free; nothing if there is one.
+    /// Creates a free row for a lock that was never taken. Does nothing if there is a row.
     pub(super) async fn create(&mut self, name: &str) -> Result<()> {
         self.session
             .query(&self.tables.fill(include_str!("sql/create.sql")), &[Value::Text(name), Value::Text(SHARED_BY)])
@@ -96,7 +96,7 @@ impl<'a> LockTable<'a> {
             .map(|_| ())
     }
 
-    /// Writes a row back. False, and nothing was done, if it is not as it was read, or it is too late.
+    /// Writes a row back. Returns false, with nothing changed, if the row changed since it was read, or it is too late.
     pub(super) async fn write(&mut self, write: &Write) -> Result<bool> {
         let Write { was, is, .. } = write;
         let mut channels: Vec<_> = write.wake.iter().map(|hold| self.tables.waiter(&was.name, hold)).collect();
@@ -125,10 +125,10 @@ impl<'a> LockTable<'a> {
             Value::Sql(&past),
             Value::Sql(&wake),
         ];
-        let gate = leaving(self.gate && write.granted.is_some());
+        let gate = leaving(self.has_advisory_lock && write.granted.is_some());
         let sql = |remembers| self.tables.fill(&write_sql(write, remembers)).replace("{gate}", gate);
         let (whole, without) = (sql(!past.is_empty()), sql(false));
-        // As with `grant`: a hold that is given up must not be taken later.
+        // As in `grant`: a grant that is given up must not arrive later.
         self.session.drop_unsent = write.granted.is_some();
         let mut rows = self.session.query(&whole, &values).await;
         if !past.is_empty() && self.may_be_the_history(&rows) {
@@ -140,24 +140,24 @@ impl<'a> LockTable<'a> {
         Ok(written)
     }
 
-    /// Over a session without a gate.
+    /// Returns the table over a session without an advisory lock.
     pub(super) fn over(session: &'a mut PostgresSession, tables: &'a Tables) -> Self {
-        Self { session, tables, gate: false, left: false }
+        Self { session, tables, has_advisory_lock: false, left: false }
     }
 
-    /// Whether a statement failed that may not if it remembers nothing: for want of room, or of a right. A history is no reason to
-    /// fail.
+    /// Whether a statement failed that may succeed without its history entry: for want of disk space or of a right. The history must not
+    /// stop a release.
     fn may_be_the_history<T>(&self, rows: &Result<T>) -> bool {
         rows.as_ref().is_err_and(|error| error.effect == Effect::NotApplied) && self.session.is_open()
     }
 
-    /// Every held lock whose name starts with `start`, by name.
+    /// Returns every held lock whose name starts with `start`, in order.
     pub(super) async fn list(&mut self, start: &str) -> Result<Vec<LockRow>> {
         let rows = self.session.query(&self.tables.fill(include_str!("sql/list.sql")), &[Value::Text(start)]).await?;
         rows.iter().map(lock_row).collect()
     }
 
-    /// Puts a waiter into the queue; its place.
+    /// Puts a waiter into the queue, and returns its position.
     pub(super) async fn join_queue(&mut self, name: &str, request: &Request) -> Result<u32> {
         let (hold, metadata) = (request.token.hold_text(), json(request.metadata.as_ref())?);
         let sql = self.tables.fill(include_str!("sql/join.sql"));
@@ -165,13 +165,13 @@ impl<'a> LockTable<'a> {
         Ok(u32::try_from(Fields::of(&row).int()?).unwrap_or(u32::MAX))
     }
 
-    /// Claims a warning of what sessions keep.
+    /// Claims a warning for a hold of a session.
     pub(super) async fn warn(&mut self, name: &str, fence: Fence, level: u32) -> Result<bool> {
         let sql = self.tables.fill(include_str!("sql/warn.sql"));
         Ok(!self.session.query(&sql, &[Value::Text(name), Value::Int(fence_int(fence)), Value::Int(level.into())]).await?.is_empty())
     }
 
-    /// Takes a waiter out of the queue, after what `first` does; whether there is a document that it may be in.
+    /// Runs `first`, and removes a waiter from the queue. Returns whether there is a document that may have the waiter.
     pub(super) async fn leave_queue(&mut self, first: &str, name: &str, token: &Token) -> Result<bool> {
         let sql = format!("{first}\n{}", self.tables.fill(include_str!("sql/leave.sql")));
         Ok(!self.session.query(&sql, &[Value::Text(name), Value::Text(&token.hold_text())]).await?.is_empty())
@@ -185,7 +185,7 @@ impl<'a> LockTable<'a> {
     }
 }
 
-/// The statement that writes a row back, with the parts that have something to do.
+/// Returns the statement that writes a row back, without the parts that would do nothing.
 fn write_sql(write: &Write, remembers: bool) -> String {
     let trims = remembers && write.past.iter().any(|past| past.fence.is_none_or(|fence| fence.0.is_multiple_of(4)));
     include_str!("sql/write.sql")
@@ -195,7 +195,7 @@ fn write_sql(write: &Write, remembers: bool) -> String {
         .replace("{absorbed}", &part(!write.absorbed.is_empty(), include_str!("sql/write_absorbed.sql")))
 }
 
-/// The columns of which each is written only if it changes.
+/// Returns the assignments of the columns that change.
 fn changed(was: &LockRow, is: &LockRow) -> String {
     let columns = [
         (was.locked_at_us != is.locked_at_us, ", locked_at = timestamp 'epoch' + $7 * interval '1 microsecond'"),
@@ -208,14 +208,14 @@ fn changed(was: &LockRow, is: &LockRow) -> String {
     columns.iter().filter(|(changes, _)| *changes).map(|(_, set)| *set).collect()
 }
 
-/// A further part of a `WITH`.
+/// Returns a further part of a `WITH`, or nothing.
 pub(super) fn part(there: bool, sql: &str) -> String {
     if there { format!(", {}", sql.trim_end()) } else { String::new() }
 }
 
-/// What a statement that grants also answers, if it leaves the gate.
-fn leaving(gate: bool) -> &'static str {
-    if gate { ", pg_advisory_unlock_all()::text" } else { "" }
+/// Returns the column by which a granting statement unlocks the advisory lock.
+fn leaving(unlock: bool) -> &'static str {
+    if unlock { ", pg_advisory_unlock_all()::text" } else { "" }
 }
 
 /// Returns metadata as the columns have it.
@@ -223,7 +223,7 @@ pub(super) fn json(metadata: Option<&Metadata>) -> Result<Option<String>> {
     Ok(sql::json(metadata)?.map(|json| ascii(&json)))
 }
 
-/// JSON in ASCII, which every encoding has.
+/// Returns JSON in ASCII, which every encoding has.
 pub(super) fn ascii(json: &str) -> String {
     let mut out = String::with_capacity(json.len());
     for c in json.chars() {

@@ -15,7 +15,7 @@ pub struct SqlOptions {
     pub server: Server,
     /// Whether to encrypt, and how to verify the server.
     pub tls: TlsMode,
-    /// The certificates for that.
+    /// The certificates for TLS.
     pub files: Tls,
     /// The user; `None` for the driver's default.
     pub user: Option<String>,
@@ -37,7 +37,7 @@ impl SqlOptions {
     /// The table's default name.
     pub const TABLE: &str = "dlock";
 
-    /// The table `dlock` on `server` with the namespace `dlock`, as the safest way there allows.
+    /// Returns the options for the table `dlock` on `server` with the namespace `dlock`, with the default TLS mode.
     pub fn new(server: Server) -> Self {
         let tls = TlsMode::default_for(&server);
         Self {
@@ -54,7 +54,7 @@ impl SqlOptions {
         }
     }
 
-    /// Refuses to remove rows that a ShedLock node may remember: it never makes a row twice, and its job would not run again.
+    /// Refuses to remove rows that a ShedLock node may remember: the node creates no row twice, and its job would not run again.
     ///
     /// # Errors
     /// Unless the table is dlock's own, or the configuration vouches that it is.
@@ -67,6 +67,12 @@ impl SqlOptions {
             "ShedLock nodes may share this table, and remember which rows exist: without them their jobs never run again",
         )
         .hint("?shedlock=no says that no ShedLock shares it"))
+    }
+
+    /// Returns the error that [`SqlOptions::check_collect`] can't foresee.
+    pub fn shares_table() -> Error {
+        Error::new(Kind::Unsupported, "other programs than dlock keep locks in this table, and some remember which rows exist")
+            .hint("remove the rows by hand while those programs are stopped")
     }
 
     /// Returns the URL without user and password. `socket` is the URL's parameter for a Unix socket.
@@ -112,7 +118,7 @@ impl SqlMode {
 pub enum Server {
     /// A host name or address (IPv6 without brackets) and a port.
     Tcp {
-        /// The name, which a certificate must be for.
+        /// The host's name, which the certificate must contain.
         host: String,
         /// The port.
         port: u16,
@@ -127,7 +133,7 @@ pub enum Server {
 }
 
 impl Server {
-    /// Whether only this host's root could listen in, or answer in the server's place.
+    /// Whether only this host's root could read the traffic or impersonate the server.
     pub fn is_local(&self) -> bool {
         match self {
             Self::Unix { .. } => true,
@@ -139,20 +145,20 @@ impl Server {
 /// How a connection is encrypted, as libpq and MySQL's clients name it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum TlsMode {
-    /// Never.
+    /// No TLS.
     Disable,
-    /// If the server can; any certificate is accepted.
+    /// TLS if the server offers it, with any certificate.
     Prefer,
-    /// Always; any certificate is accepted.
+    /// TLS with any certificate.
     Require,
-    /// Always, with a certificate by a known authority.
+    /// TLS with a certificate of a known authority.
     VerifyCa,
-    /// Always, with a certificate by a known authority for this host.
+    /// TLS with a certificate of a known authority for this host.
     VerifyFull,
 }
 
 impl TlsMode {
-    /// Verified over a network, in clear on this host.
+    /// Returns verified TLS for a server on the network, and no TLS for one on this host.
     pub fn default_for(server: &Server) -> Self {
         if server.is_local() { Self::Disable } else { Self::VerifyFull }
     }

@@ -1,4 +1,4 @@
-//! What is said of SQL servers in the same words, whatever the dialect.
+//! The findings of `dlock doctor` that all SQL servers share.
 
 use super::{Server, SqlOptions, TlsMode};
 use crate::{
@@ -6,7 +6,7 @@ use crate::{
     lock::{Error, Finding, Result, Severity},
 };
 
-/// The way to the server.
+/// Returns the finding about the connection's encryption.
 pub fn tls(options: &SqlOptions, mend: &str) -> Finding {
     let host = match &options.server {
         Server::Unix { .. } => None,
@@ -29,7 +29,7 @@ pub fn tls(options: &SqlOptions, mend: &str) -> Finding {
     }
 }
 
-/// How many sessions are used of those that there can be.
+/// Returns the finding about the number of used sessions.
 pub fn sessions(check: &'static str, used: i64, most: i64) -> Finding {
     let text = format!("{used} of {most} sessions are used; each waiter takes one");
     if used > most / 10 * 8 {
@@ -57,7 +57,7 @@ pub fn unusable_tables(complete: Result<bool>, table: &str) -> Option<Finding> {
     }
 }
 
-/// Whether `init` reports findings, too.
+/// Whether `dlock init` reports the finding, too.
 pub fn is_bad(finding: &Finding) -> bool {
     finding.severity != Severity::Ok
 }

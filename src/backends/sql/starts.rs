@@ -1,7 +1,7 @@
 //! The run record in a row's columns, which [`RunRecord::judge`] reads.
 //!
 //! The statement that grants checks the columns of the row that it takes, so that no other grant can come in between, even while the
-//! statement waits for that row. The statement grants only if no record can be in the way. Otherwise dlock reads and judges the row, and
+//! statement waits for that row. The statement grants only if no record can deny the grant. Otherwise dlock reads and judges the row, and
 //! repeats the statement for the row as it was read.
 
 use super::Fields;
@@ -99,7 +99,7 @@ pub struct Begin<'a> {
 }
 
 impl<'a> Begin<'a> {
-    /// Of a request. What was recorded before counts if it was `judged` at this time; otherwise nothing of it matters any more.
+    /// Returns the run policy of a request. With `judged`, the earlier run record was judged at this time in ms; otherwise none counts.
     pub fn of(request: &'a Request, judged: Option<(&RunRecord, u64)>) -> Self {
         let Some(run_policy) = &request.run_policy else { return Self::default() };
         let ms = |length| i64::try_from(whole_ms(length).min(LONGEST)).unwrap_or(i64::MAX);
@@ -114,7 +114,7 @@ impl<'a> Begin<'a> {
         }
     }
 
-    /// Whether there is something for skew guard and at-least.
+    /// Whether the request has a skew guard or an at-least time.
     pub const fn is_paced(&self) -> bool {
         self.guard_ms.is_some() || self.at_least_ms.is_some()
     }

@@ -1,6 +1,6 @@
-//! What a TLS handshake is begun with, as libpq and MySQL's clients mean their modes.
+//! The parameters of a TLS handshake, with the modes of libpq and MySQL's clients.
 //!
-//! An authority that the user names is the only one that is trusted then.
+//! If the user names an authority, no other one is trusted.
 
 use std::sync::Arc;
 
@@ -18,10 +18,10 @@ use crate::{
     lock::{Error, Kind, Result},
 };
 
-/// What `options` ask for.
+/// Returns the parameters for `options`.
 ///
 /// # Errors
-/// A file that can't be read, or has nothing of use in it.
+/// A file that can't be read, or contains no certificate or key.
 fn config(options: &SqlOptions) -> Result<ClientConfig> {
     net::tls::config_with(&options.files, |authority| match options.tls {
         TlsMode::VerifyFull => authority,
@@ -40,7 +40,7 @@ pub fn connector(options: &SqlOptions, host: &str) -> Result<(TlsConnector, Serv
     Ok((TlsConnector::from(Arc::new(config(options)?)), name))
 }
 
-/// What `prefer`, `require` and `verify-ca` stand for: no host name is checked, and without an authority nothing.
+/// The verifier of `prefer`, `require` and `verify-ca`, which checks no host name, and without an authority nothing.
 #[derive(Debug)]
 struct Lenient {
     authority: Arc<dyn ServerCertVerifier>,
@@ -60,7 +60,7 @@ impl ServerCertVerifier for Lenient {
             return Ok(ServerCertVerified::assertion());
         }
         match self.authority.verify_server_cert(end_entity, intermediates, name, ocsp, now) {
-            // Found out last, after the chain was checked.
+            // The name is checked last, after the chain.
             Err(rustls::Error::InvalidCertificate(CertificateError::NotValidForName | CertificateError::NotValidForNameContext { .. })) => {
                 Ok(ServerCertVerified::assertion())
             }

@@ -1,4 +1,4 @@
-//! Beginning the hold of a lock that a session has: its fence, its run record, and what became of the holders before.
+//! Begins the hold of a lock that a session has: its fence, its run record, and the history entries of vanished holders.
 
 use super::{
     super::{
@@ -16,27 +16,27 @@ use crate::{
     lock::{Request, Result, RunRecord},
 };
 
-/// How many answers there are to what is asked for [`Extent::Alone`].
+/// The number of answers to the statements for [`Extent::Alone`].
 const ALONE: usize = 2;
 
-/// How much is asked to begin a hold: each statement costs the server a while.
+/// Which statements begin a hold: each costs the server time.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(super) enum Extent {
-    /// What is enough where the lock has its rows and no other hold is in them.
+    /// Those that suffice if the lock has its rows and no record of another hold.
     Alone,
-    /// Holders before may have vanished: they are remembered.
+    /// Those that also write history entries of vanished holders.
     Whole,
-    /// They can't be remembered.
+    /// As [`Extent::Whole`], without the history entries, which can't be written.
     Forgetting,
 }
 
 impl MysqlLock {
-    /// How many answers there are to what remembers the holders before.
+    /// The number of answers to the statements that write history entries.
     fn remembering(&self) -> usize {
         if self.mode == SqlMode::Row { 4 } else { 2 }
     }
 
-    /// How many answers there are to what counts the fence, the last of which says it.
+    /// The number of answers to the statements that count the fence; the last one has the fence.
     fn beginning(&self) -> usize {
         if self.shared { 6 } else { 5 }
     }
@@ -53,7 +53,7 @@ impl MysqlLock {
         }
         let number = self.own.number.to_string();
         let mut over = side;
-        // With the lock of a session itself, that was asked together with the lock.
+        // In mode=advisory, the attempt asked this together with the lock.
         if !self.shared && (self.mode == SqlMode::Row || judged.is_some()) {
             let alone = self.begin_sql(request, &number, Extent::Alone, judged)?;
             let Answers { answers, server_error } = over.as_deref_mut().unwrap_or(&mut self.session).try_ask(&alone).await?;
@@ -73,7 +73,7 @@ impl MysqlLock {
         begun(&over.unwrap_or(&mut self.session).ask(&bare).await?, 0, self.beginning())
     }
 
-    /// What was answered to [`Extent::Alone`], from this answer on; `None` if more has to be asked.
+    /// Reads the answers for [`Extent::Alone`], from this one on; `None` if more statements are needed.
     pub(super) fn begun_alone(answers: &[Answer], denial: Option<&ServerError>, at: usize) -> Result<Option<Counted>> {
         match denial {
             Some(denial) if answers.len() < at + ALONE => Err(failure::refused(denial, true)),
@@ -81,23 +81,23 @@ impl MysqlLock {
         }
     }
 
-    /// What was answered; `None` if the holder before can't be remembered, so that nothing was done.
+    /// Reads the answers for [`Extent::Whole`]; `None` if the history entries can't be written, and nothing was done.
     fn begun_remembering(&mut self, answers: &[Answer], denial: Option<&ServerError>) -> Result<Option<Counted>> {
         self.own.forgets = denial.is_some() && answers.is_empty();
         match denial {
             _ if self.own.forgets => Ok(None),
-            // What comes after it only forgets.
+            // Later statements only trim the history.
             Some(denial) if answers.len() < self.remembering() + self.beginning() => Err(failure::refused(denial, true)),
             _ => begun(answers, self.remembering(), self.beginning()).map(Some),
         }
     }
 
-    /// What counts it, for the session with this number as SQL.
+    /// Returns the SQL that counts the fence, for the session with this number as SQL.
     pub(super) fn begin_sql(&self, request: &Request, number: &str, extent: Extent, judged: Option<(&RunRecord, u64)>) -> Result<String> {
         let (root, metadata) = (request.token.hold_text(), json(request.metadata.as_ref())?);
         let mut life = Life::of(&self.session.server);
         if extent == Extent::Alone {
-            // Any row of another hold is in the way.
+            // The record of any other hold prevents this way.
             life.left = "1".into();
         }
         let starts = Granting::of(&Begin::of(request, judged), &root, metadata.as_deref());
@@ -113,7 +113,7 @@ impl MysqlLock {
             _ => format!("IS_USED_LOCK({}) = CONNECTION_ID()", self.own.lock),
         };
         let reads = readers::reads(&self.own.tables, &self.name);
-        // The readers before vanished if this session has the row alone.
+        // If this session has the row alone, all recorded readers have vanished.
         let read = match self.mode {
             SqlMode::Row if self.shared => "(SELECT COUNT(*) FROM :readers AS r WHERE r.name = :name AND r.root <> :root AND NOT :reads)",
             SqlMode::Row => "(SELECT COUNT(*) FROM :readers WHERE name = :name)",
@@ -154,13 +154,13 @@ impl MysqlLock {
     }
 }
 
-/// What was answered to [`MysqlLock::begin_sql`] beyond [`Extent::Alone`], from this answer on.
+/// Reads the answers to [`MysqlLock::begin_sql`] beyond [`Extent::Alone`], from this one on.
 fn begun(answers: &[Answer], at: usize, length: usize) -> Result<Counted> {
     let vanished = first_row(answers, at)?.int()? > 0;
     counted(answers, at + length, vanished)
 }
 
-/// The fence that was counted, by the last of so many answers.
+/// Reads the fence from the last of `length` answers.
 fn counted(answers: &[Answer], length: usize, vanished: bool) -> Result<Counted> {
     let Some(row) = answers.get(length - 1).ok_or_else(failure::unreadable)?.rows.first() else { return Ok(None) };
     let mut fields = Fields::of(row);

@@ -1,4 +1,4 @@
-//! Keeping a lock, and giving it back.
+//! Keeps a lock, and gives it back.
 
 use std::time::Duration;
 
@@ -12,8 +12,8 @@ use crate::{
 };
 
 impl MysqlLock {
-    /// Returns the server's time in µs if the lock is still ours, and the break request if there is one. The question keeps the session
-    /// alive for its wait policy, or for a new one.
+    /// Returns the server's time in µs if the session still has the lock, and the mark of a break. The statement keeps the session
+    /// for its idle limit, or sets another one.
     pub(in crate::backends::mysql) async fn renew(
         &mut self,
         idle_limit: Option<Duration>,
@@ -22,7 +22,7 @@ impl MysqlLock {
     ) -> Result<Option<(i64, ReadMark)>> {
         let first = idle_limit.map(|limit| self.set_idle_limit(limit)).unwrap_or_default();
         let (has, touch) = match self.mode {
-            // A proxy may set another session up like the one that it lost.
+            // A proxy may set up another session like the one that it lost.
             SqlMode::Row => (format!("CONNECTION_ID() = {}", self.own.number), String::new()),
             _ => (format!("IS_USED_LOCK({}) = CONNECTION_ID()", self.own.lock), self.touch(hold, self.idle_limit, intent)),
         };
@@ -32,7 +32,7 @@ impl MysqlLock {
         );
         let Answers { answers, server_error } = self.session.try_ask(&batch).await?;
         match (answers.len() > at, server_error) {
-            // What came after it is for other people.
+            // The later statements are only for `inspect`.
             (true, _) => {
                 let mut fields = first_row(&answers, at)?;
                 let now = fields.int()?;
@@ -43,7 +43,7 @@ impl MysqlLock {
         }
     }
 
-    /// Reads the mark of a break, as the intent asks, and writes that the hold was extended, for `inspect`.
+    /// Returns the SQL that reads the mark of a break, as the intent asks, and records that the hold was extended, for `inspect`.
     pub(in crate::backends::mysql) fn touch(&self, (token, fence): (&Token, Fence), length: Duration, intent: Option<Intent>) -> String {
         let ttl = i64::try_from(length.as_millis()).unwrap_or(i64::MAX);
         let root = token.hold_text();
@@ -65,7 +65,7 @@ impl MysqlLock {
         mark + &fill(if self.shared { include_str!("../sql/touch_reading.sql") } else { include_str!("../sql/touch_hold.sql") })
     }
 
-    /// Gives the lock back that a run before keeps from this one.
+    /// Gives back a lock that was not granted.
     pub(in crate::backends::mysql) async fn let_go(&mut self) -> Result<()> {
         if self.mode == SqlMode::Row {
             self.roll_back().await?;
@@ -77,14 +77,14 @@ impl MysqlLock {
         self.session.ask(&format!("DO RELEASE_LOCK({})", self.own.lock)).await.map(|_| ())
     }
 
-    /// Gives back whatever the session has, having said so and remembered how it ended. Whether the lock was still ours.
+    /// Records how the hold ended, and gives back whatever the session has. Returns whether the session still had the lock.
     pub(in crate::backends::mysql) async fn give_back(&mut self, (token, fence): (&Token, Fence), info: &ReleaseInfo) -> Result<bool> {
         self.has = false;
         let own = format!("@dlock = CONNECTION_ID() AND CONNECTION_ID() = {}", self.own.number);
         let (first, ours, free) = match self.mode {
-            // In the transaction that has the lock: all is seen at once.
+            // In the transaction that has the lock, so that all changes become visible at once.
             SqlMode::Row if self.shared => (
-                // Before it is read: a nested hold reads all of them, and two sessions that wait for more rows than they have deadlock.
+                // Lock the record before reading it: two sessions that each wait for another record would deadlock.
                 "SELECT 1 FROM :readers WHERE name = :name AND root = :root FOR UPDATE;\n",
                 own,
                 format!("COMMIT; DO RELEASE_LOCK({});\n", self.own.lock),
@@ -115,7 +115,7 @@ impl MysqlLock {
         };
         let remember = how.as_ref().map(|_| fill(remember)).unwrap_or_default();
         let end = fill(end);
-        // Beyond the bounds now and then.
+        // One release in four trims the history.
         let trim =
             if how.is_some() && fence.0.is_multiple_of(4) { history::trim(&self.own.tables, &self.name, "1") } else { String::new() };
         let began = 1 + usize::from(!first.is_empty());
@@ -126,11 +126,11 @@ impl MysqlLock {
             Some(server_error) if answers.is_empty() => return Err(failure::refused(&server_error, false)),
             Some(server_error) if answers.len() < freed => {
                 let rest = match server_error.number {
-                    // Cancelled as a whole.
+                    // The server rolled the transaction back.
                     failure::DEADLOCK => remember + &end,
-                    // It can't be remembered.
+                    // The history entry can't be written.
                     _ if answers.len() == began => end,
-                    // It could not be said: the next holder waits a moment for nothing.
+                    // The record can't be removed: the next holder waits a moment without need.
                     _ => String::new(),
                 };
                 if self.session.try_ask(&format!("{rest}{free}")).await?.server_error.is_some() {

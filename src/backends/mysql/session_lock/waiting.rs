@@ -1,4 +1,4 @@
-//! Waiting for a lock in the server.
+//! Waits for a lock in the server.
 
 use std::time::Duration;
 
@@ -12,12 +12,12 @@ use crate::{
 };
 
 impl MysqlLock {
-    /// Waits in the server for the lock, at most for so long. True if it may be ours then.
+    /// Waits in the server for the lock, at most for the given time. Returns true if the session may have the lock then.
     pub(in crate::backends::mysql) async fn wait(&mut self, ttl: Ttl, at_most: Duration) -> Result<bool> {
         self.blocked = true;
         let first = self.set_idle_limit(ttl.get().min(UNCLAIMED));
         let mut rest = at_most;
-        // MariaDB's GET_LOCK alone waits for parts of a second.
+        // Only MariaDB's GET_LOCK waits for parts of a second.
         let blocks = match self.mode {
             SqlMode::Advisory if self.session.server.mariadb => at_most.as_secs_f64(),
             _ => Duration::from_secs(at_most.as_secs()).as_secs_f64(),
@@ -50,7 +50,7 @@ impl MysqlLock {
             self.has = first_row(&answers, 1)?.int_or_null()? == Some(1);
             return Ok(self.has);
         }
-        // Of both servers.
+        // Both servers know these words.
         let how = if self.shared { "LOCK IN SHARE MODE" } else { "FOR UPDATE" };
         let values = [("name", Value::Bytes(&self.name)), ("how", Value::Sql(how))];
         let wait = self.own.tables.fill("START TRANSACTION; SELECT 1 FROM :rows WHERE name = :name :how;", &values);

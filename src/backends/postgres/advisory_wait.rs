@@ -1,15 +1,15 @@
-//! Waiting for a row without polling it.
+//! Waits for a row without polling it.
 //!
-//! The row is the authority; an advisory lock, the gate, only picks the one waiter that watches it. That waiter
+//! The row is the authority; an advisory lock only picks the one waiter that watches the row. That waiter
 //! listens for the notification that each release sends, and its core's timer covers holders that vanish. All others
-//! are blocked on the gate in the server, so that a release wakes one session however many wait.
+//! are blocked on the advisory lock in the server, so that a release wakes one session, regardless of the number of waiters.
 //!
 //! A fair or shared waiter ([`crate::lock::document`]) listens on a channel of its own, and is notified by
-//! the step that offers it the lock. Unfair exclusive waiters always wait at the gate: their head represents
+//! the step that offers it the lock. Unfair exclusive waiters always wait for the advisory lock: the first of them represents
 //! all of them.
 //!
-//! A waiter that is frozen with the gate delays the others' wake-up but does not block the lock: each waiter is blocked no longer
-//! than its core lets it wait, and then tries the row.
+//! A waiter that is frozen with the advisory lock delays the others' wake-up but does not block the lock: each waiter is blocked no
+//! longer than its core lets it wait, and then tries the row.
 
 use std::{pin::pin, time::Duration};
 
@@ -25,30 +25,30 @@ use crate::{
     lock::{Key, Notice, Result, Wake},
 };
 
-/// The limit of a blocked statement: its snapshot keeps the server from vacuuming.
+/// The longest time that a statement blocks: its snapshot keeps the server from vacuuming.
 const BLOCKED: Duration = Duration::from_secs(60);
-/// The polling interval where no notification can arrive, less up to a quarter.
+/// The polling interval where no notification can arrive. Jitter shortens it by up to a quarter.
 const POLL: Duration = Duration::from_millis(250);
 
 /// The state of a session's wait.
 #[derive(Default)]
-pub(super) struct Gate {
+pub(super) struct AdvisoryWait {
     /// The lock that was found busy over this session, so that waiting for its release misses nothing.
     pub asked: Option<Key>,
     /// The holder announces no release.
     pub foreign: bool,
     /// The channel of the request, if it waits in the document, and how many wake-ups it had there.
     pub own: Option<(String, u64)>,
-    /// The channel of that kind to which this session listens.
+    /// The request's channel to which this session listens.
     listens: Option<String>,
-    /// The lock whose gate this session has, and to whose releases it listens.
+    /// The lock whose advisory lock this session has, and to whose releases it listens.
     kept: Option<Key>,
-    /// Whether a pooler between dlock and the server reassigns sessions per transaction, so that neither is possible.
+    /// Whether a pooler between dlock and the server reassigns sessions per transaction, so that no waiter can block or listen.
     pooled: Option<bool>,
-    told: bool,
+    reported: bool,
 }
 
-impl Gate {
+impl AdvisoryWait {
     pub(super) fn is_pooled(&self) -> bool {
         self.pooled == Some(true)
     }
@@ -62,12 +62,12 @@ impl Gate {
         (self.asked, self.foreign, self.own) = (Some(key.clone()), foreign, None);
     }
 
-    /// Notes that the grant released the gate. The session may still listen, but hears only of its own release.
+    /// Notes that the grant released the advisory lock. The session may still listen, but hears only of its own release.
     pub(super) fn is_left(&mut self) {
         (self.asked, self.kept) = (None, None);
     }
 
-    /// Returns the SQL that leaves the gate and stops listening.
+    /// Returns the SQL that unlocks the advisory lock and stops listening.
     pub(super) fn leave(&mut self) -> &'static str {
         self.asked = None;
         match (self.kept.take(), self.listens.take()) {
@@ -79,7 +79,7 @@ impl Gate {
 
     /// Returns the notice about a pooler, once.
     pub(super) fn notice(&mut self) -> Option<Notice> {
-        (self.is_pooled() && !std::mem::replace(&mut self.told, true)).then(|| Notice {
+        (self.is_pooled() && !std::mem::replace(&mut self.reported, true)).then(|| Notice {
             warning: false,
             text: "a pooler shares its sessions among clients, so that the lock is looked at four times a second while it is waited for"
                 .into(),
@@ -91,7 +91,7 @@ impl Gate {
 impl LeaseStore {
     pub(super) async fn await_change(&mut self, key: &Key, name: &str, at_most: Duration) -> Result<Wake> {
         // A release before this session asked would go unnoticed: ask first, then wait.
-        if self.gate.asked.as_ref() != Some(key) || !self.client.session.as_ref().is_some_and(PostgresSession::is_open) {
+        if self.waiting.asked.as_ref() != Some(key) || !self.client.session.as_ref().is_some_and(PostgresSession::is_open) {
             return Ok(Wake::Changed);
         }
         self.listen(key, name, at_most).await
@@ -99,48 +99,48 @@ impl LeaseStore {
 
     async fn listen(&mut self, key: &Key, name: &str, at_most: Duration) -> Result<Wake> {
         let end = pin!(pause(at_most));
-        if self.gate.pooled.is_none() {
+        if self.waiting.pooled.is_none() {
             let mut session = self.take_session().await?;
             let pooled = checks::is_pooled(&mut session, &self.client.options).await?;
             self.client.session = Some(session);
-            self.gate.pooled = Some(pooled);
+            self.waiting.pooled = Some(pooled);
         }
-        if self.gate.is_pooled() {
-            // Neither the gate nor a notification would reach this client, or a later one would inherit them.
+        if self.waiting.is_pooled() {
+            // Neither an advisory lock nor a notification would reach this client, or a later client would inherit them.
             let spread = Duration::from_millis(crate::lock::random() % 63);
             return Ok(tokio::select! {
                 () = end => Wake::TimedOut,
                 () = pause(POLL.saturating_sub(spread)) => Wake::Changed,
             });
         }
-        if let Some((channel, told)) = self.gate.own.clone() {
-            if self.gate.listens.as_ref() != Some(&channel) {
+        if let Some((channel, notified)) = self.waiting.own.clone() {
+            if self.waiting.listens.as_ref() != Some(&channel) {
                 let mut session = self.take_session().await?;
-                let unlock = if self.gate.kept.take().is_some() { "SELECT pg_advisory_unlock_all();" } else { "" };
-                // Listen first, then look whether a wake-up came in between.
+                let unlock = if self.waiting.kept.take().is_some() { "SELECT pg_advisory_unlock_all();" } else { "" };
+                // Listen first, then check whether a wake-up came in between.
                 let look = format!(
                     "BEGIN; {unlock} UNLISTEN *; LISTEN {channel}; COMMIT; SELECT 1 FROM {{table}} WHERE name = $1 AND coalesce((document::json->>'n')::bigint, 0) = $2 AND document IS NOT NULL"
                 );
                 let same = session
-                    .query(&self.client.tables.fill(&look), &[Value::Text(name), Value::Int(i64::try_from(told).unwrap_or(i64::MAX))])
+                    .query(&self.client.tables.fill(&look), &[Value::Text(name), Value::Int(i64::try_from(notified).unwrap_or(i64::MAX))])
                     .await?;
                 self.client.session = Some(session);
-                self.gate.listens = Some(channel);
+                self.waiting.listens = Some(channel);
                 if same.is_empty() {
                     return Ok(Wake::Changed);
                 }
             }
-        } else if self.gate.kept.as_ref() != Some(key) {
+        } else if self.waiting.kept.as_ref() != Some(key) {
             let mut session = self.take_session().await?;
-            if self.gate.kept.take().is_some() {
+            if self.waiting.kept.take().is_some() {
                 session.run("SELECT pg_advisory_unlock_all()").await?;
             }
-            let number = self.client.tables.gate(name);
-            // The server ends it by itself. However late its answer comes on a machine that is busy, breaking the session off
-            // would only make it busier: each of many would log in again.
-            let line = self.client.tables.line(name, session.pid());
-            let queued = stand_in(line, &format!("PERFORM pg_advisory_lock({number});"), at_most.min(BLOCKED), session.version);
-            let got = match session.run(&format!("{queued} SELECT pg_try_advisory_lock({number})")).await {
+            let number = self.client.tables.advisory_lock(name);
+            // The server ends the statement. If its answer is late because the machine is busy, dropping the session
+            // would make the machine busier: every waiter would log in again.
+            let queue_lock = self.client.tables.queue_lock(name, session.pid());
+            let wait = queued(queue_lock, &format!("PERFORM pg_advisory_lock({number});"), at_most.min(BLOCKED), session.version);
+            let got = match session.run(&format!("{wait} SELECT pg_try_advisory_lock({number})")).await {
                 Ok(rows) => rows.first().is_some_and(|row| row.at(0) == "t"),
                 Err(error) if failure::is_cancelled(&error) => {
                     session.run("SELECT pg_advisory_unlock_all()").await?;
@@ -152,14 +152,14 @@ impl LeaseStore {
                 self.client.session = Some(session);
                 return Ok(Wake::TimedOut);
             }
-            // Listen first, then look: a release in between is heard.
+            // Listen first, then read the row: no release in between is missed.
             let look = format!(
                 "BEGIN; UNLISTEN *; LISTEN {}; COMMIT; SELECT 1 FROM {{table}} AS l WHERE name = $1 AND NOT {{free}}",
                 self.client.tables.channel(name)
             );
             let held = session.query(&self.client.tables.fill(&look), &[Value::Text(name)]).await?;
             self.client.session = Some(session);
-            (self.gate.kept, self.gate.listens) = (Some(key.clone()), None);
+            (self.waiting.kept, self.waiting.listens) = (Some(key.clone()), None);
             if held.is_empty() {
                 return Ok(Wake::Changed);
             }
@@ -167,7 +167,7 @@ impl LeaseStore {
         let Some(session) = &self.client.session else { return Ok(Wake::Changed) };
         let unasked = session.unasked();
         tokio::select! {
-            () = unasked.rung.notified() => {}
+            () = unasked.notified.notified() => {}
             () = unasked.ended() => self.client.session = None,
             () = end => return Ok(Wake::TimedOut),
         }
@@ -175,29 +175,29 @@ impl LeaseStore {
     }
 }
 
-/// Statements that block in a line first and in `what` as its head, for at most `limit` in all, and leave the line when they are
-/// over. Run them in one transaction. A statement that ran out in the instant in which the wait was over by itself fails as
-/// cancelled, also where both limits were over at once: only one of them is caught.
-pub(super) fn stand_in(line: i64, what: &str, limit: Duration, version: u32) -> String {
-    bounded(&block(&format!("PERFORM pg_advisory_xact_lock({line}); {what}"), limit, version), limit)
+/// Returns statements that block for a queue's lock first and then in `what`, for at most `limit` in all, and unlock the queue's lock at
+/// their end. Run them in one transaction. A statement fails as cancelled if its time is over in the instant in which its wait ends, and if
+/// both limits end at once: only one of them is caught.
+pub(super) fn queued(queue_lock: i64, what: &str, limit: Duration, version: u32) -> String {
+    bounded(&block(&format!("PERFORM pg_advisory_xact_lock({queue_lock}); {what}"), limit, version), limit)
 }
 
-/// As [`stand_in`], where the transaction goes on and must leave the line all the same: it is the session's for as long as that blocks. After
-/// a failure, give back all that the session has.
-pub(super) fn stand_and_leave(line: i64, what: &str, limit: Duration, version: u32) -> String {
-    let blocked = block(&format!("PERFORM pg_advisory_lock({line}); {what}"), limit, version);
+/// As [`queued`], for a transaction that goes on after the statements: the session itself has the queue's lock while it blocks. After a
+/// failure, give back all that the session has.
+pub(super) fn queued_for_row(queue_lock: i64, what: &str, limit: Duration, version: u32) -> String {
+    let blocked = block(&format!("PERFORM pg_advisory_lock({queue_lock}); {what}"), limit, version);
     bounded(&format!("{blocked}; DO $$BEGIN PERFORM pg_advisory_unlock_all(); END$$"), limit)
 }
 
-/// A waiter that becomes the head waits anew: one limit for each wait, and one for both. Neither is left to a transaction that goes on.
+/// Limits both waits together, since the second wait begins anew. Resets all limits for a transaction that goes on.
 fn bounded(blocked: &str, limit: Duration) -> String {
     let ms = limit.as_millis().max(1);
     format!("SET LOCAL statement_timeout = '{ms}ms'; {blocked}; SET LOCAL statement_timeout = DEFAULT; SET LOCAL lock_timeout = DEFAULT;")
 }
 
-/// Statements of which the last blocks, for at most `limit`, without an error in the server's log when that is over.
+/// Returns statements of which the last blocks, for at most `limit`. The end of the limit is no error in the server's log.
 fn block(what: &str, limit: Duration, version: u32) -> String {
-    // Where the server can, it looks whether we are still there: if it was told before the statement began.
+    // The server checks whether this client is still connected, if it can and if the setting precedes the statement.
     let look = if version >= CLIENT_CHECK {
         "DO $$BEGIN PERFORM set_config('client_connection_check_interval', '500ms', true); EXCEPTION WHEN OTHERS THEN NULL; END$$;"
     } else {
