@@ -1,4 +1,4 @@
-//! Creating the tables, upgrading ShedLock's, and removing what is long unused.
+//! Creates the tables, upgrades ShedLock's, and removes rows that are long unused.
 
 use std::time::Duration;
 
@@ -25,8 +25,8 @@ pub(super) fn text(tables: &Tables) -> String {
     tables.show(include_str!("sql/schema.sql"))
 }
 
-/// Creates what is missing, makes of ShedLock's table one that both can use, and gives locks over to this mode that are kept in another one
-/// and have no holder. Asked again it changes nothing.
+/// Creates missing tables, upgrades ShedLock's table so that both programs can use it, and moves locks without a holder from other modes
+/// to this mode. A repeated call changes nothing.
 pub(super) async fn create(session: &mut Connection, tables: &Tables, mode: SqlMode) -> Result<Init> {
     let done = upgrade(session, tables).await?;
     let mode = if mode == SqlMode::Lease { Value::Null } else { Value::Text(mode.name()) };
@@ -42,32 +42,32 @@ async fn upgrade(session: &mut Connection, tables: &Tables) -> Result<Init> {
     if before.complete {
         return Ok(Init::UpToDate);
     }
-    // Altering waits for the statements that use the table.
+    // ALTER TABLE waits for the statements that use the table.
     session.ask("SET SESSION lock_wait_timeout = 30").await?;
     session.ask(&tables.fill(include_str!("sql/schema.sql"), &[])).await?;
     if let Some(changes) = before.changes {
         session.ask(&changes).await?;
     }
-    // A lock that has a holder is left to the version that wrote it.
+    // Only the version that wrote a held lock may change it.
     let older = "UPDATE :table SET layout = :layout, document = NULL WHERE layout < :layout AND lock_until <= UTC_TIMESTAMP(6);";
     session.ask(&tables.fill(older, &[])).await?;
     session.ask("SET SESSION lock_wait_timeout = 1").await?;
     Ok(Init::Created)
 }
 
-/// Whether all tables and columns are there.
+/// Whether all tables and columns exist.
 pub(super) async fn is_complete(session: &mut Connection, tables: &Tables) -> Result<bool> {
     Ok(examine(session, tables).await?.complete)
 }
 
-/// What was found of the tables.
-struct Found {
+/// The state of the tables.
+struct TableState {
     complete: bool,
-    /// What must be done to the lock table, if it is there.
+    /// The statements that upgrade existing tables.
     changes: Option<String>,
 }
 
-async fn examine(session: &mut Connection, tables: &Tables) -> Result<Found> {
+async fn examine(session: &mut Connection, tables: &Tables) -> Result<TableState> {
     let (database, table) = match tables.table().split_once('.') {
         Some((database, table)) => (Value::Text(database), table),
         None => (Value::Sql("DATABASE()"), tables.table()),
@@ -89,7 +89,7 @@ async fn examine(session: &mut Connection, tables: &Tables) -> Result<Found> {
     }
     let exists = |suffix: &str| found.iter().any(|(of, ..)| of == suffix);
     if !exists("") {
-        return Ok(Found { complete: false, changes: None });
+        return Ok(TableState { complete: false, changes: None });
     }
     let mut changes = String::new();
     for (name, suffix) in [("table", ""), ("sessions", "_sessions"), ("readers", "_readers")] {
@@ -122,7 +122,7 @@ async fn examine(session: &mut Connection, tables: &Tables) -> Result<Found> {
         let older = session.ask(&tables.fill("SELECT 1 FROM :table WHERE layout < :layout LIMIT 1;", &[])).await?;
         complete = older.iter().all(|answer| answer.rows.is_empty());
     }
-    Ok(Found { complete, changes })
+    Ok(TableState { complete, changes })
 }
 
 /// See [`Database::collect`](crate::backends::sql::Database::collect).

@@ -28,7 +28,7 @@ use super::{
     session_look::{left_for, read_holders},
     starts,
     statement::Value,
-    table::{join, leaving, place},
+    table::{join, leaving, position},
 };
 use crate::{
     backends::sql::{self, Begun, Client, Fields, HasClient, Session as _, SessionLocks, SessionStore, SqlMode, Tries},
@@ -150,7 +150,7 @@ impl MysqlSessions {
 
     /// Removes the rows of an unused grant. With `permanently`, no request repeats the grant, and a late grant writes nothing.
     fn undoing(&self, key: &Key, token: &Token, permanently: bool) -> String {
-        let undo = if permanently { include_str!("sql/undo_for_good.sql") } else { include_str!("sql/forget_hold.sql") };
+        let undo = if permanently { include_str!("sql/undo_permanently.sql") } else { include_str!("sql/forget_hold.sql") };
         self.removing(undo, key, token, Some(RunState::Cancelled), "1")
     }
 
@@ -242,7 +242,7 @@ impl SessionStore for MysqlSessions {
         let mut batch = self.look_sql(&request.key, &lock.session.server);
         if request.waiting {
             batch += &join(tables, &name, request, false)?;
-            batch += &place(tables, &name, request);
+            batch += &position(tables, &name, request);
         }
         let answers = lock.session.ask(&batch).await?;
         let (holders, _) = read_holders(&answers, 0)?;

@@ -179,7 +179,7 @@ impl LockTable<'_> {
         batch += &read;
         if request.waiting {
             batch += &join(self.tables, name, request, true)?;
-            batch += &place(self.tables, name, request);
+            batch += &position(self.tables, name, request);
         }
         // An acquire that is given up must not arrive later.
         self.session.drop_unsent_on_close(true);
@@ -367,9 +367,9 @@ pub(super) fn join(tables: &Tables, name: &str, request: &Request, leased: bool)
 }
 
 /// Returns the SQL for a waiter's position in the queue.
-pub(super) fn place(tables: &Tables, name: &str, request: &Request) -> String {
+pub(super) fn position(tables: &Tables, name: &str, request: &Request) -> String {
     let root = request.token.hold_text();
-    tables.fill(include_str!("sql/place.sql"), &[("name", Value::Bytes(name)), ("root", Value::Text(&root))])
+    tables.fill(include_str!("sql/position.sql"), &[("name", Value::Bytes(name)), ("root", Value::Text(&root))])
 }
 
 /// Returns the SQL that removes a waiter from the queue.

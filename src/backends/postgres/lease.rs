@@ -8,7 +8,7 @@ use super::{
     Postgres,
     advisory_wait::AdvisoryWait,
     connection::{PostgresSession, SessionId},
-    failure, history,
+    history,
     options::PostgresOptions,
     table::LockTable,
 };
@@ -86,15 +86,7 @@ impl LeaseStore {
 
     /// As [`LeaseStore::ask`], for a question that only reads: a standby can answer it, too.
     async fn look<T>(&mut self, question: impl AsyncFn(&mut LockTable<'_>) -> Result<T>) -> Result<T> {
-        let answer = self.ask(&question).await;
-        if !answer.as_ref().is_err_and(failure::is_in_recovery) {
-            return answer;
-        }
-        self.ask(async |table| {
-            let tables = table.tables.on_standby();
-            question(&mut LockTable::over(table.session, &tables)).await
-        })
-        .await
+        self.ask(async |table| table.read_anywhere(&question).await).await
     }
 
     /// Asks a question about the holder, as [`LeaseStore::ask`] does. An earlier question without an answer is ended first, or has taken

@@ -11,7 +11,7 @@ use std::time::Duration;
 use super::{
     Postgres, checks,
     connection::{PostgresSession, SessionId},
-    failure, history,
+    history,
     options::PostgresOptions,
     session_lock::{PostgresLock, SessionPart, no_row},
     session_look::{left_for, read_holders},
@@ -95,15 +95,7 @@ impl PostgresSessions {
 
     /// As [`PostgresSessions::aside`], for a question that only reads: a standby can answer it, too.
     pub(super) async fn read<T>(&mut self, question: impl AsyncFn(&mut LockTable<'_>) -> Result<T>) -> Result<T> {
-        let answer = self.aside(&question).await;
-        if !answer.as_ref().is_err_and(failure::is_in_recovery) {
-            return answer;
-        }
-        self.aside(async |table| {
-            let tables = table.tables.on_standby();
-            question(&mut LockTable::over(table.session, &tables)).await
-        })
-        .await
+        self.aside(async |table| table.read_anywhere(&question).await).await
     }
 
     /// Runs statements over the client's own session.

@@ -7,7 +7,7 @@ use std::{fmt::Write as _, time::Duration};
 
 use super::{
     connection::PostgresSession,
-    history,
+    failure, history,
     names::Tables,
     starts,
     statement::{Value, fill},
@@ -138,6 +138,16 @@ impl<'a> LockTable<'a> {
         let written = !rows?.is_empty();
         self.left = written && write.granted.is_some();
         Ok(written)
+    }
+
+    /// Asks a question that only reads: a standby can answer it, too.
+    pub(super) async fn read_anywhere<T>(&mut self, question: impl AsyncFn(&mut LockTable<'_>) -> Result<T>) -> Result<T> {
+        let answer = question(self).await;
+        if !answer.as_ref().is_err_and(failure::is_in_recovery) {
+            return answer;
+        }
+        let tables = self.tables.on_standby();
+        question(&mut LockTable::over(self.session, &tables)).await
     }
 
     /// Returns the table over a session without an advisory lock.
