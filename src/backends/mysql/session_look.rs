@@ -119,7 +119,7 @@ pub(super) fn left_for(holders: &[Holder]) -> Option<Duration> {
     holders.iter().filter(|holder| !holder.foreign && holder.renewed_ago.is_none()).filter_map(|holder| holder.expires_in).max()
 }
 
-/// Returns the holders of the lock, and the last fence given out, from the answers to [`Sessions::look_sql`].
+/// Returns the holders of the lock, and the last fence given out, from the answers to [`MysqlSessions::look_sql`].
 pub(super) fn read_holders(answers: &[Answer], at: usize) -> Result<(Vec<Holder>, Option<Fence>)> {
     let (mut holders, fence, looked) = read_present(answers, at)?;
     for row in answers.get(at + looked).map(|answer| &*answer.rows).unwrap_or_default() {
