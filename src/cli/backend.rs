@@ -20,7 +20,7 @@ use super::{
     url::{self, Url},
 };
 use crate::{
-    commands::{BackendConfig, EtcdOptions, RedisOptions, Secret, Server, SqliteOptions, Target, Tls},
+    commands::{BackendConfig, EtcdOptions, RedisOptions, Secret, Server, SqlMode, SqliteOptions, Target, Tls},
     lock::{Error, Kind, Namespace, Result},
 };
 
@@ -302,6 +302,12 @@ fn namespace(globals: &Globals, layers: &Layers<'_>) -> Result<Namespace> {
         Some(setting) => Namespace::new(&setting.text).map_err(|error| setting.blame(error)),
         None => Ok(Namespace::default()),
     }
+}
+
+/// Returns the mode of a SQL server's locks.
+fn sql_mode(layers: &Layers<'_>) -> Result<SqlMode> {
+    let choices = [SqlMode::Lease, SqlMode::Row, SqlMode::Advisory].map(|mode| (mode.name(), mode));
+    parameter(layers, "mode").map_or(Ok(SqlMode::Lease), |setting| setting.choice(&choices))
 }
 
 fn unknown_name(setting: &Setting, layers: &Layers<'_>) -> Error {

@@ -2,7 +2,7 @@
 
 use std::thread::JoinHandle;
 
-use dlock::backends::{mysql, postgres, sql::Options};
+use dlock::backends::{mysql, postgres, sql::SqlOptions};
 
 use crate::lab::{Client, Lab};
 
@@ -29,7 +29,7 @@ impl Lab {
     }
 
     /// Returns a client in the case's mode with changed options.
-    pub fn client_with(&self, namespace: &str, change: impl FnOnce(&mut Options)) -> Client {
+    pub fn client_with(&self, namespace: &str, change: impl FnOnce(&mut SqlOptions)) -> Client {
         Client(if self.kind.is_postgres() {
             let mut options = self.postgres().options(namespace);
             change(&mut options.sql);

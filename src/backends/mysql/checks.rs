@@ -2,25 +2,24 @@
 
 use std::fmt;
 
-use super::{
-    connection::Answer,
-    failure,
-    options::{Mode, Options},
-    reading::Fields,
+use super::{connection::Answer, failure, options::MysqlOptions};
+use crate::{
+    backends::sql::{Fields, SqlMode},
+    lock::{Error, Kind, Notice, Result},
 };
-use crate::lock::{Error, Kind, Notice, Result};
 
-/// Asked once per session. MariaDB alone reads the first kind of comment, MySQL alone the second: the others' variables would
-/// be errors. MariaDB's `wsrep_on` can be ON where there is no cluster.
-pub(super) const QUESTION: &str = "SELECT CONNECTION_ID(), VERSION(), @@version_comment, @@global.read_only, \
-    @@global.innodb_flush_log_at_trx_commit, @@global.log_bin AND @@global.sync_binlog <> 1, UNIX_TIMESTAMP(), \
-    CONCAT_WS('/', @@hostname, @@port, @@server_id), \
-    /*M! @@global.wsrep_on AND @@wsrep_provider NOT IN ('none', '') */ \
+/// Whether the server is a node of a Galera cluster, as SQL. Only MariaDB reads the first kind of comment, and only MySQL the second: the
+/// other one's variables would be errors. MariaDB's `wsrep_on` can be ON where there is no cluster.
+pub(super) const IN_CLUSTER: &str = "/*M! @@global.wsrep_on AND @@wsrep_provider NOT IN ('none', '') */ \
     /*!50700 (SELECT variable_value = 'ON' FROM performance_schema.global_variables WHERE variable_name = 'wsrep_on') */";
 
-/// The same for a server that was built without clusters, and knows none of their variables.
-pub(super) const QUESTION_WITHOUT_CLUSTERS: &str = "SELECT CONNECTION_ID(), VERSION(), @@version_comment, @@global.read_only, @@global.innodb_flush_log_at_trx_commit, \
-    @@global.log_bin AND @@global.sync_binlog <> 1, UNIX_TIMESTAMP(), CONCAT_WS('/', @@hostname, @@port, @@server_id), 0";
+/// Returns the statement that each session runs once. A server that was built without clusters knows none of their variables.
+pub(super) fn question(in_cluster: &str) -> String {
+    "SELECT CONNECTION_ID(), VERSION(), @@version_comment, @@global.read_only, @@global.innodb_flush_log_at_trx_commit, \
+     @@global.log_bin AND @@global.sync_binlog <> 1, UNIX_TIMESTAMP(), CONCAT_WS('/', @@hostname, @@port, @@server_id), "
+        .to_owned()
+        + in_cluster
+}
 
 /// The oldest server versions that support all statements.
 pub(super) const OLDEST: &str = "MariaDB 10.6 or MySQL 8.0 at least";
@@ -59,7 +58,7 @@ pub(super) const UNKNOWN_VARIABLE: u16 = 1193;
 /// The results of the server check.
 #[derive(Clone, Debug, Default)]
 #[allow(clippy::struct_excessive_bools)] // a table of yes and no
-pub(super) struct Checked {
+pub struct ServerCheck {
     /// The number of the session that asked.
     pub session: i64,
     /// The time of the check, in seconds since 1970 by the server's clock.
@@ -74,15 +73,15 @@ pub(super) struct Checked {
     proxied: bool,
     /// The server is read-only.
     read_only: bool,
-    /// It is a node of a Galera cluster.
+    /// The server is a node of a Galera cluster.
     galera: bool,
-    /// It writes each commit to its log on disk before it answers.
+    /// The server writes each commit to its log on disk before it answers.
     durable: bool,
-    /// A restart may take a commit back that the binary log on disk does not have.
+    /// After a crash, recovery may roll a commit back that the binary log on disk lacks.
     binlog_lags: bool,
 }
 
-impl Checked {
+impl ServerCheck {
     pub(super) fn read(answers: &[Answer]) -> Result<Self> {
         let row = answers.last().and_then(|answer| answer.rows.first()).ok_or_else(failure::unreadable)?;
         let mut fields = Fields::of(row);
@@ -102,17 +101,17 @@ impl Checked {
         })
     }
 
-    /// Whether a `GET_LOCK` of one client keeps another one's session waiting. Galera's versions differ in that; MariaDB
+    /// Whether a `GET_LOCK` of one client makes another client's session wait. Galera's versions differ in that; MariaDB
     /// supports it on none.
-    pub(super) fn has_gates(&self) -> bool {
+    pub(super) fn has_advisory_locks(&self) -> bool {
         !self.proxied && !self.galera
     }
 
-    /// Whether a `GET_LOCK` lasts as long as its session, where it is needed.
+    /// Refuses servers whose session locks would not last as long as their sessions.
     ///
     /// # Errors
-    /// Why not.
-    pub(super) fn check_sessions(&self, mode: Mode, shared: bool) -> Result<()> {
+    /// The reason.
+    pub(super) fn check_sessions(&self, mode: SqlMode, shared: bool) -> Result<()> {
         let refuse = |text: &str, hint: &str| Err(Error::new(Kind::Config, text).hint(hint));
         if self.proxied {
             return refuse(
@@ -120,7 +119,7 @@ impl Checked {
                 "connect to the server itself; ?mode=lease works with any",
             );
         }
-        if self.galera && mode == Mode::Advisory {
+        if self.galera && mode == SqlMode::Advisory {
             return refuse("MariaDB doesn't support GET_LOCK on the nodes of a Galera cluster", "?mode=lease or ?mode=row");
         }
         if self.galera && shared {
@@ -136,12 +135,12 @@ impl Checked {
     ///
     /// # Errors
     /// The reason.
-    pub(super) fn check(&self, options: &Options) -> Result<()> {
+    pub(super) fn check(&self, options: &MysqlOptions) -> Result<()> {
         if let Some(name) = &self.outdated {
             return Err(Error::new(Kind::Config, format!("the server is {name}, which lacks what dlock's statements need")).hint(OLDEST));
         }
         if self.read_only {
-            // A user that may write all the same would write to a replica.
+            // A user with the right to write anyway would write to a replica.
             return Err(failure::read_only());
         }
         if self.galera && !options.single_writer {

@@ -1,7 +1,7 @@
 //! One session: opens it, sets it up, and runs statements over it.
 //!
-//! Statements go as text, several at once, so that a step of several statements is one round trip; values in them are
-//! written by [`super::statement`] alone. A session never reconnects and knows no time limits. After a dropped request,
+//! A request is the text of several statements, so that it is one round trip; only [`super::statement`] writes values into
+//! statements. A session never reconnects and knows no time limits. After a dropped request,
 //! the next request first awaits and discards the rest of the answer; a session that keeps no lock is better dropped.
 
 use std::{
@@ -20,30 +20,30 @@ use sqlx::{
 use tokio::sync::Mutex;
 
 use super::{
-    checks::{self, Checked},
+    checks::{self, ServerCheck},
     failure,
     life::START,
-    options::{Mode, Options},
+    options::MysqlOptions,
     relay::Relay,
     socket::{self, Sockets},
 };
 use crate::{
     backends::{
         net,
-        sql::{self, Server, TlsMode},
+        sql::{Row, Server, Session, SqlMode, SqlOptions, TlsMode},
     },
     lock::{Effect, Result},
 };
 
-/// Every session: statements judge what is committed and lock no gaps, mistakes are errors, and neither a row that another
-/// client keeps locked nor a table that is being altered holds a statement up for long, whose asker may be gone by then.
-/// The variable tells whether a later statement reaches the same session.
+/// Sets up every session: statements read committed rows and lock no gaps, mistakes are errors, and a statement waits only shortly for
+/// a locked row or an altered table, since its client may be gone by then.
+/// The variable shows whether a later statement reaches the same session.
 const SET_UP: &str = "SET SESSION TRANSACTION ISOLATION LEVEL READ COMMITTED; \
     SET SESSION sql_mode = 'STRICT_ALL_TABLES', autocommit = 1, innodb_lock_wait_timeout = 1, lock_wait_timeout = 1, \
     completion_type = 0, @dlock = CONNECTION_ID(); ";
 
-/// One connection to a server is made at a time, so that its socket can be told from others; a server that does not answer keeps none
-/// to another server waiting. By the server's port or path.
+/// The locks that allow one new connection per server at a time, by the server's port or path: dlock identifies the new socket by
+/// its absence before. A server that does not answer delays no connection to another server.
 static CONNECTING: LazyLock<std::sync::Mutex<HashMap<String, Arc<Mutex<()>>>>> = LazyLock::new(Default::default);
 
 fn connecting(server: &Server) -> Arc<Mutex<()>> {
@@ -54,11 +54,8 @@ fn connecting(server: &Server) -> Arc<Mutex<()>> {
     Arc::clone(CONNECTING.lock().unwrap_or_else(PoisonError::into_inner).entry(place).or_default())
 }
 
-/// The values of one row as text; `None` for NULL.
-pub(super) type Row = Vec<Option<Vec<u8>>>;
-
 /// The answer to one statement.
-#[derive(Debug, Default)]
+#[derive(Default)]
 pub(super) struct Answer {
     /// The rows, if the statement returns any.
     pub rows: Vec<Row>,
@@ -75,8 +72,8 @@ pub(super) struct ServerError {
     pub message: String,
 }
 
-/// The answers to a batch, up to the statement that failed, if one did. None after it was executed.
-#[derive(Debug, Default)]
+/// The answers to a request, up to the statement that failed, if one did. No statement after that was executed.
+#[derive(Default)]
 pub(super) struct Answers {
     pub answers: Vec<Answer>,
     pub server_error: Option<ServerError>,
@@ -87,7 +84,7 @@ const ENDING: u32 = 40;
 
 /// The identity of a session.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) struct Known {
+pub(super) struct SessionId {
     /// The session's number in the server.
     number: i64,
     /// A time at which the session existed, in seconds since 1970 by the server's clock.
@@ -97,7 +94,7 @@ pub(super) struct Known {
 }
 
 /// An open session.
-pub(super) struct Connection {
+pub struct Connection {
     driver: MySqlConnection,
     /// The relay that the session passes through, if any.
     _relay: Option<Relay>,
@@ -107,28 +104,28 @@ pub(super) struct Connection {
     /// No request is under way.
     at_rest: bool,
     /// The results of the server check.
-    pub server: Checked,
-    /// The gates that this session has.
-    pub gates: Vec<String>,
-    /// The ropes that this session has, as SQL.
-    pub ropes: Vec<String>,
-    /// Another client ended the last request, and not the session.
+    pub server: ServerCheck,
+    /// The names of the locks whose advisory locks this session has.
+    pub advisory_locks: Vec<String>,
+    /// The chain locks that this session has, as SQL.
+    pub chain_locks: Vec<String>,
+    /// Another client ended the last request, but not the session.
     pub interrupted: bool,
-    /// The server ends the session after so many seconds without a request.
+    /// The seconds without a request after which the server ends the session.
     pub idle_limit: Option<u32>,
 }
 
 impl Connection {
-    /// Connects, logs in and looks at the server: one round trip more than the login's own. Servers whose locks are none are
-    /// refused.
-    pub(super) async fn open(options: &Options) -> Result<Self> {
+    /// Connects, logs in and checks the server, in one round trip after the login. Refuses servers whose locks are not
+    /// reliable.
+    pub(super) async fn open(options: &MysqlOptions) -> Result<Self> {
         let connection = Self::open_to_look(options).await?;
         connection.server.check(options)?;
         Ok(connection)
     }
 
     /// As [`Connection::open`], but refuses no server.
-    pub(super) async fn open_to_look(options: &Options) -> Result<Self> {
+    pub(super) async fn open_to_look(options: &MysqlOptions) -> Result<Self> {
         let (driver, socket, relay) = connect(&options.sql).await?;
         if let Some(socket) = &socket {
             socket::no_delay(socket);
@@ -140,42 +137,42 @@ impl Connection {
             socket,
             encrypted,
             at_rest: true,
-            server: Checked::default(),
-            gates: Vec::new(),
-            ropes: Vec::new(),
+            server: ServerCheck::default(),
+            advisory_locks: Vec::new(),
+            chain_locks: Vec::new(),
             interrupted: false,
             idle_limit: None,
         };
-        // Whatever is refused here, nothing has happened to any lock.
+        // No refusal here has changed a lock.
         let harmless = |error: crate::lock::Error| error.effect(Effect::NotApplied);
-        // The server looks through all of its counters to say when it was started. Once is enough: a session ends with its server.
-        let start = if options.mode == Mode::Lease { String::new() } else { format!("SET @dlock_start = {START}; ") };
+        // The server reads all of its counters to report its start. Once is enough: a session ends with its server.
+        let start = if options.sql.mode == SqlMode::Lease { String::new() } else { format!("SET @dlock_start = {START}; ") };
         let set_up = format!("{SET_UP}{start}");
-        let mut answers = connection.try_ask(&format!("{set_up}{}", checks::QUESTION)).await.map_err(harmless)?;
+        let mut answers = connection.try_ask(&(set_up.clone() + &checks::question(checks::IN_CLUSTER))).await.map_err(harmless)?;
         if answers.server_error.as_ref().is_some_and(|server_error| server_error.number == checks::UNKNOWN_VARIABLE) {
-            answers = connection.try_ask(&format!("{set_up}{}", checks::QUESTION_WITHOUT_CLUSTERS)).await.map_err(harmless)?;
+            answers = connection.try_ask(&(set_up + &checks::question("0"))).await.map_err(harmless)?;
         }
         if let Some(server_error) = answers.server_error {
             return Err(harmless(failure::refused(&server_error, false)));
         }
-        connection.server = Checked::read(&answers.answers).map_err(harmless)?;
+        connection.server = ServerCheck::read(&answers.answers).map_err(harmless)?;
         Ok(connection)
     }
 
     /// Returns this session's identity, for a later session that ends it.
-    pub(super) fn known(&self) -> Known {
-        Known { number: self.server.session, since: self.server.since, identity: self.server.identity.clone() }
+    pub(super) fn id(&self) -> SessionId {
+        SessionId { number: self.server.session, since: self.server.since, identity: self.server.identity.clone() }
     }
 
-    /// Ends a session that was ours and did not answer, and whatever it was about to do; only while it runs what matches `running`, if that
-    /// is given. A server that was restarted, or took the place of another one, counts its sessions anew: no session is ended unless the
-    /// server is the same, began before that session did, and has it under our user. Otherwise, and if the server doesn't let us, it
-    /// ends by itself.
-    pub(super) async fn end_other(&mut self, other: &Known, running: Option<&str>) -> Result<()> {
+    /// Ends an unanswered session of this process, with its statement; with `running`, only while the statement matches that condition. A
+    /// server that was restarted, or replaced another one, numbers its sessions anew: no session is ended unless the server is the
+    /// same, started before that session, and has it under this user. Otherwise, and if the server refuses, the session ends by
+    /// itself.
+    pub(super) async fn end_other(&mut self, other: &SessionId, running: Option<&str>) -> Result<()> {
         if other.identity != self.server.identity {
             return Ok(());
         }
-        let (Known { number, since, .. }, running) = (other, running.unwrap_or("1"));
+        let (SessionId { number, since, .. }, running) = (other, running.unwrap_or("1"));
         let batch = format!(
             "SET @dlock_end = NULL; \
              SELECT id INTO @dlock_end FROM information_schema.processlist WHERE id = {number} AND {running} \
@@ -189,7 +186,7 @@ impl Connection {
         Ok(())
     }
 
-    /// Has the server end a session that it named over this very connection; what it says if it doesn't.
+    /// Ends a session that the server named over this very connection. Returns the server's refusal.
     pub(super) async fn kill(&mut self, number: i64) -> Result<Option<ServerError>> {
         Ok(self.try_ask(&format!("KILL {number}")).await?.server_error)
     }
@@ -205,41 +202,14 @@ impl Connection {
         Ok(false)
     }
 
-    /// Whether the server has not ended the session yet, as far as has come through: at rest it has nothing to say.
-    pub(super) fn is_open(&self) -> bool {
-        let Some(socket) = &self.socket else { return self.at_rest };
-        let mut ends = [PollFd::new(socket, PollFlags::IN | PollFlags::RDHUP)];
-        self.at_rest && matches!(poll(&mut ends, Some(&Timespec::default())), Ok(0))
-    }
-
-    /// Whether the server has not ended the session yet. An answer to what was dropped half-way may still come.
-    pub(super) fn is_alive(&self) -> bool {
-        let Some(socket) = &self.socket else { return self.at_rest };
-        let mut ends = [PollFd::new(socket, PollFlags::RDHUP)];
-        matches!(poll(&mut ends, Some(&Timespec::default())), Ok(0))
-    }
-
-    /// Ready when the server ends the session. For an unwatchable socket this is never ready; the next request finds out.
-    pub(super) async fn ended(&self) {
-        match &self.socket {
-            Some(socket) => socket::readable(socket).await,
-            None => std::future::pending().await,
-        }
-    }
-
-    /// Returns a duplicate of the socket.
-    pub(super) fn lifeline(&self) -> std::io::Result<OwnedFd> {
-        self.socket.as_ref().ok_or_else(|| std::io::Error::other("the connection's socket is not to be found in /proc"))?.try_clone()
-    }
-
-    /// Has the kernel notice within `limit` that the server's host is gone. A server_error only costs time.
+    /// Makes the kernel notice within `limit` that the server's host is gone. A failure only costs time.
     pub(super) fn keep_alive(&self, limit: Duration) {
         if let Some(socket) = &self.socket {
             let _ = net::keep_alive(socket, limit);
         }
     }
 
-    /// Whether closing the session throws away what has not reached the server, instead of going on to deliver it.
+    /// Sets whether closing the session discards undelivered data instead of delivering it.
     pub(super) fn drop_unsent_on_close(&self, drop: bool) {
         if let Some(socket) = &self.socket {
             socket::drop_unsent_on_close(socket, drop);
@@ -249,7 +219,7 @@ impl Connection {
     /// Runs statements, one after the other, each a transaction of its own unless they say otherwise.
     ///
     /// # Errors
-    /// The first server_error; its effect is unknown if any statement was executed before it.
+    /// The first error of the server. Its effect is unknown if a statement was executed before.
     pub(super) async fn ask(&mut self, batch: &str) -> Result<Vec<Answer>> {
         let answers = self.try_ask(batch).await?;
         match answers.server_error {
@@ -258,7 +228,7 @@ impl Connection {
         }
     }
 
-    /// As [`Connection::ask`], with the server_error as part of the answer.
+    /// As [`Connection::ask`], with the server's error as part of the answer.
     pub(super) async fn try_ask(&mut self, batch: &str) -> Result<Answers> {
         self.at_rest = false;
         let mut answers = Answers::default();
@@ -286,8 +256,34 @@ impl Connection {
     }
 }
 
+impl Session for Connection {
+    fn is_open(&self) -> bool {
+        let Some(socket) = &self.socket else { return self.at_rest };
+        // A session at rest has nothing to read.
+        let mut ends = [PollFd::new(socket, PollFlags::IN | PollFlags::RDHUP)];
+        self.at_rest && matches!(poll(&mut ends, Some(&Timespec::default())), Ok(0))
+    }
+
+    fn is_alive(&self) -> bool {
+        let Some(socket) = &self.socket else { return self.at_rest };
+        let mut ends = [PollFd::new(socket, PollFlags::RDHUP)];
+        matches!(poll(&mut ends, Some(&Timespec::default())), Ok(0))
+    }
+
+    async fn ended(&self) {
+        match &self.socket {
+            Some(socket) => socket::readable(socket).await,
+            None => std::future::pending().await,
+        }
+    }
+
+    fn lifeline(&self) -> std::io::Result<OwnedFd> {
+        self.socket.as_ref().ok_or_else(|| std::io::Error::other("the connection's socket is not to be found in /proc"))?.try_clone()
+    }
+}
+
 impl Drop for Connection {
-    /// Says goodbye: a session whose socket is closed without ends as well, but with a line in the server's log.
+    /// Sends the message that ends the session; without it, the server logs the end.
     fn drop(&mut self) {
         const COM_QUIT: [u8; 5] = [1, 0, 0, 0, 1];
         if let Some(socket) = &self.socket
@@ -299,17 +295,18 @@ impl Drop for Connection {
     }
 }
 
-/// What an error says if it came from the server.
+/// Returns the server's part of an error.
 pub(super) fn server_error(error: &sqlx::Error) -> Option<ServerError> {
     let error = error.as_database_error()?.try_downcast_ref::<MySqlDatabaseError>()?;
     Some(ServerError { number: error.number(), message: error.message().to_owned() })
 }
 
 fn values(row: &MySqlRow) -> Option<Row> {
-    (0..row.len()).map(|column| row.try_get_unchecked::<Option<Vec<u8>>, _>(column).ok()).collect()
+    let values = (0..row.len()).map(|column| row.try_get_unchecked::<Option<Vec<u8>>, _>(column).ok()).collect::<Option<_>>()?;
+    Some(Row { values, unreadable: failure::unreadable })
 }
 
-async fn connect(options: &sql::Options) -> Result<(MySqlConnection, Option<OwnedFd>, Option<Relay>)> {
+async fn connect(options: &SqlOptions) -> Result<(MySqlConnection, Option<OwnedFd>, Option<Relay>)> {
     let driver = driver_options(options);
     if Relay::is_needed(options) {
         let mut relay = Relay::start(options).await?;
@@ -325,8 +322,8 @@ async fn connect(options: &sql::Options) -> Result<(MySqlConnection, Option<Owne
     Ok((connection, before.newest(&options.server), None))
 }
 
-/// Without the statements that the driver would send first on its own account.
-fn driver_options(options: &sql::Options) -> MySqlConnectOptions {
+/// Returns the driver's options, without the statements that the driver sends first by default.
+fn driver_options(options: &SqlOptions) -> MySqlConnectOptions {
     let mut driver = MySqlConnectOptions::new()
         .timezone(None)
         .set_names(false)
@@ -337,7 +334,7 @@ fn driver_options(options: &sql::Options) -> MySqlConnectOptions {
     driver = match &options.server {
         Server::Unix { path, .. } => driver.socket(path).ssl_mode(MySqlSslMode::Disabled),
         Server::Tcp { host, port } => {
-            // `localhost` needs no resolver, which would start a thread; in a certificate it has to stand as it is.
+            // `localhost` needs no resolver, which would start a thread; a certificate names it unchanged.
             let plain = host.eq_ignore_ascii_case("localhost") && options.tls != TlsMode::VerifyFull;
             driver.host(if plain { "127.0.0.1" } else { host }).port(*port).ssl_mode(match options.tls {
                 TlsMode::Disable => MySqlSslMode::Disabled,

@@ -1,25 +1,25 @@
-//! What a server's settings make of its locks, and the rights that they take.
+//! The operator's view of a MySQL or MariaDB server: its settings, and the rights that dlock needs.
 
 use std::time::Duration;
 
-use async_trait::async_trait;
-
 use super::{
+    CAPABILITIES, Mysql, PORT,
     checks::Version,
     connection::{Answers, Connection},
-    lease::LeaseStore,
-    names::Tables,
-    options::{Mode, Options},
-    reading::Fields,
+    names::{SIDE_TABLES, Tables},
+    options::MysqlOptions,
     schema,
-    sessions::Sessions,
+    session_lock::first_row,
 };
 use crate::{
-    backends::{net::transport, sql::rights},
-    lock::{Admin, Check, Error, Finding, Grants, Init, Kind, Notice, PASSWORD, Result, Role, ServerTime, check},
+    backends::{
+        net::transport,
+        sql::{Database, Fields, SqlMode, SqlOptions, rights},
+    },
+    lock::{Capabilities, Check, Error, Finding, Grants, Init, Kind, Notice, PASSWORD, Result, Role, check},
 };
 
-/// What is looked at.
+/// The checks of `dlock doctor`.
 pub const CHECKS: &[Check] = &[
     check("version", "the server's version"),
     check("role", "whether it takes changes (read_only)"),
@@ -33,32 +33,97 @@ pub const CHECKS: &[Check] = &[
     transport::CHECK,
 ];
 
-/// The lock table and those beside it, by the ends of their names. All modes look at all of them.
-const TABLES: [&str; 8] = ["", "_waiters", "_rows", "_sessions", "_readers", "_runs", "_skips", "_marks"];
-
-/// A session that is ended sooner than this is made again and again.
+/// The shortest `wait_timeout`, in seconds, with which sessions need not be opened again and again.
 const SHORT: i64 = 60;
 
-async fn look(options: &Options, tables: &Tables) -> Result<Vec<Finding>> {
-    let mut session = Connection::open_to_look(options).await?;
-    let read = Variables::read(&mut session).await?;
-    let mut found = vec![version(&read), Finding::ok("role", "the server takes changes")];
-    found.extend(["cluster", "proxy", "durability"].map(|check| Finding::ok(check, fine(check))));
-    // What is noticed or refused when a session is opened is said once, here as there.
-    for (check, finding) in refusals(&session, options).into_iter().chain(notices(&session)).chain(durability(&read)) {
-        if let Some(at) = found.iter().position(|known| known.check == check && known.severity < finding.severity) {
-            found[at] = finding;
-        }
+impl Database for Mysql {
+    type Options = MysqlOptions;
+    type Tables = Tables;
+    type Session = Connection;
+    const CAPABILITIES: [&'static Capabilities; 3] = CAPABILITIES;
+    const CHECKS: &'static [Check] = CHECKS;
+
+    fn sql(options: &MysqlOptions) -> &SqlOptions {
+        &options.sql
     }
-    found.push(replication(&read));
-    found.push(timeouts(&read, options.mode));
-    found.push(match (read.number("threads_connected"), read.number("max_connections")) {
-        (Some(used), Some(most)) => rights::sessions("connections", used, most),
-        _ => Finding::unchecked("connections", "max_connections", "the server doesn't tell it"),
-    });
-    found.push(layout(&mut session, tables).await);
-    found.push(rights::tls(&options.sql, "ssl-mode=VERIFY_IDENTITY, and ssl-ca=FILE for an authority of your own"));
-    Ok(found)
+
+    fn tables(options: &SqlOptions) -> Tables {
+        Tables::new(options)
+    }
+
+    fn url(options: &SqlOptions) -> String {
+        options.redacted_url("mysql", PORT, "socket")
+    }
+
+    async fn open(options: &MysqlOptions) -> Result<(Connection, Vec<Notice>)> {
+        let session = Connection::open(options).await?;
+        let notices = if options.sql.mode == SqlMode::Lease { session.server.notices() } else { Vec::new() };
+        Ok((session, notices))
+    }
+
+    async fn init(session: &mut Connection, tables: &Tables, mode: SqlMode) -> Result<(Init, Vec<Notice>)> {
+        Ok((schema::create(session, tables, mode).await?, Vec::new()))
+    }
+
+    fn schema(tables: &Tables) -> String {
+        schema::text(tables)
+    }
+
+    async fn collect(session: &mut Connection, tables: &Tables, options: &SqlOptions, unused_for: Duration) -> Result<u64> {
+        schema::collect(session, tables, options, unused_for).await
+    }
+
+    async fn examine(options: &MysqlOptions, tables: &Tables) -> Result<Vec<Finding>> {
+        let mut session = Connection::open_to_look(options).await?;
+        let read = Variables::read(&mut session).await?;
+        let mut found = vec![version(&read), Finding::ok("role", "the server takes changes")];
+        found.extend(["cluster", "proxy", "durability"].map(|check| Finding::ok(check, fine(check))));
+        // The refusals and notices of opening a session become findings here.
+        for (check, finding) in refusals(&session, options).into_iter().chain(notices(&session)).chain(durability(&read)) {
+            if let Some(at) = found.iter().position(|known| known.check == check && known.severity < finding.severity) {
+                found[at] = finding;
+            }
+        }
+        found.push(replication(&read));
+        found.push(timeouts(&read, options.sql.mode));
+        found.push(match (read.number("threads_connected"), read.number("max_connections")) {
+            (Some(used), Some(most)) => rights::sessions("connections", used, most),
+            _ => Finding::unchecked("connections", "max_connections", "the server doesn't tell it"),
+        });
+        found.push(layout(&mut session, tables).await);
+        found.push(rights::tls(&options.sql, "ssl-mode=VERIFY_IDENTITY, and ssl-ca=FILE for an authority of your own"));
+        Ok(found)
+    }
+
+    async fn time_us(session: &mut Connection) -> Result<i64> {
+        let answers = session.ask("SELECT TIMESTAMPDIFF(MICROSECOND, '1970-01-01', UTC_TIMESTAMP(6))").await?;
+        first_row(&answers, 0)?.int()
+    }
+
+    fn grants(options: &MysqlOptions, _: &Tables, role: Role) -> Grants {
+        let user = format!("'{}'@'%'", role.user());
+        let table = &options.sql.table;
+        let (database, table) = table.split_once('.').unwrap_or((options.sql.database.as_deref().unwrap_or("DATABASE"), table));
+        let rights = if role.writes() { "SELECT, INSERT, UPDATE, DELETE" } else { "SELECT" };
+        let mut lines = vec![format!("CREATE USER {user} IDENTIFIED BY '{PASSWORD}';")];
+        let (database, table) = (database.replace('`', "``"), table.replace('`', "``"));
+        for suffix in [""].into_iter().chain(SIDE_TABLES.map(|(_, suffix)| suffix)) {
+            lines.push(format!("GRANT {rights} ON `{database}`.`{table}{suffix}` TO {user};"));
+        }
+        let mut notes = vec![
+            format!("put a password in the place of {PASSWORD}, and the clients' addresses in the place of %"),
+            "run dlock init first, as a user who may create tables".to_owned(),
+            format!("on MySQL, dlock doctor sees whether replicas are connected by: GRANT {REPLICAS} TO {user};"),
+        ];
+        if role == Role::Break && options.sql.mode != SqlMode::Lease {
+            notes.push(
+                "a holder is asked to stop with these rights; to end the session of one that doesn't, another user takes CONNECTION_ADMIN on *.* as well \
+                 (CONNECTION ADMIN on MariaDB)"
+                    .to_owned(),
+            );
+        }
+        Grants { text: lines.join("\n") + "\n", notes }
+    }
 }
 
 fn fine(check: &str) -> &'static str {
@@ -69,7 +134,7 @@ fn fine(check: &str) -> &'static str {
     }
 }
 
-fn refusals(session: &Connection, options: &Options) -> Vec<(&'static str, Finding)> {
+fn refusals(session: &Connection, options: &MysqlOptions) -> Vec<(&'static str, Finding)> {
     let of = |refused: Result<()>| {
         let Error { kind, message, hint, .. } = refused.err()?;
         let check = match kind {
@@ -81,7 +146,7 @@ fn refusals(session: &Connection, options: &Options) -> Vec<(&'static str, Findi
         let found = Finding { fix: hint, ..Finding::not_safe(check, message, "dlock takes no lock there") };
         Some((check, found))
     };
-    let sessions = if options.mode == Mode::Lease { Ok(()) } else { session.server.check_sessions(options.mode, false) };
+    let sessions = if options.sql.mode == SqlMode::Lease { Ok(()) } else { session.server.check_sessions(options.sql.mode, false) };
     [session.server.check(options), sessions].into_iter().filter_map(of).collect()
 }
 
@@ -139,7 +204,7 @@ fn version(read: &Variables) -> Finding {
     }
 }
 
-/// What endangers commits beyond what each session looks at.
+/// Returns the findings about commits beyond the checks of each session.
 fn durability(read: &Variables) -> Vec<(&'static str, Finding)> {
     const ID: &str = "durability";
     let method = read.text("innodb_flush_method").unwrap_or_default().to_ascii_lowercase();
@@ -160,10 +225,10 @@ fn durability(read: &Variables) -> Vec<(&'static str, Finding)> {
     found.into_iter().map(|found| (ID, found)).collect()
 }
 
-/// What that takes on MySQL, of a user that has no more rights than dlock needs. MariaDB counts its replicas for everyone.
+/// The right to count replicas on MySQL, beyond dlock's rights. MariaDB counts its replicas for every user.
 const REPLICAS: &str = "SELECT (processlist_command) ON performance_schema.threads";
 
-/// How many replicas are connected, of a server that does not count them; `None` if this user is not told.
+/// Returns the number of connected replicas of a server that does not count them; `None` if this user may not see that.
 async fn replicas(session: &mut Connection) -> Result<Option<usize>> {
     for question in ["SELECT 1 FROM performance_schema.threads WHERE processlist_command LIKE 'Binlog Dump%'", "SHOW REPLICAS"] {
         let Answers { answers, server_error } = session.try_ask(question).await?;
@@ -182,7 +247,7 @@ fn replication(read: &Variables) -> Finding {
     let either = |one: &str, other: &str| read.number(one).or_else(|| read.number(other));
     let on = |names: [&str; 2]| names.into_iter().any(|name| read.text(name) == Some("ON"));
     let enabled = on(["rpl_semi_sync_master_enabled", "rpl_semi_sync_source_enabled"]);
-    // After a commit that no replica confirmed in time, the server goes on without.
+    // After a commit that no replica confirmed in time, the server stops waiting for replicas.
     let waits = enabled && on(["rpl_semi_sync_master_status", "rpl_semi_sync_source_status"]);
     match (waits, either("rpl_semi_sync_master_clients", "rpl_semi_sync_source_clients"), read.number("slaves_connected")) {
         (true, Some(count), _) if count > 0 => Finding::ok(ID, format!("{count} replicas that a commit waits for (semi-synchronous)")),
@@ -198,13 +263,13 @@ fn replication(read: &Variables) -> Finding {
     }
 }
 
-fn timeouts(read: &Variables, mode: Mode) -> Finding {
+fn timeouts(read: &Variables, mode: SqlMode) -> Finding {
     const ID: &str = "timeouts";
     let idle = ["idle_transaction_timeout", "idle_write_transaction_timeout"].into_iter().find_map(|name| {
         let seconds = read.number(name).filter(|seconds| *seconds > 0)?;
         Some((name, seconds))
     });
-    if let (Mode::Row, Some((name, seconds))) = (mode, idle) {
+    if let (SqlMode::Row, Some((name, seconds))) = (mode, idle) {
         let risk = "the server ends the transaction that has a lock, and its holder is stopped, if a renewal is later than that";
         return Finding::warn(ID, format!("{name} {seconds}"), risk).fix(format!("SET GLOBAL {name} = 0"));
     }
@@ -219,122 +284,6 @@ fn timeouts(read: &Variables, mode: Mode) -> Finding {
 }
 
 async fn layout(session: &mut Connection, tables: &Tables) -> Finding {
-    const ID: &str = "schema";
     let table = tables.table();
-    match schema::is_complete(session, tables).await {
-        Ok(true) => Finding::ok(ID, format!("the table {table} and its companions have this version's layout")),
-        Ok(false) => {
-            let text = format!("the table {table} or one of its companions is missing, or has an older layout");
-            Finding::not_safe(ID, text, "no lock can be taken").fix("dlock init")
-        }
-        Err(Error { message, hint, .. }) => {
-            let found = Finding::not_safe(ID, message, "no lock can be taken");
-            hint.into_iter().fold(found, Finding::fix)
-        }
-    }
-}
-
-async fn time(session: &mut Connection) -> Result<Vec<ServerTime>> {
-    let answers = session.ask("SELECT TIMESTAMPDIFF(MICROSECOND, '1970-01-01', UTC_TIMESTAMP(6))").await?;
-    let Some(row) = answers.last().and_then(|answer| answer.rows.first()) else { return Ok(Vec::new()) };
-    let since_epoch = Duration::from_micros(u64::try_from(Fields::of(row).int()?).unwrap_or_default());
-    Ok(vec![ServerTime { server: "the server".into(), since_epoch }])
-}
-
-fn grants(options: &Options, role: Role) -> Grants {
-    let user = format!("'{}'@'%'", role.user());
-    let table = &options.sql.table;
-    let (database, table) = table.split_once('.').unwrap_or((options.sql.database.as_deref().unwrap_or("DATABASE"), table));
-    let rights = if role.writes() { "SELECT, INSERT, UPDATE, DELETE" } else { "SELECT" };
-    let mut lines = vec![format!("CREATE USER {user} IDENTIFIED BY '{PASSWORD}';")];
-    let (database, table) = (database.replace('`', "``"), table.replace('`', "``"));
-    for suffix in TABLES {
-        lines.push(format!("GRANT {rights} ON `{database}`.`{table}{suffix}` TO {user};"));
-    }
-    let mut notes = vec![
-        format!("put a password in the place of {PASSWORD}, and the clients' addresses in the place of %"),
-        "run dlock init first, as a user who may create tables".to_owned(),
-        format!("on MySQL, dlock doctor sees whether replicas are connected by: GRANT {REPLICAS} TO {user};"),
-    ];
-    if role == Role::Break && options.mode != Mode::Lease {
-        notes.push(
-            "a holder is asked to stop with these rights; to end the session of one that doesn't, another user takes CONNECTION_ADMIN on *.* as well \
-             (CONNECTION ADMIN on MariaDB)"
-                .to_owned(),
-        );
-    }
-    Grants { text: lines.join("\n") + "\n", notes }
-}
-
-#[async_trait(?Send)]
-impl Admin for LeaseStore {
-    async fn init(&mut self) -> Result<Init> {
-        let mut session = self.take_session().await?;
-        let done = schema::create(&mut session, &self.tables, self.options.mode).await?;
-        self.session = Some(session);
-        Ok(done)
-    }
-
-    fn schema(&self) -> Option<String> {
-        Some(schema::text(&self.tables))
-    }
-
-    async fn collect(&mut self, unused_for: Duration) -> Result<Option<u64>> {
-        let mut session = self.take_session().await?;
-        let removed = schema::collect(&mut session, &self.tables, &self.options.sql, unused_for).await?;
-        self.session = Some(session);
-        Ok(Some(removed))
-    }
-
-    fn checks(&self) -> Vec<Check> {
-        CHECKS.to_vec()
-    }
-
-    async fn examine(&mut self) -> Result<Vec<Finding>> {
-        look(&self.options, &self.tables).await
-    }
-
-    async fn clocks(&mut self) -> Result<Vec<ServerTime>> {
-        let mut session = self.take_session().await?;
-        let time = time(&mut session).await;
-        self.session = Some(session);
-        time
-    }
-
-    fn grants(&self, role: Role) -> Grants {
-        grants(&self.options, role)
-    }
-}
-
-#[async_trait(?Send)]
-impl Admin for Sessions {
-    async fn init(&mut self) -> Result<Init> {
-        let mut session = self.side().await?;
-        let done = schema::create(&mut session, &self.tables, self.options.mode).await?;
-        self.side = Some(session);
-        Ok(done)
-    }
-
-    fn schema(&self) -> Option<String> {
-        Some(schema::text(&self.tables))
-    }
-
-    fn checks(&self) -> Vec<Check> {
-        CHECKS.to_vec()
-    }
-
-    async fn examine(&mut self) -> Result<Vec<Finding>> {
-        look(&self.options, &self.tables).await
-    }
-
-    async fn clocks(&mut self) -> Result<Vec<ServerTime>> {
-        let mut session = self.side().await?;
-        let time = time(&mut session).await;
-        self.side = Some(session);
-        time
-    }
-
-    fn grants(&self, role: Role) -> Grants {
-        grants(&self.options, role)
-    }
+    rights::unusable_tables(schema::is_complete(session, tables).await, table).unwrap_or_else(|| rights::usable_tables(table))
 }

@@ -1,4 +1,4 @@
-//! The meaning of the server's refusals and of broken connections.
+//! Converts errors of the server and of broken connections.
 
 use std::io;
 
@@ -8,7 +8,7 @@ use crate::{
     lock::{Effect, Error, Kind, Result},
 };
 
-/// A statement was refused. `begun` says whether statements before it in the same batch were executed.
+/// Returns the error of a refused statement. `begun`: whether earlier statements of the same request were executed.
 pub(super) fn refused(server_error: &ServerError, begun: bool) -> Error {
     let error = meaning(server_error);
     let unsure = matches!(server_error.number, 3 | 1026 | 1030 | 1053 | 1158..=1161 | 1317 | 1598 | 1927 | 1969 | 3024);
@@ -46,18 +46,18 @@ fn meaning(server_error: &ServerError) -> Error {
             format!("the lock table, one of the tables next to it, or a column is missing: {}", quoted(server_error)),
         )
         .hint("dlock init adds what is missing; dlock init --print shows the SQL"),
-        // MySQL Router's own.
+        // An error of MySQL Router.
         4501 => config("a proxy before the server shares its connections among clients")
             .hint("connect to the server itself, or by a route without connection_sharing"),
         1103 | 1059 => config("the table's name can't be one").hint("?table=NAME or ?table=DATABASE.NAME"),
         1406 => config("the key is too long for the table's name column").hint("dlock init makes room"),
         1665 => config("the server's binlog_format STATEMENT keeps locks from being written").hint("it must be MIXED or ROW"),
-        // The statements are ours, what the server makes of them is its setup.
+        // The statements are dlock's: the server's setup is the reason.
         number => config(&format!("the server refused a statement with error {number}: {}", quoted(server_error))),
     }
 }
 
-/// The server is read-only.
+/// Returns the error that the server is read-only.
 pub(super) fn read_only() -> Error {
     Error::new(Kind::Unavailable, "the server is read-only, as a replica is").hint("name the primary in the URL")
 }
@@ -74,7 +74,7 @@ fn denied(server_error: &ServerError) -> Error {
     }
 }
 
-/// The server's words in one line. Statements, which hold tokens, are quoted in syntax errors only.
+/// Returns the server's text in one line. Only syntax errors quote statements, which contain tokens.
 fn quoted(server_error: &ServerError) -> String {
     if server_error.number == 1064 || server_error.number == 1149 {
         return "a syntax error".into();
@@ -86,7 +86,7 @@ fn cleaned(text: &str) -> String {
     text.chars().map(|c| if c.is_control() { ' ' } else { c }).take(200).collect()
 }
 
-/// There is no session: nothing was asked.
+/// Returns the error of a login: no statement was sent.
 pub(super) fn connecting(error: sqlx::Error) -> Error {
     if let Some(server_error) = connection::server_error(&error) {
         return meaning(&server_error);
@@ -97,7 +97,7 @@ pub(super) fn connecting(error: sqlx::Error) -> Error {
         sqlx::Error::Configuration(error) => Error::new(Kind::Config, "the connection can't be made so").source(error),
         error => {
             let text = error.to_string();
-            // The driver has no kind of error of its own for it.
+            // The driver has no kind of error for this.
             match text.split_once("unknown authentication plugin: ") {
                 Some((_, plugin)) => login_method(plugin),
                 None => {
@@ -108,9 +108,9 @@ pub(super) fn connecting(error: sqlx::Error) -> Error {
     }
 }
 
-/// The user's login method is one that the driver doesn't know.
+/// Returns the error that the driver doesn't know the user's login method.
 fn login_method(plugin: &str) -> Error {
-    // Behind its name stands where in the driver that was found out.
+    // The driver appends a place in its source code to the name.
     let plugin = plugin.split_whitespace().next().unwrap_or_default();
     let hint = match plugin {
         "client_ed25519" | "parsec" => "ALTER USER … IDENTIFIED VIA mysql_native_password USING PASSWORD('…'), for a user with locks alone",
@@ -124,12 +124,12 @@ pub(super) fn unreachable(error: io::Error) -> Error {
     if cause.is_some() { tls(error.into()) } else { net::unreachable(error) }
 }
 
-/// The server makes no offer of TLS.
+/// Returns the error that the server doesn't offer TLS.
 pub(super) fn no_tls() -> Error {
     Error::new(Kind::Denied, "the server doesn't speak TLS").hint("?ssl-mode=DISABLED connects without it")
 }
 
-/// The TLS handshake failed: nothing was sent.
+/// Returns the error of a TLS handshake: nothing was sent.
 fn tls(error: Box<dyn std::error::Error + Send + Sync>) -> Error {
     let io = error.downcast_ref::<io::Error>().and_then(io::Error::get_ref);
     let cause = error.downcast_ref::<rustls::Error>().or_else(|| io.and_then(|inner| inner.downcast_ref::<rustls::Error>()));
@@ -144,12 +144,12 @@ fn tls(error: Box<dyn std::error::Error + Send + Sync>) -> Error {
     failure.source(error)
 }
 
-/// The connection broke while a request was on its way: it may have been applied.
+/// Returns the error that the connection broke while a request was under way: the request may have been applied.
 pub(super) fn broken(error: sqlx::Error) -> Error {
     Error::new(Kind::Unavailable, "the connection to the server broke").effect(Effect::Unknown).source(error)
 }
 
-/// An answer that no server gives to what was asked.
+/// Returns the error for an answer that does not fit the request.
 pub(super) fn unreadable() -> Error {
     Error::new(Kind::Data, "the server's answer can't be understood").effect(Effect::Unknown).hint("is the table one that dlock init made?")
 }
@@ -160,17 +160,17 @@ pub(super) const NO_SESSION: u16 = 1094;
 pub(super) const INTERRUPTED: u16 = 1317;
 /// The number of the error that a statement took longer than an administrator allows, on MariaDB.
 pub(super) const TOO_LONG: u16 = 1969;
-/// The same on MySQL.
+/// As [`TOO_LONG`], on MySQL.
 pub(super) const TOO_LONG_FOR_MYSQL: u16 = 3024;
-/// The number of the error that a row of that key is there already.
+/// The number of the error that a row with this key exists already.
 pub(super) const DUPLICATE: u16 = 1062;
 /// The number of the error that the server undid a transaction because of a deadlock.
 pub(super) const DEADLOCK: u16 = 1213;
 
-/// The same of sessions that wait for each other's `GET_LOCK`, on MySQL.
+/// As [`DEADLOCK`], of sessions that wait for each other's `GET_LOCK`, on MySQL.
 pub(super) const GATE_DEADLOCK: u16 = 3058;
 
-/// Data of a newer dlock must not be changed.
+/// Refuses data of a newer dlock.
 pub(super) fn check_layout(layout: i64) -> Result<()> {
     if layout < i64::from(LAYOUT_REFUSED) {
         return Ok(());
@@ -205,7 +205,7 @@ mod tests {
         ] {
             assert_eq!(of(number, false).kind, kind, "{number}");
         }
-        // The server's own files failed, or it ended the statement: it may have been done.
+        // The server's own files failed, or the server ended the statement: the statement may have been applied.
         for number in [1026, 1030, 1053, 1317, 1927] {
             assert_eq!((of(number, false).kind, of(number, false).effect), (Kind::Unavailable, Effect::Unknown), "{number}");
         }

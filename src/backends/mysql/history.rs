@@ -1,16 +1,17 @@
 //! The lock history in the tables.
 
 use super::{
-    connection::{Answer, Connection, Row},
+    connection::{Answer, Connection},
     failure,
     names::Tables,
-    reading::Fields,
     statement::Value,
-    table::json,
 };
-use crate::lock::{End, Fence, HistoryEntry, Note, Result, SKIPPING_HOSTS, SkipCount};
+use crate::{
+    backends::sql::{Fields, fence_int, json},
+    lock::{Fence, HistoryEntry, Note, Result, SKIPPING_HOSTS, SkipCount},
+};
 
-/// Remembers holds that are over by what was just written, as SQL.
+/// Returns the SQL that adds history entries for the holds that the previous statement ended.
 pub(super) fn ended(tables: &Tables, name: &str, past: &[HistoryEntry]) -> Result<String> {
     let mut sql = String::new();
     for past in past {
@@ -20,7 +21,7 @@ pub(super) fn ended(tables: &Tables, name: &str, past: &[HistoryEntry]) -> Resul
     Ok(if due { sql + &trim(tables, name, "@dlock_written > 0") } else { sql })
 }
 
-/// A hold that is over, as columns have it.
+/// An ended hold as the columns have it.
 struct Written {
     fence: i64,
     since: Option<i64>,
@@ -34,7 +35,7 @@ impl Written {
     fn of(past: &HistoryEntry) -> Result<Self> {
         let ms = |at: Option<u64>| at.and_then(|at| i64::try_from(at).ok());
         Ok(Self {
-            fence: past.fence.map_or(0, |fence| i64::try_from(fence.0).unwrap_or(i64::MAX)),
+            fence: past.fence.map_or(0, fence_int),
             since: ms(past.started_ms),
             ended: ms(past.ended_ms),
             how: past.end.to_string(),
@@ -56,7 +57,7 @@ impl Written {
     }
 }
 
-/// Forgets what is beyond the bounds, if it is `due`, as SQL.
+/// Returns the SQL that trims the history if `due`.
 pub(super) fn trim(tables: &Tables, name: &str, due: &str) -> String {
     tables.fill(include_str!("sql/trim.sql"), &[("name", Value::Bytes(name)), ("due", Value::Sql(due))])
 }
@@ -65,10 +66,11 @@ pub(super) fn trim(tables: &Tables, name: &str, due: &str) -> String {
 pub(super) async fn read(session: &mut Connection, tables: &Tables, name: &str) -> Result<(Vec<HistoryEntry>, Vec<SkipCount>)> {
     let answers = session.ask(&tables.fill(include_str!("sql/runs.sql"), &[("name", Value::Bytes(name))])).await?;
     let [runs, skips, ..] = &*answers else { return Err(failure::unreadable()) };
-    Ok((runs.rows.iter().map(|row| past(Fields::of(row))).collect::<Result<_>>()?, skips.rows.iter().map(skip).collect::<Result<_>>()?))
+    let past = runs.rows.iter().map(|row| Fields::of(row).history_entry()).collect::<Result<_>>()?;
+    Ok((past, skips.rows.iter().map(|row| Fields::of(row).skip_count()).collect::<Result<_>>()?))
 }
 
-/// Remembers what comes with no grant and no release.
+/// Adds a history entry that no grant or release writes.
 pub(super) async fn note(session: &mut Connection, tables: &Tables, name: &str, note: &Note) -> Result<()> {
     let batch = match note {
         Note::Skipped { host, reason, .. } => {
@@ -85,43 +87,13 @@ pub(super) async fn note(session: &mut Connection, tables: &Tables, name: &str, 
     session.ask(&batch).await.map(|_| ())
 }
 
-/// Claims a warning, as SQL.
+/// Returns the SQL that claims a warning.
 pub(super) fn claim(tables: &Tables, name: &str, fence: Fence, level: u32) -> String {
-    let values = [
-        ("name", Value::Bytes(name)),
-        ("fence", Value::Int(i64::try_from(fence.0).unwrap_or(i64::MAX))),
-        ("level", Value::Int(level.into())),
-    ];
+    let values = [("name", Value::Bytes(name)), ("fence", Value::Int(fence_int(fence))), ("level", Value::Int(level.into()))];
     tables.fill(include_str!("sql/warn.sql"), &values)
 }
 
-/// Whether it was.
+/// Whether [`claim`] claimed the warning.
 pub(super) fn is_claimed(answers: &[Answer]) -> bool {
     answers.first().is_some_and(|answer| answer.matched > 0)
-}
-
-/// A hold that is over, as its columns say it from here on.
-pub(super) fn past(mut fields: Fields<'_>) -> Result<HistoryEntry> {
-    let fence = fields.int()?;
-    let ms = |at: Option<i64>| at.and_then(|at| u64::try_from(at).ok());
-    Ok(HistoryEntry {
-        fence: Some(Fence(u64::try_from(fence).unwrap_or_default())),
-        started_ms: ms(fields.int_or_null()?),
-        ended_ms: ms(fields.int_or_null()?),
-        end: End::from(&*fields.text()?),
-        why: fields.text_or_null()?,
-        metadata: fields.text_or_null()?.and_then(|json| serde_json::from_str(&json).ok()),
-    })
-}
-
-fn skip(row: &Row) -> Result<SkipCount> {
-    let mut fields = Fields::of(row);
-    let ms = |at: i64| u64::try_from(at).ok();
-    Ok(SkipCount {
-        host: fields.text()?,
-        count: u64::try_from(fields.int()?).unwrap_or_default(),
-        since_ms: ms(fields.int()?),
-        last_ms: ms(fields.int()?),
-        reason: fields.text()?,
-    })
 }

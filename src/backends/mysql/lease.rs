@@ -1,22 +1,22 @@
-//! `mode=lease`: a lock is a row with an end. See the module's own docs for what can go wrong.
+//! `mode=lease`: a lock is a row with an end. The worst cases are in the docs of this module's parent.
 
 use std::time::Duration;
 
 use async_trait::async_trait;
 
 use super::{
-    bell::{Told, behind},
-    connection::{Connection, Known},
+    Mysql,
+    chain::{LastAnswer, predecessors},
+    connection::SessionId,
     history,
-    names::Tables,
-    options::Options,
+    options::MysqlOptions,
     table::{LockTable, Noted},
 };
 use crate::{
     backends::{
         cas::{CasBackend, Change, ReadFor, Snapshot, Store},
         sql::{
-            Names, looks_at_the_end,
+            self, Client, HasClient, Session as _, looks_at_the_end,
             row::{self, Documented, Own, Version},
         },
     },
@@ -26,56 +26,37 @@ use crate::{
     },
 };
 
-pub(super) const CAPABILITIES: Capabilities = Capabilities {
-    shared: true,
-    permits: true,
-    fair: true,
-    history: true,
-    run_policy: true,
-    breakable: true,
-    ..Capabilities::usual("mysql")
-};
+pub(super) const CAPABILITIES: Capabilities = Capabilities { backend: "mysql", ..sql::LEASE };
 
 /// Leases in a table.
 pub type Lease = CasBackend<LeaseStore>;
 
 /// One client of a table of leases.
-///
-/// It has at most one session, made by the first call that needs it. A call that is dropped or fails takes the session
-/// with it, and the next call makes another.
 pub struct LeaseStore {
-    pub(super) options: Options,
-    pub(super) tables: Tables,
-    names: Names,
-    pub(super) session: Option<Connection>,
+    pub(super) client: Client<Mysql>,
     /// The session that was asked last, if it did not answer.
-    unanswered: Option<Known>,
+    unanswered: Option<SessionId>,
     noted: Noted,
     documented: Documented,
     own: Own,
     /// The hold that was granted last.
     granted: Option<Token>,
-    /// Granted holds that are in the list of waiters. Readers of the list pass over them, and they leave it when the lock is given back:
-    /// the command need not wait for that.
+    /// Granted holds that are still in the list of waiters, and leave it at their release: the command need not wait for that. Readers of
+    /// the list skip them.
     listed: Vec<Token>,
     /// The lock that was read last is another program's.
     foreign: bool,
-    /// The waiter in the document's queue, and what it was told.
-    told: Option<(Token, Told)>,
-    /// The server, or what stands before it, has no gates.
-    pub(super) gates_fail: bool,
-    notices: Vec<Notice>,
+    /// The waiter in the document's queue, and the answer that it got.
+    last: Option<(Token, LastAnswer)>,
+    /// The server, or a proxy before it, has no advisory locks.
+    pub(super) locks_fail: bool,
 }
 
 impl Lease {
-    /// A backend for `options`. Without I/O.
-    pub fn new(options: Options) -> Self {
-        let (tables, names) = (Tables::new(&options.sql), Names::new(&options.sql.namespace));
+    /// Returns a backend for `options`, without I/O.
+    pub fn new(options: MysqlOptions) -> Self {
         Self::of(LeaseStore {
-            options,
-            tables,
-            names,
-            session: None,
+            client: Client::new(options),
             unanswered: None,
             noted: Noted::default(),
             documented: Documented::default(),
@@ -83,34 +64,23 @@ impl Lease {
             granted: None,
             listed: Vec::new(),
             foreign: false,
-            told: None,
-            gates_fail: false,
-            notices: Vec::new(),
+            last: None,
+            locks_fail: false,
         })
     }
 }
 
 impl LeaseStore {
-    /// The session, to be put back when it is at rest again.
-    pub(super) async fn take_session(&mut self) -> Result<Connection> {
-        if let Some(session) = self.session.take().filter(Connection::is_open) {
-            return Ok(session);
-        }
-        let session = Connection::open(&self.options).await?;
-        self.notices = session.server.notices();
-        Ok(session)
-    }
-
     /// Asks the table, and keeps the session unless the question is dropped or its answer lost.
     async fn ask<T>(&mut self, question: impl AsyncFnOnce(&mut LockTable<'_>) -> Result<T>) -> Result<T> {
-        let mut session = self.take_session().await?;
-        let gated = !self.gates_fail && session.server.has_gates();
-        let mut table = LockTable { session: &mut session, tables: &self.tables, gated, noted: std::mem::take(&mut self.noted) };
-        self.unanswered = Some(table.session.known());
+        let mut session = self.client.take().await?;
+        let locks = !self.locks_fail && session.server.has_advisory_locks();
+        let mut table = LockTable { session: &mut session, tables: &self.client.tables, locks, noted: std::mem::take(&mut self.noted) };
+        self.unanswered = Some(table.session.id());
         let answer = question(&mut table).await;
         self.noted = table.noted;
         self.unanswered.take_if(|_| session.is_open());
-        self.session = Some(session);
+        self.client.session = Some(session);
         answer
     }
 
@@ -119,28 +89,40 @@ impl LeaseStore {
     async fn ask_for_good<T>(&mut self, question: impl AsyncFn(&mut LockTable<'_>) -> Result<T>) -> Result<T> {
         let before = self.unanswered.clone();
         self.ask(async |table| {
-            if let Some(other) = before.filter(|other| *other != table.session.known()) {
+            if let Some(other) = before.filter(|other| *other != table.session.id()) {
                 table.session.end_other(&other, None).await?;
             }
             let answer = question(table).await;
-            // Another client woke a waiter that was awake.
+            // Another client ended the statement of a waiter that was awake.
             if answer.is_err() && table.session.interrupted { question(table).await } else { answer }
         })
         .await
     }
 
     /// Whether a `GET_LOCK` of one client keeps another one waiting.
-    fn has_gates(&self) -> bool {
-        !self.gates_fail && self.session.as_ref().is_some_and(|session| session.server.has_gates())
+    fn has_advisory_locks(&self) -> bool {
+        !self.locks_fail && self.client.session.as_ref().is_some_and(|session| session.server.has_advisory_locks())
     }
 
     /// Unblocks clients that wait for this session, after a release. The lock is released already: no caller waits for this step, and
     /// nothing depends on it.
-    async fn leave_after(&mut self, name: &str, token: &Token, gate: bool) {
+    async fn leave_after(&mut self, name: &str, token: &Token, unlock: bool) {
         if self.listed.contains(token) {
             self.listed.retain(|other| other != token);
-            let _ = self.ask(async |table| table.leave(name, token, gate).await).await;
+            let _ = self.ask(async |table| table.leave(name, token, unlock).await).await;
         }
+    }
+}
+
+impl HasClient for LeaseStore {
+    type Database = Mysql;
+
+    fn client(&self) -> &Client<Mysql> {
+        &self.client
+    }
+
+    fn client_mut(&mut self) -> &mut Client<Mysql> {
+        &mut self.client
     }
 }
 
@@ -150,12 +132,11 @@ impl Store for LeaseStore {
     const IN_ONE_STEP: bool = true;
 
     fn identity(&self) -> Identity {
-        let (url, sql) = (self.options.redacted_url(), &self.options.sql);
-        Identity::new(&CAPABILITIES, url.clone(), &[&url, &sql.table, sql.namespace.as_str()])
+        self.client.identity()
     }
 
     fn stored_as(&self, key: &Key) -> Result<String> {
-        Ok(self.names.of(key))
+        Ok(self.client.names.of(key))
     }
 
     async fn grant(&mut self, request: &Request) -> Result<Option<Fence>> {
@@ -163,7 +144,7 @@ impl Store for LeaseStore {
         if self.documented.has(&request.token) {
             return Ok(None);
         }
-        let name = self.names.of(&request.key);
+        let name = self.client.names.of(&request.key);
         self.own.forget();
         let Some(row) = self.ask_for_good(async |table| table.grant(&name, request).await).await? else { return Ok(None) };
         let fence = row.fence();
@@ -173,7 +154,7 @@ impl Store for LeaseStore {
     }
 
     async fn extend(&mut self, key: &Key, token: &Token, intent: Intent) -> Result<Option<(Ttl, Fence)>> {
-        let Some((row, ttl)) = self.own.of(&self.names.of(key), token) else { return Ok(None) };
+        let Some((row, ttl)) = self.own.of(&self.client.names.of(key), token) else { return Ok(None) };
         let ttl = intent.ttl().unwrap_or(ttl);
         self.own.forget();
         let Some(row) = self.ask(async |table| table.extend(&row, ttl).await).await? else { return Ok(None) };
@@ -183,7 +164,7 @@ impl Store for LeaseStore {
     }
 
     async fn free(&mut self, key: &Key, token: &Token, info: &ReleaseInfo) -> Result<bool> {
-        let Some((row, _)) = self.own.of(&self.names.of(key), token) else { return Ok(false) };
+        let Some((row, _)) = self.own.of(&self.client.names.of(key), token) else { return Ok(false) };
         self.own.forget();
         self.documented.forget(token);
         let write = row::release(row, token, info)?;
@@ -195,7 +176,7 @@ impl Store for LeaseStore {
     }
 
     async fn read(&mut self, key: &Key, purpose: ReadFor<'_>) -> Result<Snapshot<Version>> {
-        let name = self.names.of(key);
+        let name = self.client.names.of(key);
         let question = async |table: &mut LockTable<'_>| {
             if matches!(purpose, ReadFor::Look) {
                 let (found, waiters) = table.look(&name).await?;
@@ -247,12 +228,12 @@ impl Store for LeaseStore {
             self.documented.forget(token);
             self.leave_after(name, token, !write.is.is_held_by(token)).await;
         } else if write.frees() && !write.was.is_shared() {
-            // Evicted. Waiters are blocked on what the holder's session has: it goes, if it is there still.
+            // The hold was evicted. Waiters are blocked on the advisory lock of the holder's session, which is ended.
             self.ask(async |table| {
-                if let Some(number) = table.gate_keeper(name).await?
+                if let Some(number) = table.advisory_lock_holder(name).await?
                     && table.session.kill(number).await?.is_none()
                 {
-                    // It has the gate, as the server has just said over this very session.
+                    // The server has just said over this very session that it has the advisory lock.
                     table.session.outlast(number).await?;
                 }
                 Ok(())
@@ -263,11 +244,11 @@ impl Store for LeaseStore {
     }
 
     async fn wait(&mut self, request: &Request, at_most: Duration, _: bool) -> Result<Wake> {
-        let name = self.names.of(&request.key);
-        match &self.told {
-            Some((token, told)) if *token == request.token && self.has_gates() => {
-                let told = told.clone();
-                self.await_bell(&name, &request.token.hold_text(), told, at_most).await
+        let name = self.client.names.of(&request.key);
+        match &self.last {
+            Some((token, last)) if *token == request.token && self.has_advisory_locks() => {
+                let last = last.clone();
+                self.await_wake_up(&name, &request.token.hold_text(), last, at_most).await
             }
             _ => self.await_change(&name, at_most).await,
         }
@@ -275,20 +256,20 @@ impl Store for LeaseStore {
 
     fn advise(&mut self, request: &Request, busy: &mut Busy) {
         let documented = self.documented.has(&request.token);
-        self.told = documented.then(|| {
-            let name = self.names.of(&request.key);
-            let behind = behind(&self.tables, &name, &request.token.hold_text(), self.noted.document.as_deref());
-            (request.token, Told { bell: self.noted.bell, place: busy.position, foreign: self.foreign, behind })
+        self.last = documented.then(|| {
+            let name = self.client.names.of(&request.key);
+            let predecessors = predecessors(&self.client.tables, &name, &request.token.hold_text(), self.noted.document.as_deref());
+            (request.token, LastAnswer { wake_ups: self.noted.wake_ups, position: busy.position, foreign: self.foreign, predecessors })
         });
-        // The waiter with the gate polls the row for all other waiters.
-        busy.notifies = self.has_gates();
+        // The waiter with the advisory lock polls the row for all other waiters.
+        busy.notifies = self.has_advisory_locks();
         let in_passing = busy.transient || (documented && busy.expires_in.is_some_and(|left| left <= OFFER));
         busy.expires_in = busy.expires_in.filter(|_| in_passing || looks_at_the_end(busy.position));
     }
 
     async fn note_waiter(&mut self, _: &Request, _: u64) -> Result<Option<u32>> {
         // The step that did not grant the lock has put it into the queue.
-        Ok(self.noted.place)
+        Ok(self.noted.position)
     }
 
     async fn remove_waiter(&mut self, request: &Request) -> Result<bool> {
@@ -296,35 +277,35 @@ impl Store for LeaseStore {
             self.listed.push(request.token);
             return Ok(true);
         }
-        let name = self.names.of(&request.key);
+        let name = self.client.names.of(&request.key);
         let documented = self.ask(async |table| table.leave(&name, &request.token, true).await).await?;
         self.documented.forget(&request.token);
         Ok(!documented)
     }
 
     async fn scan(&mut self, start: &str) -> Result<Vec<(Key, Snapshot<Version>)>> {
-        let start = self.names.starting_with(start);
+        let start = self.client.names.starting_with(start);
         let (records, queue) = self.ask(async |table| table.list(&start).await).await?;
-        row::snapshots(&self.names, records, &queue)
+        row::snapshots(&self.client.names, records, &queue)
     }
 
     async fn known(&mut self, start: &str, which: Which) -> Result<Vec<Key>> {
-        let start = self.names.starting_with(start);
+        let start = self.client.names.starting_with(start);
         let names = self.ask(async |table| table.known(&start, which).await).await?;
-        Ok(names.iter().filter_map(|name| self.names.key(name)).collect())
+        Ok(names.iter().filter_map(|name| self.client.names.key(name)).collect())
     }
 
     async fn log(&mut self, key: &Key) -> Result<(Vec<HistoryEntry>, Vec<SkipCount>)> {
-        let name = self.names.of(key);
+        let name = self.client.names.of(key);
         self.ask(async |table| history::read(table.session, table.tables, &name).await).await
     }
 
     async fn append(&mut self, key: &Key, note: &Note) -> Result<()> {
-        let name = self.names.of(key);
+        let name = self.client.names.of(key);
         self.ask(async |table| history::note(table.session, table.tables, &name, note).await).await
     }
 
     fn notices(&mut self) -> Vec<Notice> {
-        std::mem::take(&mut self.notices)
+        std::mem::take(&mut self.client.notices)
     }
 }

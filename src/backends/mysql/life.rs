@@ -1,33 +1,33 @@
-//! The server that has the session of a hold, and its start time: a lock ends with its server, and the holder may not notice.
+//! The server that has the session of a hold, and its start time: a session lock ends with its server, and the holder may not notice.
 //!
-//! A server that is restarted or fails over frees the locks of its sessions at once. What such a hold wrote of itself tells that its session was
-//! of another server, or of this one before it was started: its lease counts until it is over by this server's clock.
+//! A server that is restarted or fails over frees the locks of its sessions at once. The hold's record shows that its session belonged to
+//! another server, or to this one before its start: the hold's lease counts until it is over by this server's clock.
 
 use super::{
-    checks::Checked,
+    checks::ServerCheck,
     statement::{Value, literal},
 };
 
-/// When the server was started, as SQL: both go by when the statement began, so that it is the same however the clock is set since.
+/// The server's start time, as SQL. Both parts use the statement's start, so that a clock step does not change the result.
 pub(super) const START: &str = "(CAST(UNIX_TIMESTAMP() AS SIGNED) - (SELECT CAST(variable_value AS SIGNED) FROM \
     /*M! information_schema.session_status */ /*!50700 performance_schema.session_status */ WHERE variable_name = 'Uptime'))";
 
-/// What statements ask of the server that wrote a row of a session or of one who shares a row, as SQL.
+/// Conditions on the server that wrote the record of a session or of a reader, as SQL.
 pub(super) struct Life {
-    /// The server's identity as it is written into a row.
+    /// The server's identity as in a record.
     pub server: String,
-    /// The row was written by this server since its start.
+    /// Whether this server wrote the record since its start.
     pub lives: String,
-    /// The row was not written by this server since its start, and its lease may not be over.
+    /// Whether this server did not write the record since its start, and the lease may not be over.
     pub left: String,
-    /// When that lease is over: no renewal of a server that was restarted is later than its start. Of another one nothing is known: all of
-    /// the lease, from when it is found. A clock that was set back makes no lease longer.
+    /// The end of that lease. On a server that was restarted, no renewal is later than its start. On another server no renewal is known:
+    /// the whole lease counts, from when its record is found. A clock that was set back makes no lease longer.
     pub ends: String,
 }
 
 impl Life {
-    /// For a session that began with [`NOTE_START`].
-    pub(super) fn of(checked: &Checked) -> Self {
+    /// Returns the conditions for a session that noted the server's [`START`].
+    pub(super) fn of(checked: &ServerCheck) -> Self {
         let identity = literal(Value::Text(&format!("{}/", checked.identity)));
         let server = format!("CONCAT({identity}, @dlock_start)");
         let lives = format!("(server <=> {server})");

@@ -7,22 +7,21 @@
 //! | `advisory` ([`Sessions`]) | a `GET_LOCK` that a session keeps | it ends with its session |
 //!
 //! Worst interleavings of `lease` beyond those that [`super::sql`] has, and what keeps them harmless:
-//! - *A statement waits for another one on the same row, and the lease ends meanwhile.* It judges by its own beginning: at
-//!   worst it finds held what has become free, and grants a lease that is shorter than was asked for. It waits a second.
-//! - *A client is frozen.* It may keep a gate: see [`gate`].
-//! - *Several waiters change one row at once.* One of them gets on each time, and the others read it anew. A waiter is notified by the one
-//!   before it, or by the process that releases: see [`bell`].
+//! - *A statement waits for another one on the same row, and the lease ends meanwhile.* The statement judges by the time of its start: at
+//!   worst it finds a free lock held, or grants a shorter lease than requested. It waits at most a second.
+//! - *A client is frozen.* It may keep an advisory lock: see [`advisory_wait`].
+//! - *Several waiters change one row at once.* One of them succeeds each time, and the others read the row again. The previous waiter, or
+//!   the process that releases, notifies a waiter: see [`chain`].
 //! - *The server is restarted.* Rows and fences are as durable as its commits (`innodb_flush_log_at_trx_commit`). The
-//!   gates are gone, and are taken again with the next renewal.
+//!   advisory locks are gone, and are taken again with the next renewal.
 
-mod bell;
+mod advisory_wait;
+mod chain;
 mod checks;
 mod connection;
 pub mod examine;
 mod failure;
-mod gate;
 mod history;
-mod keeper;
 mod lease;
 mod life;
 mod names;
@@ -32,6 +31,7 @@ mod reading;
 mod relay;
 mod schema;
 mod session_break;
+mod session_lock;
 mod session_look;
 mod sessions;
 pub mod sharing;
@@ -40,20 +40,24 @@ mod starts;
 mod statement;
 mod table;
 
+use self::sessions::Sessions;
 pub use self::{
     lease::Lease,
-    options::{Mode, Options, PORT},
-    sessions::Sessions,
+    options::{MysqlOptions, PORT},
 };
+use super::sql::SqlMode;
 use crate::lock::{Backend, Capabilities};
 
-/// What each mode can do: lease, row, advisory.
+/// The capabilities of each mode: lease, row, advisory.
 pub(super) const CAPABILITIES: [&Capabilities; 3] = [&lease::CAPABILITIES, &sessions::ROW, &sessions::ADVISORY];
 
-/// A backend for `options`. Without I/O.
-pub fn backend(options: Options) -> Box<dyn Backend> {
-    match options.mode {
-        Mode::Lease => Box::new(Lease::new(options)),
-        Mode::Row | Mode::Advisory => Box::new(Sessions::new(options)),
+/// Returns a backend for `options`, without I/O.
+pub fn backend(options: MysqlOptions) -> Box<dyn Backend> {
+    match options.sql.mode {
+        SqlMode::Lease => Box::new(Lease::new(options)),
+        SqlMode::Row | SqlMode::Advisory => Box::new(Sessions::new(options)),
     }
 }
+
+/// MySQL and MariaDB.
+pub(super) struct Mysql;

@@ -1,9 +1,9 @@
-//! What belongs to a table: its side tables, and the gate of each of its locks.
+//! The names that belong to a table: its side tables, and the advisory locks of each of its locks.
 
 use sha2::{Digest as _, Sha256};
 
 use super::{
-    options::Options,
+    options::MysqlOptions,
     starts::STARTS,
     statement::{Value, fill, literal, substitute},
 };
@@ -14,81 +14,69 @@ use crate::{
 
 /// A table's name, and the names that are made of it.
 #[derive(Clone, Debug)]
-pub(super) struct Tables {
-    /// The database and the table in it, in the case in which every server tells them from others.
+pub struct Tables {
+    /// The database and the table in it, in lower case, since some servers ignore the case.
     home: String,
     table: String,
-    waiters: String,
-    rows: String,
-    sessions: String,
-    runs: String,
-    skips: String,
-    marks: String,
-    readers: String,
 }
 
+/// The tables next to the lock table: their names in statements, and the ends of their names in the database.
+pub(super) const SIDE_TABLES: [(&str, &str); 7] = [
+    ("waiters", "_waiters"),
+    ("rows", "_rows"),
+    ("sessions", "_sessions"),
+    ("readers", "_readers"),
+    ("runs", "_runs"),
+    ("skips", "_skips"),
+    ("marks", "_marks"),
+];
+
 impl Tables {
-    pub(super) fn new(options: &sql::Options) -> Self {
-        let table = &options.table;
-        let with = |suffix: &str| format!("{table}{suffix}");
-        Self {
-            home: home(options),
-            table: table.to_owned(),
-            waiters: with("_waiters"),
-            rows: with("_rows"),
-            sessions: with("_sessions"),
-            runs: with("_runs"),
-            skips: with("_skips"),
-            marks: with("_marks"),
-            readers: with("_readers"),
-        }
+    pub(super) fn new(options: &sql::SqlOptions) -> Self {
+        Self { home: home(options), table: options.table.clone() }
     }
 
-    /// The table as it was named.
+    /// Returns the table's name as configured.
     pub(super) fn table(&self) -> &str {
         &self.table
     }
 
-    fn names(&self) -> [(&str, Value<'_>); 12] {
-        [
-            ("table", Value::Name(&self.table)),
-            ("waiters", Value::Name(&self.waiters)),
-            ("rows", Value::Name(&self.rows)),
-            ("sessions", Value::Name(&self.sessions)),
-            ("runs", Value::Name(&self.runs)),
-            ("skips", Value::Name(&self.skips)),
-            ("marks", Value::Name(&self.marks)),
-            ("readers", Value::Name(&self.readers)),
+    fn names(&self) -> Vec<(&str, Value<'_>)> {
+        let sides = SIDE_TABLES.map(|(name, suffix)| (name, Value::Name(&self.table, suffix)));
+        let rest = [
+            ("table", Value::Name(&self.table, "")),
             ("starts", Value::Sql(STARTS)),
             ("layout", Value::Int(LAYOUT.into())),
             ("shared", Value::Text(SHARED_BY)),
             ("last", Value::Int(LAST_FENCE)),
-        ]
+        ];
+        sides.into_iter().chain(rest).collect()
     }
 
-    /// The statement with the tables' names and these values in it.
+    /// Fills the tables' names and these values into a statement.
     pub(super) fn fill(&self, template: &str, values: &[(&str, Value<'_>)]) -> String {
-        fill(template, &[&self.names(), values].concat())
+        fill(template, &[&*self.names(), values].concat())
     }
 
-    /// The statement with the tables' names in it, comments and all, for people.
+    /// Fills the tables' names into a statement with its comments, for people.
     pub(super) fn show(&self, template: &str) -> String {
         let lines = template.lines().map(|line| substitute(line, &self.names()));
         lines.collect::<Vec<_>>().join("\n") + "\n"
     }
 
-    /// The name of a lock's gate, as SQL: `GET_LOCK`'s names belong to the whole server, so the database's is in it.
-    pub(super) fn gate(&self, name: &str) -> String {
+    /// Returns the name of the advisory lock that picks the watcher of a row, as SQL. The name includes the database's, since `GET_LOCK`'s
+    /// names belong to the whole server.
+    pub(super) fn advisory_lock(&self, name: &str) -> String {
         self.lock("gate", &[name])
     }
 
-    /// The chain lock of a fair waiter with this hold, until its turn is over.
-    pub(super) fn rope(&self, name: &str, hold: &str) -> String {
+    /// Returns the chain lock of a waiter with this hold.
+    pub(super) fn chain_lock(&self, name: &str, hold: &str) -> String {
         self.lock("rope", &[name, hold])
     }
 
-    /// What it has while it sleeps.
-    pub(super) fn bed(&self, name: &str, hold: &str) -> String {
+    /// Returns the sleep lock of a waiter with this hold.
+    pub(super) fn sleep_lock(&self, name: &str, hold: &str) -> String {
         self.lock("bed", &[name, hold])
     }
 
@@ -96,34 +84,34 @@ impl Tables {
         format!("'dlock.{kind}.{:016x}.{:016x}'", fingerprint(&[&self.home]), fingerprint(&[&[kind], of].concat()))
     }
 
-    /// The database and the table, for names of locks that belong to the whole server.
+    /// Returns the database and the table, for names of locks that belong to the whole server.
     pub(super) fn home(&self) -> &str {
         &self.home
     }
 }
 
-/// The most that MySQL takes as a lock's name.
+/// The longest name of a lock in MySQL.
 const LONGEST: usize = 64;
-/// What the names begin with that stand for others.
+/// The prefix of hashed names.
 const HASHED: &str = "dlock#";
 
-/// The database of the table, as `?table=` names it or else the URL, and the table: in lower case, since some servers take either for one.
-fn home(options: &sql::Options) -> String {
+/// Returns the table and its database, which `?table=` or else the URL names, in lower case: some servers ignore the case.
+fn home(options: &sql::SqlOptions) -> String {
     let database = options.database.as_deref().unwrap_or_default();
     let (database, table) = options.table.split_once('.').unwrap_or((database, &options.table));
     format!("{database}.{table}").to_lowercase()
 }
 
-/// What `GET_LOCK` takes with `mode=advisory`, as SQL: `DATABASE.TABLE/NAME`, since these locks belong to the whole server, where
-/// NAME is that in the tables; or the key itself with `raw_names`. MySQL tells apart neither case nor, in places,
-/// spaces at the end, and takes 64 characters: what isn't short, lower-case ASCII is `dlock#` and the first 58 digits of its
+/// Returns the argument of `GET_LOCK` with `mode=advisory`, as SQL: `DATABASE.TABLE/NAME`, since these locks belong to the server, where
+/// NAME is the name in the tables; or the key itself with `raw_names`. MySQL ignores the case and, in places,
+/// spaces at the end, and takes 64 characters: a name that isn't short, lower-case ASCII becomes `dlock#` and the first 58 digits of its
 /// SHA-256, which is `CONCAT('dlock#', LEFT(SHA2('DATABASE.TABLE/NAME', 256), 58))`.
-pub(super) fn advisory(options: &Options, key: &Key, name: &str) -> String {
+pub(super) fn advisory(options: &MysqlOptions, key: &Key, name: &str) -> String {
     literal(Value::Text(&advisory_name(options, key, name)))
 }
 
-/// The same as text.
-pub(super) fn advisory_name(options: &Options, key: &Key, name: &str) -> String {
+/// As [`advisory`], as text.
+pub(super) fn advisory_name(options: &MysqlOptions, key: &Key, name: &str) -> String {
     let full = if options.raw_names { key.as_str().to_owned() } else { format!("{}/{name}", home(&options.sql)) };
     let plain = full.len() <= LONGEST && full.bytes().all(|b| b.is_ascii_graphic() && !b.is_ascii_uppercase()) && !full.starts_with(HASHED);
     if plain {
@@ -139,18 +127,18 @@ mod tests {
     use crate::backends::sql::Server;
 
     #[test]
-    fn only_plain_names_are_stored_unchanged() {
-        let mut options = Options::new(Server::Tcp { host: "h".into(), port: 1 });
+    fn only_plain_names_stand_for_themselves() {
+        let mut options = MysqlOptions::new(Server::Tcp { host: "h".into(), port: 1 });
         options.sql.database = Some("app".into());
-        let name = |options: &Options, key: &str| advisory(options, &Key::new(key).unwrap(), &format!("dlock:{key}"));
+        let name = |options: &MysqlOptions, key: &str| advisory(options, &Key::new(key).unwrap(), &format!("dlock:{key}"));
         assert_eq!(name(&options, "job"), "_utf8mb4 X'6170702E646C6F636B2F646C6F636B3A6A6F62'");
-        let elsewhere = Options {
-            sql: sql::Options { database: Some("Other".into()), table: "App.dlock".into(), ..options.sql.clone() },
+        let elsewhere = MysqlOptions {
+            sql: sql::SqlOptions { database: Some("Other".into()), table: "App.dlock".into(), ..options.sql.clone() },
             ..options.clone()
         };
         assert_eq!(name(&options, "job"), name(&elsewhere, "job"), "the table's database, not the URL's");
-        assert_eq!(Tables::new(&options.sql).gate("x"), Tables::new(&elsewhere.sql).gate("x"));
-        let other = Options { sql: sql::Options { table: "jobs".into(), ..options.sql.clone() }, ..options.clone() };
+        assert_eq!(Tables::new(&options.sql).advisory_lock("x"), Tables::new(&elsewhere.sql).advisory_lock("x"));
+        let other = MysqlOptions { sql: sql::SqlOptions { table: "jobs".into(), ..options.sql.clone() }, ..options.clone() };
         assert_ne!(name(&options, "job"), name(&other, "job"));
         for odd in ["JOB", "job ", "caf\u{e9}", &"x".repeat(60)] {
             // In hexadecimal, of 64 characters: dlock#

@@ -2,28 +2,23 @@
 //!
 //! sqlx always trusts the public authorities in addition to a named one. So this module speaks TLS to the server, and sqlx
 //! connects in clear to a socket within this process. The relay changes three parts of the protocol:
-//! - the relay removes the offer of TLS from the server's greeting;
-//! - the begin of sqlx's answer, which is what asks for TLS, goes first by itself, so that the answer is counted one further;
-//! - where the server wants the whole password, which sqlx would encrypt over what it takes for a connection in clear, sqlx is
-//!   asked for it as it is: the connection is encrypted and the server verified by then.
+//! - The relay removes the offer of TLS from the server's greeting.
+//! - The relay first sends the start of sqlx's answer by itself, which requests TLS, and increments the answer's number.
+//! - sqlx would encrypt a whole password, since its connection is in clear. The relay asks sqlx for the plain password
+//!   instead: the connection to the server is encrypted and the server verified by then.
 //!
-//! After the login everything passes through as it is. The way to here is a socket without a place in the file system, with a
-//! random name, which serves one client of this very process and is closed then.
+//! After the login everything passes through unchanged. sqlx connects to a socket without a place in the file system, with a
+//! random name, which serves one client of this process and is closed then.
 
 use std::{
     io,
-    os::{
-        fd::{AsFd as _, OwnedFd},
-        linux::net::SocketAddrExt as _,
-        unix::net::{SocketAddr, UnixListener as StdListener},
-    },
-    sync::Arc,
+    os::fd::{AsFd as _, OwnedFd},
 };
 
 use rustls::pki_types::ServerName;
 use tokio::{
     io::{AsyncReadExt as _, AsyncWriteExt as _, copy, split},
-    net::{TcpStream, UnixListener, UnixStream},
+    net::{TcpStream, UnixStream},
     sync::oneshot,
     task::JoinHandle,
 };
@@ -33,7 +28,7 @@ use super::failure;
 use crate::{
     backends::{
         net,
-        sql::{self, Server, TlsMode, tls},
+        sql::{Server, SqlOptions, TlsMode, loopback, tls},
     },
     lock::{Effect, Error, Kind, Result, random},
 };
@@ -42,17 +37,17 @@ use crate::{
 const CAN_TLS: u16 = 0x0800;
 /// The length of the first part of a client's answer, which by itself requests TLS.
 const ASKING: usize = 32;
-/// A packet that ends the login well, and one that ends it otherwise.
+/// The first byte of a packet that accepts the login, and of one that refuses it.
 const OK: u8 = 0;
 const REFUSED: u8 = 0xff;
-/// The server wants the whole password.
+/// The packet with which the server asks for the whole password.
 const WHOLE_PASSWORD: [u8; 2] = [1, 4];
-/// Asks a client for it.
+/// The packet that asks a client for the plain password.
 const ASK_FOR_IT: &[u8] = b"\xfemysql_clear_password\0";
 /// A login method that always wants the whole password.
 const SHA256: &[u8] = b"\xfesha256_password\0";
 
-/// A relay that runs, to the end of sqlx or the server, or with this value.
+/// A running relay. It ends with sqlx, with the server, or when this value is dropped.
 pub(super) struct Relay {
     /// The address to which sqlx connects.
     pub path: String,
@@ -63,45 +58,43 @@ pub(super) struct Relay {
 }
 
 impl Relay {
-    /// Whether `options` need the relay, since sqlx can't fulfil them.
-    pub(super) fn is_needed(options: &sql::Options) -> bool {
+    /// Whether sqlx can't connect as `options` say, so that they need the relay.
+    pub(super) fn is_needed(options: &SqlOptions) -> bool {
         options.files.ca_file.is_some() && matches!(options.tls, TlsMode::VerifyCa | TlsMode::VerifyFull)
     }
 
-    /// Connects to the server, and begins to wait for sqlx.
-    pub(super) async fn start(options: &sql::Options) -> Result<Self> {
+    /// Connects to the server, and waits for sqlx in a task.
+    pub(super) async fn start(options: &SqlOptions) -> Result<Self> {
         let Server::Tcp { host, port } = &options.server else {
             return Err(Error::new(Kind::Internal, "TLS over a Unix socket"));
         };
-        let name = ServerName::try_from(host.clone())
-            .map_err(|error| Error::new(Kind::Config, "the host's name can't be one in a certificate").source(error))?;
-        let connector = TlsConnector::from(Arc::new(tls::config(options)?));
+        let (connector, name) = tls::connector(options, host)?;
         let server = net::dial(host, *port).await?;
         let socket = server.as_fd().try_clone_to_owned().map_err(failure::unreachable)?;
         let path = format!("\0dlock-{:016x}{:016x}", random(), random());
-        let listener = listen(&path).map_err(failure::unreachable)?;
+        let listener = loopback::listen(&path[1..]).map_err(failure::unreachable)?;
         let (tell, failed) = oneshot::channel();
         let task = tokio::spawn(async move {
-            let Ok(mut client) = accept(listener).await else { return };
+            let Ok(mut client) = loopback::accept(listener).await else { return };
             match log_in(&mut client, server, &connector, name).await {
                 Ok(Some(server)) => {
                     let (mut from_client, mut to_client) = client.into_split();
                     let (mut from_server, mut to_server) = split(server);
-                    // Whatever ended it, it is over.
+                    // Either end may have failed: the session is over.
                     let _ = tokio::select! {
                         asked = copy(&mut from_client, &mut to_server) => asked,
                         answered = copy(&mut from_server, &mut to_client) => answered,
                     };
                 }
                 Ok(None) => {}
-                // Before sqlx sees the end of its connection.
+                // The error arrives before sqlx sees the end of its connection.
                 Err(error) => drop(tell.send(error)),
             }
         });
         Ok(Self { path, socket, task, failed })
     }
 
-    /// Why sqlx could not log in, if the reason lies here.
+    /// Returns the relay's own reason why sqlx could not log in.
     pub(super) fn failure(&mut self) -> Option<Error> {
         self.failed.try_recv().ok()
     }
@@ -113,30 +106,14 @@ impl Drop for Relay {
     }
 }
 
-fn listen(path: &str) -> io::Result<UnixListener> {
-    let listener = StdListener::bind_addr(&SocketAddr::from_abstract_name(&path[1..])?)?;
-    listener.set_nonblocking(true)?;
-    UnixListener::from_std(listener)
-}
-
-async fn accept(listener: UnixListener) -> io::Result<UnixStream> {
-    let this_process = i32::try_from(std::process::id()).ok();
-    loop {
-        let (client, _) = listener.accept().await?;
-        if client.peer_cred()?.pid() == this_process {
-            return Ok(client);
-        }
-    }
-}
-
-/// Has the connection encrypted and sqlx logged in over it; `None` if either of them went away, which sqlx finds out itself.
+/// Encrypts the connection and passes the login through. Returns `None` if sqlx or the server ended it, which sqlx reports itself.
 async fn log_in(
     client: &mut UnixStream,
     mut server: TcpStream,
     connector: &TlsConnector,
     name: ServerName<'static>,
 ) -> Result<Option<TlsStream<TcpStream>>> {
-    // Requests are one small packet each: waiting to fill it would cost 40 ms. A denial only costs time.
+    // Requests are one small packet each: waiting to fill it would cost 40 ms. A failure only costs time.
     let _ = server.set_nodelay(true);
     let mut greeting = read(&mut server).await.map_err(failure::unreachable)?;
     if greeting.payload().first() != Some(&REFUSED) && !greeting.take_tls_away() {
@@ -159,9 +136,9 @@ async fn log_in(
             }
             match packet.payload() {
                 [OK, ..] => return Ok(Some(server)),
-                // To be read, and nothing more.
+                // sqlx has the refusal.
                 [REFUSED, ..] => return Ok(None),
-                // The server has seen enough, and goes on.
+                // The server accepted the password, and continues.
                 [1, 3] => {}
                 _ => break,
             }
@@ -176,7 +153,7 @@ async fn send(server: &mut TlsStream<TcpStream>, packet: &Packet) -> io::Result<
     server.flush().await
 }
 
-/// A packet with its header: three bytes of length, and its number among those of one exchange.
+/// A packet with its header: three bytes of length, and its number within the exchange.
 #[derive(Debug, PartialEq, Eq)]
 struct Packet(Vec<u8>);
 
@@ -192,8 +169,8 @@ impl Packet {
         self.0.extend_from_slice(payload);
     }
 
-    /// Of a greeting: its version, the server's own up to a zero, its number for the session, eight bytes of a nonce, a zero,
-    /// and the lower half of what it can. False if TLS is not among it.
+    /// Removes the offer of TLS from a greeting: a version, the server's version up to a zero, the session's number, eight bytes of a
+    /// nonce, a zero, and the lower half of the flags. Returns false if the server offers no TLS.
     fn take_tls_away(&mut self) -> bool {
         let Some(end) = self.payload().iter().skip(1).position(|byte| *byte == 0) else { return false };
         let at = 4 + 1 + end + 1 + 4 + 8 + 1;
@@ -203,7 +180,7 @@ impl Packet {
         can & CAN_TLS != 0
     }
 
-    /// Of a client's answer: what is to be sent before it, and makes it the one after that.
+    /// Returns the packet that requests TLS before a client's answer, and increments the answer's number.
     fn asking_for_tls(&mut self) -> Option<Self> {
         let flags = u16::from_le_bytes(*self.payload().first_chunk()?) | CAN_TLS;
         self.0[4..6].copy_from_slice(&flags.to_le_bytes());
@@ -221,7 +198,7 @@ impl Packet {
     }
 }
 
-/// The next packet. A login has none that are long.
+/// Reads the next packet. A login has no long packets.
 async fn read(stream: &mut (impl tokio::io::AsyncRead + Unpin)) -> io::Result<Packet> {
     let mut packet = vec![0; 4];
     stream.read_exact(&mut packet).await?;
@@ -255,7 +232,7 @@ mod tests {
         assert!(!packet(0, b"\x0a9.7").take_tls_away());
     }
 
-    /// Whatever comes is a packet or an error, and what is taken out of one leaves a packet.
+    /// Damaged bytes are a packet or an error, and a changed packet stays a packet.
     #[tokio::test]
     async fn damaged_packets_are_refused_or_passed_on() {
         let greeting = packet(0, b"\x0a11.4.2\0\x07\0\0\0nonce678\0\xff\xffrest").0;

@@ -1,63 +1,35 @@
-//! Creating the tables, upgrading ShedLock's, and removing what is long unused.
+//! Creates the tables, upgrades ShedLock's, and removes rows that are long unused.
 
 use std::time::Duration;
 
-use super::{connection::Connection, names::Tables, options::Mode, reading::Fields, statement::Value};
+use super::{
+    connection::Connection,
+    names::{SIDE_TABLES, Tables},
+    statement::{Value, literal},
+};
 use crate::{
-    backends::sql::{Names, Options},
-    lock::{Error, Init, Kind, Result},
+    backends::sql::{Fields, Names, SqlMode, SqlOptions},
+    lock::{Init, Result},
 };
 
-/// What the lock table's columns are, as `information_schema` writes it, and how they are added or changed to be so.
-const COLUMNS: [(&str, &str, &str); 12] = [
-    ("name", "varbinary(320)", "VARBINARY(320) NOT NULL"),
-    ("lock_until", "datetime(6)", "DATETIME(6) NOT NULL"),
-    ("locked_at", "datetime(6)", "DATETIME(6) NOT NULL"),
-    ("locked_by", "varchar(255)", "VARCHAR(255) NOT NULL"),
-    ("layout", "smallint", "SMALLINT NULL"),
-    ("owner", "varchar(64)", "VARCHAR(64) NULL"),
-    ("mode", "varchar(16)", "VARCHAR(16) NULL"),
-    ("fence", "bigint", "BIGINT NOT NULL DEFAULT 0"),
-    ("renewed_at", "datetime(6)", "DATETIME(6) NULL"),
-    ("revision", "bigint", "BIGINT NOT NULL DEFAULT 0"),
-    ("document", "mediumtext", "MEDIUMTEXT NULL"),
-    ("bell", "bigint", "BIGINT NOT NULL DEFAULT 0"),
-];
+/// Returns the names and definitions of a table's columns.
+fn columns(table: &str) -> impl Iterator<Item = (&'static str, &'static str)> {
+    let create = format!("CREATE TABLE IF NOT EXISTS :{table} (");
+    let lines = include_str!("sql/schema.sql").lines().skip_while(move |line| *line != create).skip(1).map(str::trim);
+    let columns = lines.take_while(|line| !line.starts_with("PRIMARY KEY")).filter_map(|line| line.split_once(' '));
+    columns.map(|(name, definition)| (name, definition.trim().trim_end_matches(',')))
+}
 
-/// What the table of sessions has as well.
-const STARTS: [(&str, &str, &str); 16] = [
-    ("paced_at", "datetime(6)", "DATETIME(6) NULL"),
-    ("paced_fence", "bigint", "BIGINT NULL"),
-    ("paced_place", "varbinary(320)", "VARBINARY(320) NULL"),
-    ("guard_ms", "bigint", "BIGINT NULL"),
-    ("at_least_ms", "bigint", "BIGINT NULL"),
-    ("paced_who", "mediumtext", "MEDIUMTEXT NULL"),
-    ("paced_hold", "char(16)", "CHAR(16) NULL"),
-    ("start_at", "datetime(6)", "DATETIME(6) NULL"),
-    ("start_fence", "bigint", "BIGINT NULL"),
-    ("start_stage", "varchar(16)", "VARCHAR(16) NULL"),
-    ("start_tries", "bigint", "BIGINT NULL"),
-    ("start_window_ms", "bigint", "BIGINT NULL"),
-    ("start_who", "mediumtext", "MEDIUMTEXT NULL"),
-    ("start_hold", "char(16)", "CHAR(16) NULL"),
-    ("warned_fence", "bigint", "BIGINT NULL"),
-    ("warned_level", "bigint", "BIGINT NULL"),
-];
-
-/// What the tables of sessions and of readers have as well.
-const SERVER: [(&str, &str, &str); 2] =
-    [("server", "varchar(320)", "VARCHAR(320) CHARACTER SET utf8mb4 NULL"), ("ends", "datetime(6)", "DATETIME(6) NULL")];
-
-/// What `dlock init` does where there are no tables yet, as SQL.
+/// Returns what `dlock init` does where there are no tables yet, as SQL.
 pub(super) fn text(tables: &Tables) -> String {
     tables.show(include_str!("sql/schema.sql"))
 }
 
-/// Creates what is missing, makes of ShedLock's table one that both can use, and gives locks over to this mode that are kept in another one
-/// and have no holder. Asked again it changes nothing.
-pub(super) async fn create(session: &mut Connection, tables: &Tables, mode: Mode) -> Result<Init> {
+/// Creates missing tables, upgrades ShedLock's table so that both programs can use it, and moves locks without a holder from other modes
+/// to this mode. A repeated call changes nothing.
+pub(super) async fn create(session: &mut Connection, tables: &Tables, mode: SqlMode) -> Result<Init> {
     let done = upgrade(session, tables).await?;
-    let mode = if mode == Mode::Lease { Value::Null } else { Value::Text(mode.name()) };
+    let mode = if mode == SqlMode::Lease { Value::Null } else { Value::Text(mode.name()) };
     let give = "UPDATE :table AS l SET mode = :mode, revision = revision + 1 WHERE l.mode IS NOT NULL AND NOT (l.mode <=> :mode)
                    AND NOT EXISTS (SELECT 1 FROM :sessions AS s WHERE s.name = l.name AND s.session IS NOT NULL)
                    AND NOT EXISTS (SELECT 1 FROM :readers AS r WHERE r.name = l.name);";
@@ -70,124 +42,97 @@ async fn upgrade(session: &mut Connection, tables: &Tables) -> Result<Init> {
     if before.complete {
         return Ok(Init::UpToDate);
     }
-    // Altering waits for the statements that use the table.
+    // ALTER TABLE waits for the statements that use the table.
     session.ask("SET SESSION lock_wait_timeout = 30").await?;
     session.ask(&tables.fill(include_str!("sql/schema.sql"), &[])).await?;
     if let Some(changes) = before.changes {
         session.ask(&changes).await?;
     }
-    // A lock that has a holder is left to the version that wrote it.
+    // Only the version that wrote a held lock may change it.
     let older = "UPDATE :table SET layout = :layout, document = NULL WHERE layout < :layout AND lock_until <= UTC_TIMESTAMP(6);";
     session.ask(&tables.fill(older, &[])).await?;
     session.ask("SET SESSION lock_wait_timeout = 1").await?;
     Ok(Init::Created)
 }
 
-/// Whether all tables and columns are there.
+/// Whether all tables and columns exist.
 pub(super) async fn is_complete(session: &mut Connection, tables: &Tables) -> Result<bool> {
     Ok(examine(session, tables).await?.complete)
 }
 
-/// What was found of the tables.
-struct Found {
+/// The state of the tables.
+struct TableState {
     complete: bool,
-    /// What must be done to the lock table, if it is there.
+    /// The statements that upgrade existing tables.
     changes: Option<String>,
 }
 
-async fn examine(session: &mut Connection, tables: &Tables) -> Result<Found> {
+async fn examine(session: &mut Connection, tables: &Tables) -> Result<TableState> {
     let (database, table) = match tables.table().split_once('.') {
         Some((database, table)) => (Value::Text(database), table),
         None => (Value::Sql("DATABASE()"), tables.table()),
     };
-    let question = super::statement::fill(
-        "SELECT table_name, column_name, column_type, character_set_name FROM information_schema.columns WHERE table_schema = :database AND table_name IN (:table, :waiters, :rows, :sessions, :runs, :skips, :marks, :readers);",
-        &[
-            ("database", database),
-            ("table", Value::Text(table)),
-            ("waiters", Value::Text(&format!("{table}_waiters"))),
-            ("rows", Value::Text(&format!("{table}_rows"))),
-            ("sessions", Value::Text(&format!("{table}_sessions"))),
-            ("runs", Value::Text(&format!("{table}_runs"))),
-            ("skips", Value::Text(&format!("{table}_skips"))),
-            ("marks", Value::Text(&format!("{table}_marks"))),
-            ("readers", Value::Text(&format!("{table}_readers"))),
-        ],
+    let names: Vec<_> = [""].into_iter().chain(SIDE_TABLES.map(|(_, suffix)| suffix)).map(|suffix| format!("{table}{suffix}")).collect();
+    let names: Vec<_> = names.iter().map(|name| literal(Value::Text(name))).collect();
+    let question = format!(
+        "SELECT table_name, column_name, column_type, character_set_name FROM information_schema.columns WHERE table_schema = {} AND table_name IN ({});",
+        literal(database),
+        names.join(", ")
     );
     let answers = session.ask(&question).await?;
-    let (mut columns, mut others) = (Vec::new(), Vec::new());
-    let [mut sessions, mut readers] = [const { Vec::new() }; 2];
+    let mut found = Vec::new();
     for row in answers.iter().flat_map(|answer| &answer.rows) {
         let mut fields = Fields::of(row);
         let (of, column, kind, charset) = (fields.text()?, fields.text()?, fields.text()?, fields.text_or_null()?);
-        if of.eq_ignore_ascii_case(&format!("{table}_sessions")) {
-            sessions.push(column.to_ascii_lowercase());
-        }
-        if of.eq_ignore_ascii_case(&format!("{table}_readers")) {
-            readers.push(column.to_ascii_lowercase());
-        }
-        if of.eq_ignore_ascii_case(table) {
-            columns.push((column.to_ascii_lowercase(), kind.to_ascii_lowercase(), charset));
-        } else if !others.contains(&of) {
-            others.push(of);
-        }
+        let suffix = of.get(table.len()..).unwrap_or_default().to_ascii_lowercase();
+        found.push((suffix, column.to_ascii_lowercase(), kind.to_ascii_lowercase(), charset));
     }
-    if columns.is_empty() {
-        return Ok(Found { complete: false, changes: None });
+    let exists = |suffix: &str| found.iter().any(|(of, ..)| of == suffix);
+    if !exists("") {
+        return Ok(TableState { complete: false, changes: None });
     }
-    let mut parts = Vec::new();
-    let mut first = String::new();
-    for (column, kind, definition) in COLUMNS.into_iter().chain(STARTS) {
-        match columns.iter().find(|(name, ..)| name == column) {
-            None => parts.push(format!("ADD COLUMN {column} {definition}")),
-            // MariaDB writes bigint(20), MySQL bigint.
-            Some((_, found, _)) if found == kind || kind.contains("int") && found.starts_with(kind) => {}
-            Some((_, found, charset)) => {
-                if column == "name" && charset.as_deref().is_some_and(|charset| !charset.starts_with("utf8")) {
-                    // By bytes it must be the bytes of UTF-8.
-                    first = tables.fill("ALTER TABLE :table MODIFY name VARCHAR(80) CHARACTER SET utf8mb4 NOT NULL;", &[]);
+    let mut changes = String::new();
+    for (name, suffix) in [("table", ""), ("sessions", "_sessions"), ("readers", "_readers")] {
+        let mut parts = Vec::new();
+        for (column, definition) in columns(name).filter(|_| exists(suffix)) {
+            let kind = definition.split(' ').next().unwrap_or_default().to_ascii_lowercase();
+            match found.iter().find(|(of, name, ..)| of == suffix && name == column) {
+                None => parts.push(format!("ADD COLUMN {column} {definition}")),
+                // MariaDB writes bigint(20), MySQL bigint.
+                Some((_, _, found, _)) if *found == kind || kind.contains("int") && found.starts_with(&kind) => {}
+                Some((_, _, found, charset)) if name == "table" => {
+                    if column == "name" && charset.as_deref().is_some_and(|charset| !charset.starts_with("utf8")) {
+                        // The bytes of the name must be those of UTF-8.
+                        changes += &tables.fill("ALTER TABLE :table MODIFY name VARCHAR(80) CHARACTER SET utf8mb4 NOT NULL;", &[]);
+                    }
+                    if matches!(column, "name" | "lock_until" | "locked_at") || found.starts_with("varchar") && column != "locked_by" {
+                        parts.push(format!("MODIFY {column} {definition}"));
+                    }
                 }
-                if matches!(column, "name" | "lock_until" | "locked_at") || found.starts_with("varchar") && column != "locked_by" {
-                    parts.push(format!("MODIFY {column} {definition}"));
-                }
+                Some(_) => {}
             }
         }
-    }
-    let alter = |table: &str, parts: &[String]| format!("{} {};", tables.fill(table, &[]), parts.join(", "));
-    let mut changes = if parts.is_empty() { String::new() } else { first + &alter("ALTER TABLE :table", &parts) };
-    let sides = [("ALTER TABLE :sessions", sessions, [&STARTS[..], &SERVER].concat()), ("ALTER TABLE :readers", readers, SERVER.to_vec())];
-    for (side, has, wants) in sides {
-        let lacks = wants.into_iter().filter(|(column, ..)| !has.is_empty() && !has.iter().any(|known| known == column));
-        let lacks: Vec<_> = lacks.map(|(column, _, definition)| format!("ADD COLUMN {column} {definition}")).collect();
-        if !lacks.is_empty() {
-            changes += &alter(side, &lacks);
+        if !parts.is_empty() {
+            changes.extend([tables.fill(&format!("ALTER TABLE :{name}"), &[]), parts.join(", "), ";".into()]);
         }
     }
     let changes = Some(changes).filter(|changes| !changes.is_empty());
-    let mut complete = changes.is_none() && others.len() == 7;
+    let mut complete = changes.is_none() && SIDE_TABLES.iter().all(|(_, suffix)| exists(suffix));
     if complete {
         let older = session.ask(&tables.fill("SELECT 1 FROM :table WHERE layout < :layout LIMIT 1;", &[])).await?;
         complete = older.iter().all(|answer| answer.rows.is_empty());
     }
-    Ok(Found { complete, changes })
+    Ok(TableState { complete, changes })
 }
 
-/// Removes rows that were last used so long ago, and waiters that are gone.
-///
-/// A row that is taken again is made anew, with a fence of the server's time in µs. So a row goes only if its fence lies
-/// below the time in µs before which it was last used: a clock would have to be set back by all of `unused_for` for a fence
-/// to repeat.
-pub(super) async fn collect(session: &mut Connection, tables: &Tables, options: &Options, unused_for: Duration) -> Result<u64> {
+/// See [`Database::collect`](crate::backends::sql::Database::collect).
+pub(super) async fn collect(session: &mut Connection, tables: &Tables, options: &SqlOptions, unused_for: Duration) -> Result<u64> {
     options.check_collect()?;
     let shared = session
         .ask(&tables.fill("SELECT 1 FROM :table WHERE (owner IS NULL OR owner <> locked_by) AND locked_by <> :shared LIMIT 1;", &[]))
         .await?;
     if shared.first().is_some_and(|answer| !answer.rows.is_empty()) {
-        return Err(Error::new(
-            Kind::Unsupported,
-            "other programs than dlock keep locks in this table, and some remember which rows exist",
-        )
-        .hint("remove the rows by hand while those programs are stopped"));
+        return Err(SqlOptions::shares_table());
     }
     let micros = i64::try_from(unused_for.as_micros()).unwrap_or(i64::MAX);
     let names = Names::new(&options.namespace).starting_with("");

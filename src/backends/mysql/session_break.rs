@@ -1,16 +1,17 @@
-//! Taking a lock away from a session.
+//! Breaks a lock that a session has.
 
 use super::{
-    connection::{Answer, Known},
+    connection::{Answer, SessionId},
     failure,
     life::Life,
-    options::Mode,
     readers::reads,
-    reading::Fields,
-    sessions::Sessions,
+    sessions::MysqlSessions,
     statement::Value,
 };
-use crate::lock::{Break, Effect, End, Error, Fence, Key, Kind, Result};
+use crate::{
+    backends::sql::{Fields, SqlMode, fence_int},
+    lock::{Break, Effect, End, Error, Fence, Key, Kind, Result},
+};
 
 /// A hold that was marked.
 pub(super) struct Marked {
@@ -18,21 +19,21 @@ pub(super) struct Marked {
     session: i64,
     /// It was marked before.
     before: bool,
-    /// Over which session the server said so.
-    told: Known,
+    /// The session over which the server named the holder's session.
+    asked_over: SessionId,
 }
 
-impl Sessions {
+impl MysqlSessions {
     /// Marks the hold with this fence, if a session has the lock by it.
     pub(super) async fn put_mark(&mut self, key: &Key, fence: Fence, mark: &Break) -> Result<Option<Marked>> {
-        let name = self.names.of(key);
+        let name = self.name_of(key);
         let (_, broken): (End, _) = mark.into();
         let mark = serde_json::to_string(mark).map_err(|error| Error::new(Kind::Internal, "the mark can't be written").source(error))?;
-        let mut session = self.side().await?;
+        let mut session = self.client.take().await?;
         // A row that readers can lock has no writer.
         let share = if session.server.mariadb { "LOCK IN SHARE MODE" } else { "FOR SHARE" };
-        let (look, has, holds) = match self.options.mode {
-            Mode::Row => (
+        let (look, has, holds) = match self.client.mode() {
+            SqlMode::Row => (
                 format!("SELECT COUNT(*) INTO @dlock_free FROM :rows WHERE name = :name {share} SKIP LOCKED;\n"),
                 "1".to_owned(),
                 "(SELECT name, fence, session FROM :sessions WHERE @dlock_free = 0 AND :lives \
@@ -40,54 +41,53 @@ impl Sessions {
             ),
             _ => ("SET @dlock_free = NULL;\n".to_owned(), format!("IS_USED_LOCK({}) = s.session", self.lock_of(key)), ":sessions"),
         };
-        let reads = reads(&self.tables, &name);
+        let reads = reads(&self.client.tables, &name);
         let (life, values) = (Life::of(&session.server), [("name", Value::Bytes(&name)), ("reads", Value::Sql(&reads))]);
-        let holds = self.tables.fill(holds, &[&values[..], &life.values()].concat());
+        let holds = self.client.tables.fill(holds, &[&values[..], &life.values()].concat());
         let values = [
             ("name", Value::Bytes(&name)),
-            ("fence", Value::Int(i64::try_from(fence.0).unwrap_or(i64::MAX))),
+            ("fence", Value::Int(fence_int(fence))),
             ("mark", Value::Text(&mark)),
             ("broken", Value::Text(broken.as_deref().unwrap_or_default())),
             ("has", Value::Sql(&has)),
             ("holds", Value::Sql(holds.trim_end())),
         ];
-        let answers = session.ask(&self.tables.fill(&(look + include_str!("sql/mark_hold.sql")), &values)).await;
-        let told = session.known();
-        self.side = Some(session);
+        let answers = session.ask(&self.client.tables.fill(&(look + include_str!("sql/mark_hold.sql")), &values)).await;
+        let asked_over = session.id();
+        self.client.session = Some(session);
         let answers = answers?;
         let int =
             |nth: usize| answers.get(nth).and_then(|answer: &Answer| answer.rows.first()).map(|row| Fields::of(row).int()).transpose();
         let before = int(2)?.ok_or_else(failure::unreadable)? > 0;
-        Ok(int(4)?.map(|session| Marked { session, before, told }))
+        Ok(int(4)?.map(|session| Marked { session, before, asked_over }))
     }
 
-    /// Ends the session that has the lock with this fence. It is marked first: the next holder finds a hold that was broken, whatever
-    /// becomes of us, and so does a look.
+    /// Ends the session that has the lock with this fence. The hold is marked first, so that the next holder and `inspect` see a broken
+    /// hold even if this process dies.
     pub(super) async fn end_holder(&mut self, key: &Key, fence: Fence, mark: &Break) -> Result<bool> {
-        let Some(Marked { session: number, before, told }) = self.put_mark(key, fence, mark).await? else { return Ok(false) };
-        let mut session = self.side().await?;
-        if session.known() != told {
-            // The server may be another one, or count its sessions anew.
-            self.side = Some(session);
+        let Some(Marked { session: number, before, asked_over }) = self.put_mark(key, fence, mark).await? else { return Ok(false) };
+        let mut session = self.client.take().await?;
+        if session.id() != asked_over {
+            // The server may be another one, or number its sessions anew.
+            self.client.session = Some(session);
             return Ok(false);
         }
         match session.kill(number).await? {
             Some(denial) if denial.number != failure::NO_SESSION => {
                 if !before {
-                    // No client asked for it to be stopped later.
-                    let values =
-                        [("name", Value::Bytes(&self.names.of(key))), ("fence", Value::Int(i64::try_from(fence.0).unwrap_or(i64::MAX)))];
+                    // No other client had marked the hold: this mark must not stop it later.
+                    let values = [("name", Value::Bytes(&self.name_of(key))), ("fence", Value::Int(fence_int(fence)))];
                     session
-                        .ask(&self.tables.fill("DELETE FROM :marks WHERE name = :name AND fence = :fence AND seen = 0;", &values))
+                        .ask(&self.client.tables.fill("DELETE FROM :marks WHERE name = :name AND fence = :fence AND seen = 0;", &values))
                         .await?;
                 }
-                self.side = Some(session);
+                self.client.session = Some(session);
                 return Err(failure::refused(&denial, false));
             }
             _ => {}
         }
         let gone = session.outlast(number).await;
-        self.side = Some(session);
+        self.client.session = Some(session);
         if gone? {
             return Ok(true);
         }

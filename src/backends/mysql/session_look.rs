@@ -1,57 +1,67 @@
 //! The holders of locks that sessions keep: the server's view of its locks, and the holders' own records.
 //!
-//! Read only, except that a look at a row in `mode=row` locks the row for readers for an instant.
+//! Read only, except that reading in `mode=row` share-locks the row for an instant.
 
 use std::time::Duration;
 
 use super::{
-    checks::Checked,
+    checks::ServerCheck,
     connection::Answer,
     failure, history,
     life::Life,
-    options::Mode,
     readers::reads,
-    reading::Fields,
-    sessions::Sessions,
+    sessions::MysqlSessions,
     starts,
     statement::{Value, literal},
 };
 use crate::{
-    backends::sql::micros,
-    lock::{Break, Fence, History, Holder, Key, LockState, Metadata, Mode as How, Renewal, Result, Token, Waiter, Which},
+    backends::sql::{Fields, SessionReads, as_fence, foreign_holder, micros},
+    lock::{Fence, History, Holder, Key, LockState, Mode, Renewal, Result, Token, Waiter, Which},
 };
 
-impl Sessions {
-    /// Asks for a lock's holders.
-    pub(super) fn look_sql(&self, key: &Key, server: &Checked) -> String {
-        let name = self.names.of(key);
-        let holder = match self.options.mode {
-            Mode::Row => "0".to_owned(),
-            _ => format!("IS_USED_LOCK({})", self.lock_of(key)),
-        };
+impl MysqlSessions {
+    /// Returns the statements for a lock's holders, which [`read_holders`] reads.
+    pub(super) fn look_sql(&self, key: &Key, server: &ServerCheck) -> String {
+        let name = self.name_of(key);
+        let holder = if self.is_row() { "0".to_owned() } else { format!("IS_USED_LOCK({})", self.lock_of(key)) };
         let values = [("name", Value::Bytes(&name)), ("holder", Value::Sql(&holder))];
-        let look = self.tables.fill(include_str!("sql/look_session.sql"), &values);
+        let look = self.client.tables.fill(include_str!("sql/look_session.sql"), &values);
         let life = Life::of(server);
-        let left = self.tables.fill(include_str!("sql/left_holds.sql"), &[&values[..], &life.values()].concat());
-        if self.options.mode != Mode::Row {
+        let left = self.client.tables.fill(include_str!("sql/left_holds.sql"), &[&values[..], &life.values()].concat());
+        if !self.is_row() {
             return look + &left;
         }
-        // If readers can't lock a row, its holder has it locked. Readers release the row at once.
+        // If this reader can't lock the row, a holder has it locked. This reader releases the row at once.
         let share = if server.mariadb { "LOCK IN SHARE MODE" } else { "FOR SHARE" };
         let template = format!("SELECT 1 FROM :rows WHERE name = :name;\nSELECT 1 FROM :rows WHERE name = :name {share} SKIP LOCKED;");
-        let reads = reads(&self.tables, &name);
+        let reads = reads(&self.client.tables, &name);
         let readers = [("name", Value::Bytes(&name)), ("reads", Value::Sql(&reads))];
-        look + &self.tables.fill(&template, &values) + &self.tables.fill(include_str!("sql/look_readers.sql"), &readers) + &left
+        look + &self.client.tables.fill(&template, &values)
+            + &self.client.tables.fill(include_str!("sql/look_readers.sql"), &readers)
+            + &left
+    }
+}
+
+impl SessionReads for MysqlSessions {
+    const HELD_NAMES: &'static str = "SELECT name FROM :sessions WHERE LEFT(name, LENGTH(:start)) = :start AND name >= :start AND (session IS NOT NULL OR name IN (SELECT name FROM :readers)) ORDER BY name;";
+
+    fn known_names(which: Which) -> String {
+        starts::known(":sessions", which)
     }
 
-    pub(super) async fn look_at(&mut self, key: &Key) -> Result<LockState> {
-        let name = self.names.of(key);
-        let mut session = self.side().await?;
+    async fn names(&mut self, sql: &str, start: &str) -> Result<Vec<String>> {
+        let answers = self.aside(&self.client.tables.fill(sql, &[("start", Value::Bytes(start))])).await?;
+        answers.iter().flat_map(|answer| &answer.rows).map(|row| Fields::of(row).text()).collect()
+    }
+
+    async fn look(&mut self, key: &Key) -> Result<LockState> {
+        let name = self.name_of(key);
+        let mut session = self.client.take().await?;
         let values = [("start", Value::Bytes(&name)), ("whole", Value::Int(1))];
-        let queue = self.tables.fill(include_str!("sql/queue.sql"), &values);
-        let stored = if self.options.mode == Mode::Row { literal(Value::Text(&name)) } else { self.lock_of(key) };
+        let queue = self.client.tables.fill(include_str!("sql/queue.sql"), &values);
+        let stored = if self.is_row() { literal(Value::Text(&name)) } else { self.lock_of(key) };
         let answers = session.ask(&format!("{}SELECT {stored};\n{queue}", self.look_sql(key, &session.server))).await;
-        self.side = Some(session);
+        self.client.session = Some(session);
         let answers = answers?;
         let (holders, last_fence) = read_holders(&answers, 0)?;
         let rows = answers.last().map(|answer| &*answer.rows).unwrap_or_default();
@@ -61,17 +71,17 @@ impl Sessions {
         Ok(LockState { key: key.clone(), stored_as, holders, waiters, last_fence, nodes: Vec::new() })
     }
 
-    pub(super) async fn look_for(&mut self, key: &Key, token: &Token) -> Result<Renewal> {
-        let name = self.names.of(key);
-        let mut session = self.side().await?;
-        // Last: a holder that is there first and wrote this was there all the time.
+    async fn probe(&mut self, key: &Key, token: &Token) -> Result<Renewal> {
+        let name = self.name_of(key);
+        let mut session = self.client.take().await?;
+        // Read last: a hold that is listed first and has a record afterwards lasted all the time.
         let root = token.hold_text();
-        let hold = self.tables.fill(
+        let hold = self.client.tables.fill(
             "SELECT fence FROM :sessions WHERE name = :name AND root = :root UNION ALL SELECT fence FROM :readers WHERE name = :name AND root = :root;",
             &[("name", Value::Bytes(&name)), ("root", Value::Text(&root))],
         );
         let answers = session.ask(&(self.look_sql(key, &session.server) + &hold)).await;
-        self.side = Some(session);
+        self.client.session = Some(session);
         let answers = answers?;
         let (holders, _) = read_holders(&answers, 0)?;
         let fence = answers.last().and_then(|answer| answer.rows.first()).map(|row| Fields::of(row).int()).transpose()?;
@@ -82,103 +92,69 @@ impl Sessions {
         })
     }
 
-    /// What is remembered of a lock. First what was written of a hold, then whether that lasts, and last how it ended: one that is over by
-    /// then has its end.
-    pub(super) async fn look_back(&mut self, key: &Key) -> Result<History> {
-        let name = self.names.of(key);
-        let mut session = self.side().await?;
-        let fill = |template: &str| self.tables.fill(template, &[("name", Value::Bytes(&name))]);
+    /// Reads the holds' records first, then the holders, then the history: a hold that ends meanwhile has its history entry.
+    async fn history(&mut self, key: &Key) -> Result<History> {
+        let name = self.name_of(key);
+        let mut session = self.client.take().await?;
+        let fill = |template: &str| self.client.tables.fill(template, &[("name", Value::Bytes(&name))]);
         let left = fill(include_str!("sql/left_hold.sql"));
         let starts = fill("SELECT :starts FROM :sessions AS l WHERE l.name = :name;");
         let answers = session.ask(&(left + &self.look_sql(key, &session.server) + &starts)).await?;
-        let (mut past, skips) = history::read(&mut session, &self.tables, &name).await?;
-        self.side = Some(session);
+        let (mut past, skips) = history::read(&mut session, &self.client.tables, &name).await?;
+        self.client.session = Some(session);
         let (holders, _) = read_holders(&answers, 1)?;
         for row in answers.first().map(|answer| &*answer.rows).unwrap_or_default() {
-            let left = history::past(Fields::of(row))?;
+            let left = Fields::of(row).history_entry()?;
             if holders.iter().all(|holder| holder.fence != left.fence) {
                 past.push(left);
             }
         }
-        let record = answers.last().and_then(|answer| answer.rows.first()).map(|row| starts::read(&mut Fields::of(row))).transpose()?;
+        let record = answers.last().and_then(|answer| answer.rows.first()).map(|row| Fields::of(row).run_record()).transpose()?;
         Ok(History { record: record.unwrap_or_default(), ..History::new(past, skips) })
     }
-
-    pub(super) async fn known_keys(&mut self, start: &str, which: Which) -> Result<Vec<Key>> {
-        let start = self.names.starting_with(start);
-        let answers = self.aside(&self.tables.fill(&starts::known(":sessions", which), &[("start", Value::Bytes(&start))])).await?;
-        let rows = answers.iter().flat_map(|answer| &answer.rows);
-        let names = rows.map(|row| Fields::of(row).text()).collect::<Result<Vec<_>>>()?;
-        Ok(names.iter().filter_map(|name| self.names.key(name)).collect())
-    }
-
-    pub(super) async fn look_at_all(&mut self, start: &str) -> Result<Vec<LockState>> {
-        let start = self.names.starting_with(start);
-        let sql = "SELECT name FROM :sessions WHERE LEFT(name, LENGTH(:start)) = :start AND name >= :start AND (session IS NOT NULL OR name IN (SELECT name FROM :readers)) ORDER BY name;";
-        let answers = self.aside(&self.tables.fill(sql, &[("start", Value::Bytes(&start))])).await?;
-        let mut states = Vec::new();
-        for row in answers.iter().flat_map(|answer| &answer.rows) {
-            let Some(key) = self.names.key(&Fields::of(row).text()?) else { continue };
-            let state = self.look_at(&key).await?;
-            if !state.holders.is_empty() {
-                states.push(state);
-            }
-        }
-        Ok(states)
-    }
 }
 
-fn as_fence(fence: i64) -> Fence {
-    Fence(u64::try_from(fence).unwrap_or_default())
-}
-
-/// For how long the lock rests because of holds whose server is gone: of all others it is known when they renewed.
-pub(super) fn rests(holders: &[Holder]) -> Option<Duration> {
+/// Returns how long the lock stays busy because of holds whose server is gone: of all others it is known when they renewed.
+pub(super) fn left_for(holders: &[Holder]) -> Option<Duration> {
     holders.iter().filter(|holder| !holder.foreign && holder.renewed_ago.is_none()).filter_map(|holder| holder.expires_in).max()
 }
 
-/// Returns the holders of the lock, and the last fence given out, from the answers to [`Sessions::look_sql`].
+/// Returns the holders of the lock, and the last fence given out, from the answers to [`MysqlSessions::look_sql`].
 pub(super) fn read_holders(answers: &[Answer], at: usize) -> Result<(Vec<Holder>, Option<Fence>)> {
     let (mut holders, fence, looked) = read_present(answers, at)?;
     for row in answers.get(at + looked).map(|answer| &*answer.rows).unwrap_or_default() {
         let mut fields = Fields::of(row);
-        let mode = if fields.int()? == 0 { How::Exclusive } else { How::Shared };
-        let (fence, held, left, metadata) = (fields.int()?, fields.int()?, fields.int()?, fields.text_or_null()?);
+        let mode = if fields.flag()? { Mode::Shared } else { Mode::Exclusive };
         holders.push(Holder {
-            permit: None,
-            mode,
-            metadata: metadata.and_then(|json| serde_json::from_str::<Metadata>(&json).ok()),
-            fence: Some(as_fence(fence)),
+            fence: Some(as_fence(fields.int()?)),
             foreign: false,
-            detached: false,
-            held_for: Some(micros(held)),
-            renewed_ago: None,
-            expires_in: Some(micros(left)),
-            holds: 1,
-            broken: None,
+            held_for: Some(micros(fields.int()?)),
+            expires_in: Some(micros(fields.int()?)),
+            metadata: fields.json()?,
+            ..foreign_holder(mode)
         });
     }
     Ok((holders, fence))
 }
 
-/// Those whose sessions have it; and how many answers that took.
+/// Returns the holders whose sessions have the lock, the last fence, and the number of answers read.
 fn read_present(answers: &[Answer], at: usize) -> Result<(Vec<Holder>, Option<Fence>, usize)> {
     let row = answers.get(at).and_then(|answer| answer.rows.first()).ok_or_else(failure::unreadable)?;
     let mut fields = Fields::of(row);
     let (holder, fence, layout) = (fields.int_or_null()?, fields.int_or_null()?, fields.int_or_null()?);
     let (session, held, silent) = (fields.int_or_null()?, fields.int_or_null()?, fields.int_or_null()?);
-    let (ttl, metadata, mark, seen) = (fields.int_or_null()?, fields.text_or_null()?, fields.text_or_null()?, fields.int()? != 0);
+    let (ttl, metadata, mark) = (fields.int_or_null()?, fields.text_or_null()?, fields.mark()?);
     failure::check_layout(layout.unwrap_or_default())?;
-    // None was counted yet where a hold was undone before.
+    // A hold may have been undone before it counted a fence.
     let fence = fence.filter(|fence| *fence > 0).map(as_fence);
-    // mode=row: the readers are known, and no other session has the row then. More readers can't lock it where a writer waits.
+    // mode=row: if readers are known, no other session has the row. No more readers can lock it while a writer waits.
     let looked = if holder == Some(0) { 4 } else { 1 };
     let readers = answers.get(at + 3).filter(|_| holder == Some(0)).map(|answer| &*answer.rows).unwrap_or_default();
     if !readers.is_empty() {
         return Ok((readers.iter().map(|row| reader(Fields::of(row))).collect::<Result<_>>()?, fence, looked));
     }
     let held_by = match holder {
-        // mode=row: whether the row is there, and whether readers can lock it.
+        // mode=row: whether the row exists, and whether this reader could lock it.
         Some(0) => {
             let found = |nth: usize| answers.get(at + nth).is_some_and(|answer| !answer.rows.is_empty());
             (found(1) && !found(2)).then_some(session)
@@ -187,41 +163,32 @@ fn read_present(answers: &[Answer], at: usize) -> Result<(Vec<Holder>, Option<Fe
         None => None,
     };
     let Some(ours) = held_by else { return Ok((Vec::new(), fence, looked)) };
-    let ours = ours.is_some();
-    Ok((
-        vec![Holder {
-            permit: None,
-            mode: How::Exclusive,
-            // What can't be read is left out, since no decision hangs on it.
-            metadata: metadata.filter(|_| ours).and_then(|json| serde_json::from_str::<Metadata>(&json).ok()),
-            fence: fence.filter(|_| ours),
-            foreign: !ours,
-            detached: false,
-            held_for: held.filter(|_| ours).map(micros),
-            renewed_ago: silent.filter(|_| ours).map(micros),
-            expires_in: ttl.zip(silent).filter(|_| ours).map(|(ttl, silent)| micros(ttl.saturating_mul(1000) - silent)),
-            holds: 1,
-            broken: mark.filter(|_| ours).and_then(|json| serde_json::from_str(&json).ok()).map(|mark| Break { seen, ..mark }),
-        }],
-        fence,
-        looked,
-    ))
+    let mut holder = foreign_holder(Mode::Exclusive);
+    if ours.is_some() {
+        holder = Holder {
+            metadata: metadata.and_then(|json| serde_json::from_str(&json).ok()),
+            fence,
+            foreign: false,
+            held_for: held.map(micros),
+            renewed_ago: silent.map(micros),
+            expires_in: ttl.zip(silent).map(|(ttl, silent)| micros(ttl.saturating_mul(1000) - silent)),
+            broken: mark,
+            ..holder
+        };
+    }
+    Ok((vec![holder], fence, looked))
 }
 
 fn reader(mut fields: Fields<'_>) -> Result<Holder> {
     let (fence, held, silent, ttl) = (fields.int()?, fields.int()?, fields.int()?, fields.int()?);
-    let (metadata, mark, seen) = (fields.text_or_null()?, fields.text_or_null()?, fields.int()? != 0);
     Ok(Holder {
-        permit: None,
-        mode: How::Shared,
-        metadata: metadata.and_then(|json| serde_json::from_str::<Metadata>(&json).ok()),
+        metadata: fields.json()?,
         fence: Some(as_fence(fence)),
         foreign: false,
-        detached: false,
         held_for: Some(micros(held)),
         renewed_ago: Some(micros(silent)),
         expires_in: Some(micros(ttl.saturating_mul(1000) - silent)),
-        holds: 1,
-        broken: mark.and_then(|json| serde_json::from_str(&json).ok()).map(|mark| Break { seen, ..mark }),
+        broken: fields.mark()?,
+        ..foreign_holder(Mode::Shared)
     })
 }

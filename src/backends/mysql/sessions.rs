@@ -1,291 +1,363 @@
-//! `mode=row` and `mode=advisory`: a session has the lock, and the lock ends with the session.
+//! `mode=row` and `mode=advisory` of MySQL and MariaDB: see [`crate::backends::sql::sessions`].
 //!
-//! Another process can't take over or enter a hold. dlock checks a hold over the hold's own session only:
-//! an error that ended the session ended the hold. dlock counts and commits the fence once it has the lock, before
-//! it reports the grant, over a second session if the first is in a transaction.
-//!
-//! Worst interleavings, and why they are harmless:
-//! - *The reply to a grant is lost.* dlock asks the same session again, which has the lock already. After two unanswered
-//!   requests dlock leaves the session to the server, which ends the session after the TTL, and dlock asks over another session.
-//! - *The holder's fence is counted and the holder dies.* The fence is skipped.
-//! - *The session is ended by an administrator, a restart or the idle timeout.* The socket says so at once ([`Tether::watch`]),
-//!   or the next renewal does, and dlock kills the command. The next holder may have the lock in that instant: the record
-//!   of the previous holder makes it wait a moment before it starts anything.
-//! - *The server crashes or fails over, and a holder does not notice.* The holder's record names the server that had its session
-//!   ([`life`](super::life)): the lock is busy until the holder's lease is over by the server's clock.
-//! - *Another mode is used for the same lock.* The lock's row in the table of leases names its mode: other modes are refused.
-//! - *A waiter gets the lock while it is frozen.* The server ends that session after ten seconds of silence.
-//! - *The reply to a release is lost.* The release removed and remembered its hold in one step: a retry finds nothing to remember.
-//! - *The release can't be remembered.* dlock gives the lock back without a history entry.
-//! - *A holder vanishes.* Its record stays, and is reported as expired, or as broken if it was marked. The next grant writes it to
-//!   the history before it replaces the record, and retries if needed.
+//! Further interleavings, and why they are harmless:
+//! - *The reply to a release is lost.* The release removed and recorded its hold in one step: a retry finds nothing to record.
+//! - *The release can't be recorded.* dlock gives the lock back without a history entry.
 //! - *A grant is undone whose answer was lost.* dlock deletes its rows, over its session if that session still answers. If the grant runs
 //!   later, the grant finds that its hold was undone, and writes nothing.
 //! - *A mark can't be read.* The holder continues, and the breaking client ends its session when its lease is over. dlock notes a
 //!   mark as seen before it extends the hold for the drain.
-//! - *A hold is evicted that just ended.* Its session keeps no other lock, ever: what it does for its client is asked again.
-//! - *Readers come one after the other while a writer waits.* The server lets no session share a row for which a writer waits, not
-//!   even one that would not wait. A wait ends every few seconds and begins again: a reader that comes in just that instant gets in.
-//! - *A reader vanishes while others hold the lock.* Its row counts while its session has its lamp ([`readers`](super::readers)): the
-//!   next holder of the row writes it to the history. A writer has the row alone, and knows that all readers are gone.
-//! - *dlock is killed.* The guardian has the socket as well, and closes it when the command's tree is dead.
+//! - *A hold is evicted that just ended.* Its session never keeps another lock: what the session does for its client is asked again.
+//! - *Readers come one after the other while a writer waits.* No session shares a row for which a writer waits, not even a session that
+//!   would not wait.
+//! - *A reader vanishes while others hold the lock.* Its row counts while its session has its presence lock
+//!   ([`readers`](super::readers)): the next holder of the row writes it to the history. A writer has the row alone, and knows that all
+//!   readers are gone.
 
-mod holding;
-mod taking;
-
-use std::{io, os::fd::OwnedFd, time::Duration};
-
-use async_trait::async_trait;
+use std::time::Duration;
 
 use super::{
-    connection::{Answer, Connection, Known},
+    Mysql,
+    connection::{Answer, Connection, SessionId},
     history,
-    keeper::{Heard, Keeper},
-    names::{Tables, advisory},
-    options::{Mode, Options},
+    life::Life,
+    names::advisory,
+    options::MysqlOptions,
+    readers::own_presence,
+    session_lock::{MysqlLock, ReadMark, SessionPart, first_row, read_mark},
+    session_look::{left_for, read_holders},
+    starts,
+    statement::Value,
+    table::{join, leaving, position},
 };
 use crate::{
-    backends::sql::Names,
+    backends::sql::{self, Begun, Client, Fields, HasClient, Session as _, SessionLocks, SessionStore, SqlMode, Tries},
     lock::{
-        Amendment, Attempt, Backend, Break, Capabilities, Error, Fence, Grant, History, Identity, Intent, Key, Kind, LockState, Notice,
-        Release, ReleaseInfo, Renewal, Request, Result, Tether, Token, Ttl, Wake, Which,
+        Amendment, Break, Capabilities, Fence, Holder, Intent, Key, Mode, ReleaseInfo, Request, Result, RunRecord, RunState, Token, Ttl,
     },
 };
 
-pub(super) const ROW: Capabilities = Capabilities {
-    shared: true,
-    detached: false,
-    reentrant: false,
-    history: true,
-    run_policy: true,
-    breakable: true,
-    ..Capabilities::usual("mysql mode=row")
-};
-pub(super) const ADVISORY: Capabilities = Capabilities { shared: false, backend: "mysql mode=advisory", ..ROW };
-
-/// What a vanished holder may need to notice that its session is over, and to stop its command.
+/// The time that a vanished holder may need to notice that its session is over, and to stop its command.
 const DRAIN_DELAY: Duration = Duration::from_millis(500);
 
-/// Locks that sessions keep.
-pub struct Sessions {
-    pub(super) options: Options,
-    pub(super) tables: Tables,
-    pub(super) names: Names,
-    holds: Vec<Hold>,
-    /// The requests that ask or wait, each with its own session.
-    tries: Vec<(Key, Token, Keeper)>,
-    /// Sessions that were left blocking in the server: a row lock that they no longer wait for would be given to them all the same.
-    stuck: Vec<Known>,
-    /// For all that is not a lock.
-    pub(super) side: Option<Connection>,
-    /// Who may stand in a queue because of us.
-    queued: Vec<(Key, Token)>,
-    notices: Vec<Notice>,
-}
+pub(super) const ROW: Capabilities = Capabilities { backend: "mysql mode=row", ..sql::SESSIONS };
+pub(super) const ADVISORY: Capabilities = Capabilities { shared: false, backend: "mysql mode=advisory", ..ROW };
 
-/// A lock that one of this process's sessions has.
-struct Hold {
-    key: Key,
-    token: Token,
-    keeper: Keeper,
-    fence: Fence,
-    ttl: Ttl,
-    /// The end of the lease by the server's clock, in µs.
-    ends: i64,
-    /// The lock is being given back and must not be relied on.
-    leaving: bool,
-    /// The hold is being broken.
-    marked: bool,
+/// Locks that sessions keep.
+pub(super) type Sessions = SessionLocks<MysqlSessions>;
+
+/// A client whose sessions keep locks. The [`Client`]'s own session serves everything else.
+pub(in crate::backends) struct MysqlSessions {
+    pub(super) client: Client<Mysql>,
+    /// Sessions that were left blocking in the server: the server would give them the lock although they no longer wait for it.
+    stuck: Vec<SessionId>,
 }
 
 impl Sessions {
     /// Returns a backend for `options`, without I/O.
-    pub fn new(options: Options) -> Self {
-        let (tables, names) = (Tables::new(&options.sql), Names::new(&options.sql.namespace));
-        Self {
-            options,
-            tables,
-            names,
-            holds: Vec::new(),
-            tries: Vec::new(),
-            stuck: Vec::new(),
-            side: None,
-            queued: Vec::new(),
-            notices: Vec::new(),
-        }
+    pub fn new(options: MysqlOptions) -> Self {
+        Self::of(MysqlSessions { client: Client::new(options), stuck: Vec::new() })
+    }
+}
+
+impl HasClient for MysqlSessions {
+    type Database = Mysql;
+
+    fn client(&self) -> &Client<Mysql> {
+        &self.client
     }
 
-    fn capabilities(&self) -> &'static Capabilities {
-        if self.options.mode == Mode::Row { &ROW } else { &ADVISORY }
+    fn client_mut(&mut self) -> &mut Client<Mysql> {
+        &mut self.client
+    }
+}
+
+impl MysqlSessions {
+    pub(super) fn is_row(&self) -> bool {
+        self.client.mode() == SqlMode::Row
     }
 
-    fn hold_of(&self, key: &Key, token: &Token) -> Option<usize> {
-        self.holds.iter().position(|hold| hold.key == *key && hold.token == *token)
+    pub(super) fn name_of(&self, key: &Key) -> String {
+        self.client.names.of(key)
     }
 
     /// Returns the argument of `GET_LOCK` for a key, as SQL.
     pub(super) fn lock_of(&self, key: &Key) -> String {
-        advisory(&self.options, key, &self.names.of(key))
+        advisory(&self.client.options, key, &self.name_of(key))
     }
 
-    /// Takes out the session that asks for this request, if there is one that may still answer.
-    fn take_try(&mut self, key: &Key, token: &Token) -> Option<Keeper> {
-        let at = self.tries.iter().position(|(of, who, _)| of == key && who == token)?;
-        let (_, _, keeper) = self.tries.swap_remove(at);
-        if keeper.blocked && keeper.session.is_alive() {
-            self.stuck.push(keeper.session.known());
-        }
-        (keeper.session.is_alive() && keeper.unanswered < 2 && !keeper.blocked).then_some(keeper)
-    }
-
-    pub(super) async fn side(&mut self) -> Result<Connection> {
-        match self.side.take().filter(Connection::is_open) {
-            Some(session) => Ok(session),
-            None => Connection::open(&self.options).await,
-        }
-    }
-
-    /// Asks what is about no lock of ours.
+    /// Runs statements over the client's own session, which may still be busy with a dropped request.
     pub(super) async fn aside(&mut self, batch: &str) -> Result<Vec<Answer>> {
-        let mut session = match self.side.take().filter(Connection::is_alive) {
-            Some(session) => session,
-            None => Connection::open(&self.options).await?,
-        };
+        let mut session = self.side().await?;
         let answers = session.ask(batch).await;
-        self.side = Some(session);
+        self.client.session = Some(session);
         answers
     }
 
-    /// As [`Sessions::aside`], with the answers up to a denial.
+    /// As [`MysqlSessions::aside`], with the answers up to a denial.
     async fn try_aside(&mut self, batch: &str) -> Result<Vec<Answer>> {
-        let mut session = match self.side.take().filter(Connection::is_alive) {
-            Some(session) => session,
-            None => Connection::open(&self.options).await?,
-        };
+        let mut session = self.side().await?;
         let answers = session.try_ask(batch).await;
-        self.side = Some(session);
+        self.client.session = Some(session);
         answers.map(|answers| answers.answers)
     }
 
-    /// Ends sessions that were left blocking, as their user may. That it fails only leaves them to their own end.
+    /// Runs statements over the session that has the lock, or outside its transaction.
+    async fn over(&mut self, lock: &mut MysqlLock, batch: &str) -> Result<Vec<Answer>> {
+        if self.is_row() { self.aside(batch).await } else { lock.session.ask(batch).await }
+    }
+
+    async fn side(&mut self) -> Result<Connection> {
+        match self.client.session.take().filter(Connection::is_alive) {
+            Some(session) => Ok(session),
+            None => self.client.open().await,
+        }
+    }
+
+    /// Ends sessions that were left blocking. After a failure they end by themselves.
     async fn end_stuck(&mut self) {
-        let waits = if self.options.mode == Mode::Row { "info REGEXP '(FOR UPDATE|SHARE MODE)'" } else { "info REGEXP 'GET_LOCK[(]'" };
+        let waits = if self.is_row() { "info REGEXP '(FOR UPDATE|SHARE MODE)'" } else { "info REGEXP 'GET_LOCK[(]'" };
         // One is forgotten when it was ended: this may be dropped half-way, and called again.
         while let Some(other) = self.stuck.last().cloned() {
-            let Ok(mut session) = self.side().await else { return };
+            let Ok(mut session) = self.client.take().await else { return };
             if session.end_other(&other, Some(waits)).await.is_ok() {
-                self.side = Some(session);
+                self.client.session = Some(session);
             }
             self.stuck.retain(|stuck| *stuck != other);
         }
     }
-}
 
-impl Hold {
-    /// What a renewal comes to by what was heard of a mark.
-    ///
-    /// # Errors
-    /// Who breaks the hold does not know yet that it is being stopped, and would take it away.
-    fn heed(&mut self, heard: Heard, intent: Option<Intent>) -> Result<Option<Break>> {
-        match intent {
-            Some(Intent::Extend(_)) => {
-                self.marked |= heard.mark.is_some();
-                Ok(heard.mark)
-            }
-            Some(Intent::Drain) if self.marked && !heard.noted => {
-                Err(Error::new(Kind::Unavailable, "the server could not note that the hold is being stopped"))
-            }
-            _ => Ok(None),
+    /// Publishes a renewal, and asks for the mark of a break, over another session than the one in the transaction, so that the change is
+    /// committed. A failure or delay must not stop the renewal.
+    async fn publish(&mut self, lock: &MysqlLock, hold: (&Token, Fence), length: Ttl, intent: Option<Intent>) -> ReadMark {
+        let touch = lock.touch(hold, length.get(), intent);
+        let patience = (length.get() / 30).clamp(Duration::from_millis(50), Duration::from_secs(1));
+        match tokio::time::timeout(patience, self.try_aside(&touch)).await {
+            Ok(Ok(answers)) => read_mark(&answers, 0, intent),
+            _ => ReadMark::default(),
         }
     }
-}
 
-fn grant(fence: Fence, ttl: Ttl) -> Grant {
-    Grant { fence, ttl, holds: 1, drain_delay: Duration::ZERO, session: None, permit: None }
-}
-
-#[async_trait(?Send)]
-impl Backend for Sessions {
-    fn identity(&self) -> Identity {
-        let (url, sql) = (self.options.redacted_url(), &self.options.sql);
-        Identity::new(self.capabilities(), url.clone(), &[&url, &sql.table, sql.namespace.as_str()])
-    }
-
-    async fn try_acquire(&mut self, request: &Request) -> Result<Attempt> {
-        self.ask_acquire(request).await
-    }
-
-    async fn wait(&mut self, request: &Request, at_most: Duration) -> Result<Wake> {
-        self.await_change(request, at_most).await
-    }
-
-    async fn leave_queue(&mut self, request: &Request) -> Result<()> {
-        self.ask_abandon(request).await
-    }
-
-    async fn renew(&mut self, key: &Key, token: &Token, intent: Intent) -> Result<Renewal> {
-        if let Some(ttl) = intent.ttl() {
-            self.capabilities().check_ttl(ttl)?;
+    /// Gives back whatever a session has of a lock, as if it had never had it.
+    fn letting_go(&self, key: &Key, token: &Token, lock: &MysqlLock, undo: &str) -> String {
+        if lock.shares_row() {
+            // Without the presence lock nothing more is written of the hold.
+            let presence = own_presence(&self.client.tables, &self.name_of(key), &token.hold_text());
+            return format!("DO RELEASE_LOCK({presence});\n{undo}COMMIT;\n");
         }
-        if intent == Intent::Probe { self.look_for(key, token).await } else { self.ask_renew(key, token, intent.ttl(), Some(intent)).await }
+        if self.is_row() { format!("{undo}COMMIT;\n") } else { format!("{undo}DO RELEASE_LOCK({});\n", self.lock_of(key)) }
     }
 
-    async fn release(&mut self, key: &Key, token: &Token, info: &ReleaseInfo) -> Result<Release> {
-        self.ask_release(key, token, info).await
+    /// Removes the rows of an unused grant. With `permanently`, no request repeats the grant, and a late grant writes nothing.
+    fn undoing(&self, key: &Key, token: &Token, permanently: bool) -> String {
+        let undo = if permanently { include_str!("sql/undo_permanently.sql") } else { include_str!("sql/forget_hold.sql") };
+        self.removing(undo, key, token, Some(RunState::Cancelled), "1")
+    }
+
+    fn removing(&self, undo: &str, key: &Key, token: &Token, run_state: Option<RunState>, which: &str) -> String {
+        let (name, root, outcome) = (self.name_of(key), token.hold_text(), starts::outcome(run_state));
+        let values =
+            [("name", Value::Bytes(&name)), ("root", Value::Text(&root)), ("became", Value::Sql(&outcome)), ("which", Value::Sql(which))];
+        let read = if self.is_row() { "\nDELETE FROM :readers WHERE name = :name AND root = :root AND :which;" } else { "" };
+        self.client.tables.fill(&format!("{undo}{read}"), &values)
+    }
+
+    /// Removes the records of a hold that ended with its server, and was given back since: the next holder need not wait.
+    async fn forget_left(&mut self, key: &Key, token: &Token, run_state: Option<RunState>) -> Result<()> {
+        let session = self.client.take().await?;
+        let gone = format!("NOT {}", Life::of(&session.server).lives);
+        self.client.session = Some(session);
+        let forget = self.removing(include_str!("sql/forget_hold.sql"), key, token, run_state, &gone);
+        self.aside(&forget).await.map(|_| ())
+    }
+}
+
+impl SessionStore for MysqlSessions {
+    type Own = SessionPart;
+    const GRANT_LEAVES_QUEUE: bool = false;
+
+    async fn open_lock(&mut self, request: &Request) -> Result<MysqlLock> {
+        self.end_stuck().await;
+        let (name, shared) = (self.name_of(&request.key), request.mode == Mode::Shared);
+        let tables = &self.client.tables;
+        let lock = if shared { own_presence(tables, &name, &request.token.hold_text()) } else { self.lock_of(&request.key) };
+        let lock = MysqlLock::open(&self.client.options, tables, name, lock, shared).await?;
+        self.client.notices = lock.session.server.notices();
+        Ok(lock)
+    }
+
+    async fn unblock(&mut self, lock: &MysqlLock) {
+        self.stuck.push(lock.session.id());
+    }
+
+    async fn attempt(&mut self, lock: &mut MysqlLock, request: &Request) -> Result<bool> {
+        // An acquire that is given up must not arrive when its answer is no longer waited for.
+        lock.session.drop_unsent_on_close(true);
+        lock.attempt(request).await
+    }
+
+    async fn count(&mut self, lock: &mut MysqlLock, request: &Request, judged: Option<(&RunRecord, u64)>) -> Result<Option<Begun>> {
+        let mut side = if self.is_row() { Some(self.client.take().await?) } else { None };
+        let counted = lock.count(request, judged, side.as_mut()).await;
+        self.client.session = side.or_else(|| self.client.session.take());
+        let Some((fence, now_us, vanished)) = counted? else { return Ok(None) };
+        lock.session.drop_unsent_on_close(false);
+        Ok(Some(Begun { fence, now_us, drain_delay: if vanished { DRAIN_DELAY } else { Duration::ZERO } }))
+    }
+
+    async fn claim(&mut self, lock: &mut MysqlLock, request: &Request) -> Result<(Option<String>, bool)> {
+        let (root, life) = (request.token.hold_text(), Life::of(&lock.session.server));
+        let values = [
+            ("name", Value::Bytes(&lock.name)),
+            ("root", Value::Text(&root)),
+            ("mode", Value::Text(lock.mode.name())),
+            ("alone", Value::Int((!lock.shared).into())),
+        ];
+        let clear = self.client.tables.fill(include_str!("sql/clear_hold.sql"), &[&values[..], &life.values()].concat());
+        let answers = self.over(lock, &clear).await?;
+        let mut fields = first_row(&answers, 3)?;
+        Ok((fields.text_or_null()?, fields.int()? != 0))
+    }
+
+    async fn run_record(&mut self, lock: &mut MysqlLock) -> Result<Option<(RunRecord, u64)>> {
+        let look = self.client.tables.fill(include_str!("sql/session_starts.sql"), &[("name", Value::Bytes(&lock.name))]);
+        let answers = self.over(lock, &look).await?;
+        let mut fields = first_row(&answers, 0)?;
+        Ok(Some((fields.run_record()?, u64::try_from(fields.int()?).unwrap_or_default())))
+    }
+
+    async fn let_go(lock: &mut MysqlLock) -> Result<()> {
+        lock.let_go().await?;
+        lock.session.drop_unsent_on_close(false);
+        Ok(())
+    }
+
+    async fn give_up(mut lock: MysqlLock) {
+        // If this fails, the lock ends with the session.
+        let _ = lock.let_go().await;
+    }
+
+    async fn look_and_queue(&mut self, lock: &mut MysqlLock, request: &Request) -> Result<(Vec<Holder>, Option<u32>)> {
+        let (name, tables) = (self.name_of(&request.key), &self.client.tables);
+        let mut batch = self.look_sql(&request.key, &lock.session.server);
+        if request.waiting {
+            batch += &join(tables, &name, request, false)?;
+            batch += &position(tables, &name, request);
+        }
+        let answers = lock.session.ask(&batch).await?;
+        let (holders, _) = read_holders(&answers, 0)?;
+        lock.left_for = left_for(&holders);
+        let row = answers.last().and_then(|answer| answer.rows.first()).filter(|_| request.waiting);
+        let position = row.map(|row| Fields::of(row).int()).transpose()?;
+        Ok((holders, position.and_then(|position| u32::try_from(position).ok()).filter(|position| *position > 0)))
+    }
+
+    async fn wait(lock: &mut MysqlLock, ttl: Ttl, at_most: Duration) -> Result<bool> {
+        lock.wait(ttl, at_most).await
+    }
+
+    async fn leave(&mut self, tries: &mut Tries<MysqlLock>, request: &Request) -> Result<()> {
+        let (key, token) = (&request.key, &request.token);
+        // A lock that the session got meanwhile is released with it, and the next waiter gets it.
+        let waited = self.take_try(tries, key, token).await;
+        self.end_stuck().await;
+        let mut leave = leaving(&self.client.tables, &self.name_of(key), token);
+        if let Some(lock) = waited.filter(|lock| lock.session.is_alive()) {
+            leave = self.letting_go(key, token, &lock, &self.undoing(key, token, false)) + &leave;
+            self.client.session = Some(lock.session);
+        }
+        let left = self.aside(&leave).await;
+        if left.is_err() {
+            // Its session may still have the lock, which ends with the session.
+            self.client.session = None;
+        }
+        left.map(|_| ())
+    }
+
+    async fn renew(
+        &mut self,
+        lock: &mut MysqlLock,
+        hold: (&Token, Fence),
+        length: Ttl,
+        intent: Option<Intent>,
+    ) -> Result<Option<(i64, Option<Break>)>> {
+        if self.is_row() {
+            // First, since the session's silence is counted from what is asked last.
+            let read = self.publish(lock, hold, length, intent).await;
+            if lock.session.is_alive()
+                && let Some(mark) = lock.heed(read, intent)?
+            {
+                return Ok(Some((0, Some(mark))));
+            }
+        }
+        let Some((now_us, read)) = lock.renew(None, hold, intent).await? else { return Ok(None) };
+        let mark = if self.is_row() { None } else { lock.heed(read, intent)? };
+        Ok(Some((now_us, mark)))
+    }
+
+    async fn change_idle_limit(&mut self, lock: &mut MysqlLock, hold: (&Token, Fence), limit: Duration) -> Result<bool> {
+        Ok(lock.renew(Some(limit), hold, None).await?.is_some())
+    }
+
+    async fn withdraw(&mut self, tries: &mut Tries<MysqlLock>, key: &Key, token: &Token, info: &ReleaseInfo) -> bool {
+        // If the session answers, it gives the lock back, in order behind what may still be under way. If not, the session ends, and the lock
+        // with it; meanwhile the rows of the grant are removed over another session.
+        let Some(mut lock) = self.take_try(tries, key, token).await else { return false };
+        let undo = self.undoing(key, token, info.end.is_none());
+        let let_go = self.letting_go(key, token, &lock, &undo);
+        let waits = lock.session.is_open();
+        let elsewhere = async {
+            if waits {
+                std::future::pending::<()>().await;
+            }
+            let _ = self.aside(&undo).await;
+        };
+        let answered = tokio::select! {
+            answer = lock.session.ask(&let_go) => answer.is_ok(),
+            () = elsewhere => return true,
+        };
+        if answered {
+            self.client.session = Some(lock.session);
+        }
+        answered
+    }
+
+    async fn forget(&mut self, key: &Key, token: &Token, info: &ReleaseInfo, unused: bool) {
+        // The rows must not be taken for a holder that vanished, nor for a start.
+        let _: Result<()> = if unused && info.end.is_none() {
+            self.aside(&self.undoing(key, token, true)).await.map(|_| ())
+        } else {
+            self.forget_left(key, token, info.run_state).await
+        };
+    }
+
+    async fn give_back(&mut self, lock: &mut MysqlLock, hold: (&Token, Fence), info: &ReleaseInfo) -> Result<bool> {
+        lock.give_back(hold, info).await
+    }
+
+    async fn put_away(&mut self, mut lock: MysqlLock, token: &Token, queued: bool) {
+        if queued {
+            // The lock is given back already: no client waits for this, and nothing depends on it.
+            let _ = lock.session.ask(&leaving(&self.client.tables, &lock.name, token)).await;
+        }
+        self.client.session.get_or_insert(lock.session);
     }
 
     async fn amend(&mut self, key: &Key, change: Amendment<'_>) -> Result<bool> {
+        let name = self.name_of(key);
         match change {
             Amendment::Note(note) => {
-                let mut session = self.side().await?;
-                let noted = history::note(&mut session, &self.tables, &self.names.of(key), note).await;
-                self.side = Some(session);
+                let mut session = self.client.take().await?;
+                let noted = history::note(&mut session, &self.client.tables, &name, note).await;
+                self.client.session = Some(session);
                 noted.map(|()| true)
             }
             Amendment::Warn(fence, level) => {
-                let claim = history::claim(&self.tables, &self.names.of(key), fence, level);
+                let claim = history::claim(&self.client.tables, &name, fence, level);
                 self.aside(&claim).await.map(|answers| history::is_claimed(&answers))
             }
             Amendment::Mark(fence, mark) => self.put_mark(key, fence, mark).await.map(|found| found.is_some()),
             Amendment::Evict(fence, mark) => self.end_holder(key, fence, mark).await,
-        }
-    }
-
-    async fn inspect(&mut self, key: &Key) -> Result<LockState> {
-        self.look_at(key).await
-    }
-
-    async fn list(&mut self, start: &str) -> Result<Vec<LockState>> {
-        self.look_at_all(start).await
-    }
-
-    async fn known(&mut self, start: &str, which: Which) -> Result<Vec<Key>> {
-        self.known_keys(start, which).await
-    }
-
-    async fn history(&mut self, key: &Key) -> Result<History> {
-        self.look_back(key).await
-    }
-
-    fn notices(&mut self) -> Vec<Notice> {
-        std::mem::take(&mut self.notices)
-    }
-
-    fn tether(&mut self) -> Option<&mut dyn Tether> {
-        Some(self)
-    }
-}
-
-#[async_trait(?Send)]
-impl Tether for Sessions {
-    fn lifelines(&self) -> io::Result<Vec<OwnedFd>> {
-        self.holds.iter().map(|hold| hold.keeper.session.lifeline()).collect()
-    }
-
-    async fn watch(&mut self, key: &Key, token: &Token) {
-        match self.hold_of(key, token) {
-            Some(at) => self.holds[at].keeper.session.ended().await,
-            None => std::future::pending().await,
         }
     }
 }

@@ -1,8 +1,8 @@
 //! Which lock libraries share a lock on MySQL and MariaDB.
 
-use super::{Mode, Options, names};
+use super::{MysqlOptions, names};
 use crate::{
-    backends::sql,
+    backends::sql::{self, SqlMode},
     lock::{Key, Library, Sharing},
 };
 
@@ -13,13 +13,13 @@ pub(in crate::backends) const ADVISORY: [Library; 1] = [Library::shares(
     "with ?lock_name=raw dlock takes GET_LOCK('KEY') itself, for programs that do so already",
 )];
 
-/// What each library is given for a lock.
-pub fn sharing(options: &Options, key: &Key) -> Sharing {
+/// Returns the lock's name for each library.
+pub fn sharing(options: &MysqlOptions, key: &Key) -> Sharing {
     let name = sql::Names::new(&options.sql.namespace).of(key);
-    match options.mode {
-        Mode::Lease => sql::sharing(&options.sql, key),
-        Mode::Row => Sharing::new(name, &[], &[]),
-        Mode::Advisory => {
+    match options.sql.mode {
+        SqlMode::Lease => sql::sharing(&options.sql, key),
+        SqlMode::Row => Sharing::new(name, &[], &[]),
+        SqlMode::Advisory => {
             let name = names::advisory_name(options, key, &name);
             // A raw name may have a backslash.
             let lock = format!("'{}'", name.replace('\\', r"\\").replace('\'', "''"));

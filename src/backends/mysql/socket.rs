@@ -1,8 +1,8 @@
 //! The socket of a connection that sqlx opens and hides.
 //!
-//! A session lock must outlive a killed dlock by way of its socket, which so has to be handed to another process; and
-//! what is known of the socket saves requests over one that is dead. It is found as the one that was not there before the
-//! connection was made, and leads where the connection does.
+//! The guardian needs the socket, so that a session lock outlives a killed dlock; and
+//! the socket's state saves requests over a dead connection. The socket is identified by its absence before the
+//! connection and by its peer.
 
 use std::{
     collections::HashSet,
@@ -24,7 +24,7 @@ use rustix::{
 
 use crate::backends::sql::Server;
 
-/// The open sockets, by the numbers that the kernel gives them and never reuses.
+/// The open sockets, by the names that the kernel gives them and never reuses.
 #[derive(Debug, Default)]
 pub(super) struct Sockets(HashSet<String>);
 
@@ -34,10 +34,10 @@ impl Sockets {
         Self(all().into_iter().map(|(_, name)| name).collect())
     }
 
-    /// The one that came since then and is connected with `server`; `None` if that can't be told for certain.
+    /// Returns the socket that is new since then and connected to `server`; `None` unless there is exactly one.
     pub(super) fn newest(&self, server: &Server) -> Option<OwnedFd> {
         let new = all().into_iter().filter(|(_, name)| !self.0.contains(name));
-        // Another thread may have closed one meanwhile, and its number be another socket's.
+        // Another thread may have closed a socket meanwhile, and another socket may have its number.
         let same = |(number, name)| duplicate(number).ok().filter(|socket| name_of(socket.as_raw_fd()) == Some(name));
         let mut ours = new.filter_map(same).filter(|socket| leads_to(socket, server));
         let found = ours.next()?;
@@ -45,12 +45,12 @@ impl Sockets {
     }
 }
 
-/// Whether sockets can be looked for here.
+/// Whether /proc lists this process's sockets.
 pub(super) fn has_proc() -> bool {
     fs::read_dir("/proc/self/fd").is_ok()
 }
 
-/// Open sockets by number and name. Nothing where there is no /proc.
+/// Returns the open sockets by number and name; none without /proc.
 fn all() -> Vec<(RawFd, String)> {
     let Ok(entries) = fs::read_dir("/proc/self/fd") else { return Vec::new() };
     let read = |entry: io::Result<fs::DirEntry>| {
@@ -60,7 +60,7 @@ fn all() -> Vec<(RawFd, String)> {
     entries.filter_map(read).collect()
 }
 
-/// `None` if it isn't a socket.
+/// Returns a socket's name; `None` for another descriptor.
 fn name_of(number: RawFd) -> Option<String> {
     let name = fs::read_link(format!("/proc/self/fd/{number}")).ok()?.to_str()?.to_owned();
     name.starts_with("socket:").then_some(name)
@@ -71,7 +71,7 @@ fn duplicate(number: RawFd) -> io::Result<OwnedFd> {
     Ok(file.into())
 }
 
-/// Tokio's sockets don't block; those of other threads of a test's may lead there too.
+/// Whether the socket is non-blocking, as Tokio's are, and connected to `server`.
 fn leads_to(socket: &OwnedFd, server: &Server) -> bool {
     let nonblocking = rustix::fs::fcntl_getfl(socket).is_ok_and(|flags| flags.contains(OFlags::NONBLOCK));
     let Ok(Some(peer)) = getpeername(socket) else { return false };
@@ -87,7 +87,7 @@ fn unix_path(peer: &SocketAddrUnix) -> Option<PathBuf> {
     Some(OsString::from_vec(bytes).into())
 }
 
-/// Ready when there is something to be read, or nothing ever will be. Never, if the socket can't be watched.
+/// Ready when the socket has data or its end. Never ready if the socket can't be watched.
 pub(super) async fn readable(socket: &OwnedFd) {
     let watch = async {
         let copy = socket.try_clone()?;
@@ -102,13 +102,13 @@ pub(super) async fn readable(socket: &OwnedFd) {
     }
 }
 
-/// Requests are one small packet each: waiting to fill it would cost 40 ms. A denial only costs time.
+/// Sends small packets at once: waiting to fill a packet would cost 40 ms. A failure only costs time.
 pub(super) fn no_delay(socket: &OwnedFd) {
     let _ = sockopt::set_tcp_nodelay(socket, true);
 }
 
-/// Whether closing the connection throws away what has not reached the server, instead of going on to deliver it. On a
-/// Unix socket nothing is under way; a denial leaves what TCP does anyway.
+/// Sets whether closing the connection discards undelivered data instead of delivering it. A Unix socket has no
+/// undelivered data. After a failure, TCP delivers the data.
 pub(super) fn drop_unsent_on_close(socket: &OwnedFd, drop: bool) {
     let _ = sockopt::set_socket_linger(socket, drop.then_some(Duration::ZERO));
 }

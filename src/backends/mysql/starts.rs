@@ -1,32 +1,29 @@
-//! The starts of runs, as parts of the statements that grant a lock and give it back.
+//! Run records, as parts of the statements that grant a lock and give it back.
 //!
-//! Worst cases: the statement that grants waits for the row while another run is granted the lock and gives it back (the row is looked
-//! at as it is then, and by a time from before the wait: what began since lies in the future, which is in the way); the server's clock
-//! is set back (likewise, and then judged with the row's own time); a row was judged and is changed (its revision says so).
+//! Worst cases: the granting statement waits for the row while another run is granted the lock and gives it back (the statement checks
+//! the row after the wait, by a time from before the wait: a run that began since lies in the future, and denies the grant); the server's
+//! clock is set back (likewise, and the row is then judged by its own time); a row changes after it was judged (its revision differs).
 
-use super::{
-    reading::Fields,
-    statement::{Value, substitute},
-};
+use super::statement::{Value, literal, substitute};
 use crate::{
-    backends::sql::{Begin, Columns},
-    lock::{Result, RunRecord, RunState, Which},
+    backends::sql::{Begin, Column, columns},
+    lock::{RunRecord, RunState, Which},
 };
 
-/// The columns that [`read`] reads, in its order.
+/// The columns of a run record, in the order of [`columns`].
 pub(super) const STARTS: &str = "TIMESTAMPDIFF(MICROSECOND, '1970-01-01', l.paced_at) DIV 1000, l.paced_fence, l.paced_place, l.guard_ms, \
     l.at_least_ms, l.paced_who, l.paced_hold, TIMESTAMPDIFF(MICROSECOND, '1970-01-01', l.start_at) DIV 1000, l.start_fence, l.start_stage, \
     l.start_tries, l.start_window_ms, l.start_who, l.start_hold";
 
-/// What a statement that grants asks of the starts in its row and writes into it.
+/// The run record's condition and assignments in a granting statement.
 pub(super) struct Granting {
     /// Assignments, before the fence is counted. Empty, or with a comma at the end.
     pub set: String,
-    /// The same for a new row: columns, with a comma at their begin, and values.
+    /// The columns of a new row, with a comma at the start.
     pub columns: String,
     /// See `columns`.
     pub values: String,
-    /// That nothing can be in the way, whatever else is in the row.
+    /// The condition that no run record can deny the grant.
     pub clear: String,
 }
 
@@ -86,7 +83,7 @@ impl Granting {
     }
 }
 
-/// The names that start so, in one of the tables; for [`Which::Kept`] those whose run records may keep other runs away.
+/// Returns the statement for the names in a table with this start; for [`Which::Kept`] those whose run records may deny other runs.
 pub(super) fn known(table: &str, which: Which) -> String {
     let kept = match which {
         Which::All => "",
@@ -97,8 +94,8 @@ pub(super) fn known(table: &str, which: Which) -> String {
     format!("SELECT name FROM {table} WHERE LEFT(name, LENGTH(:start)) = :start AND name >= :start{kept} ORDER BY name;")
 }
 
-/// What a statement that gives the hold of a row's fence back sets besides; with a comma at the end.
-pub(super) fn became(stage: Option<RunState>) -> String {
+/// Returns the assignments of a statement that releases the hold with the row's fence, with a comma at the end.
+pub(super) fn outcome(stage: Option<RunState>) -> String {
     let Some(stage) = stage else { return String::new() };
     let mut set = format!("start_stage = IF(start_fence = fence AND start_stage = 'started', '{}', start_stage), ", stage.as_str());
     if stage == RunState::Cancelled {
@@ -107,54 +104,17 @@ pub(super) fn became(stage: Option<RunState>) -> String {
     set
 }
 
-/// What a statement that writes a row back sets besides, where other starts are recorded by now; with a comma at the end.
+/// Returns the assignments of a changed run record in a statement that writes a row back, with a comma at the end.
 pub(super) fn recorded(record: &RunRecord) -> String {
-    let columns = Columns::from(record);
-    let int = |number: Option<i64>| number.map_or(Value::Null, Value::Int);
-    let time = |ms: Option<i64>| {
-        ms.map_or("NULL".to_owned(), |ms| format!("TIMESTAMPADD(MICROSECOND, {ms} * 1000, '1970-01-01 00:00:00.000000')"))
+    let assign = |(name, column): (&str, Column)| {
+        let value = match &column {
+            Column::Time(None) => "NULL".to_owned(),
+            Column::Time(Some(ms)) => format!("TIMESTAMPADD(MICROSECOND, {ms} * 1000, '1970-01-01 00:00:00.000000')"),
+            Column::Int(number) => literal(number.map_or(Value::Null, Value::Int)),
+            Column::Bytes(bytes) => literal(bytes.as_deref().map_or(Value::Null, Value::Bytes)),
+            Column::Text(words) | Column::Json(words) => literal(Value::text_or_null(words.as_deref())),
+        };
+        format!("{name} = {value}, ")
     };
-    let (paced_at, start_at) = (time(columns.paced_at_ms), time(columns.start_at_ms));
-    let values = [
-        ("paced_at", Value::Sql(&paced_at)),
-        ("paced_fence", int(columns.paced_fence)),
-        ("paced_place", columns.paced_place.as_deref().map_or(Value::Null, Value::Bytes)),
-        ("guard", int(columns.guard_ms)),
-        ("least", int(columns.at_least_ms)),
-        ("paced_who", Value::text_or_null(columns.paced_who.as_deref())),
-        ("paced_hold", Value::text_or_null(columns.paced_hold.as_deref())),
-        ("start_at", Value::Sql(&start_at)),
-        ("start_fence", int(columns.start_fence)),
-        ("start_stage", Value::text_or_null(columns.start_stage.as_deref())),
-        ("start_tries", int(columns.start_tries)),
-        ("start_window", int(columns.start_window_ms)),
-        ("start_who", Value::text_or_null(columns.start_who.as_deref())),
-        ("start_hold", Value::text_or_null(columns.start_hold.as_deref())),
-    ];
-    substitute(
-        "paced_at = :paced_at, paced_fence = :paced_fence, paced_place = :paced_place, guard_ms = :guard, at_least_ms = :least, \
-         paced_who = :paced_who, paced_hold = :paced_hold, start_at = :start_at, start_fence = :start_fence, start_stage = :start_stage, \
-         start_tries = :start_tries, start_window_ms = :start_window, start_who = :start_who, start_hold = :start_hold, ",
-        &values,
-    )
-}
-
-/// The columns of [`STARTS`].
-pub(super) fn read(fields: &mut Fields<'_>) -> Result<RunRecord> {
-    Ok(RunRecord::from(Columns {
-        paced_at_ms: fields.int_or_null()?,
-        paced_fence: fields.int_or_null()?,
-        paced_place: fields.text_or_null()?,
-        guard_ms: fields.int_or_null()?,
-        at_least_ms: fields.int_or_null()?,
-        paced_who: fields.text_or_null()?,
-        paced_hold: fields.text_or_null()?,
-        start_at_ms: fields.int_or_null()?,
-        start_fence: fields.int_or_null()?,
-        start_stage: fields.text_or_null()?,
-        start_tries: fields.int_or_null()?,
-        start_window_ms: fields.int_or_null()?,
-        start_who: fields.text_or_null()?,
-        start_hold: fields.text_or_null()?,
-    }))
+    columns(record).into_iter().map(assign).collect()
 }

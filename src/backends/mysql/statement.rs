@@ -1,11 +1,11 @@
-//! Statements as text with their values in them, so that several make one round trip.
+//! Fills values into statements, so that several statements make one round trip.
 //!
-//! A value can't end its literal: strings are written in hexadecimal, whatever the server's `sql_mode` and character
-//! sets are, and names between backticks that are doubled within.
+//! No value can end its literal under any `sql_mode` or character set: strings are in hexadecimal, and names between
+//! backticks that are doubled within.
 
 use std::fmt::Write as _;
 
-/// What stands in the place of a parameter.
+/// The value of a parameter.
 #[derive(Clone, Copy, Debug)]
 pub(super) enum Value<'a> {
     /// Bytes, compared as such.
@@ -14,9 +14,9 @@ pub(super) enum Value<'a> {
     Text(&'a str),
     /// A whole number.
     Int(i64),
-    /// The name of a table, or of a database and a table.
-    Name(&'a str),
-    /// SQL of ours.
+    /// The name of a table, or of a database and a table, and the end of the table's name.
+    Name(&'a str, &'static str),
+    /// A part of a statement.
     Sql(&'a str),
     /// NULL.
     Null,
@@ -35,11 +35,9 @@ impl<'a> Value<'a> {
             Self::Int(number) => {
                 let _ = write!(out, "{number}");
             }
-            Self::Name(name) => {
-                for (nth, part) in name.splitn(2, '.').enumerate() {
-                    let dot = if nth == 0 { "" } else { "." };
-                    let _ = write!(out, "{dot}`{}`", part.replace('`', "``"));
-                }
+            Self::Name(name, suffix) => {
+                let quoted: Vec<_> = name.splitn(2, '.').map(|part| part.replace('`', "``")).collect();
+                let _ = write!(out, "`{}{suffix}`", quoted.join("`.`"));
             }
             Self::Sql(sql) => out.push_str(sql),
             Self::Null => out.push_str("NULL"),
@@ -47,7 +45,7 @@ impl<'a> Value<'a> {
     }
 }
 
-/// A value by itself, as SQL.
+/// Returns a value by itself, as SQL.
 pub(super) fn literal(value: Value<'_>) -> String {
     let mut out = String::new();
     value.write(&mut out);
@@ -63,16 +61,16 @@ fn hex(out: &mut String, charset: &str, text: &str) {
     out.push('\'');
 }
 
-/// A template with each `:name` replaced by the value of that name, once, and without its comments.
+/// Returns a template with a value for each `:name`, without its comments. A `:name` in a value is left alone.
 ///
 /// # Panics
-/// If a name has no value, which is a mistake in a template of ours.
+/// If a name has no value, which is a mistake in a template of dlock.
 pub(super) fn fill(template: &str, values: &[(&str, Value<'_>)]) -> String {
     let lines = template.lines().map(str::trim).filter(|line| !line.starts_with("--") && !line.is_empty());
     lines.map(|line| substitute(line, values) + "\n").collect()
 }
 
-/// A line with its parameters replaced: see [`fill`].
+/// Replaces the parameters of a line: see [`fill`].
 pub(super) fn substitute(line: &str, values: &[(&str, Value<'_>)]) -> String {
     let mut out = String::with_capacity(line.len() * 2);
     let mut rest = line;
@@ -103,7 +101,7 @@ mod tests {
         let odd = "x' OR '1'='1'; -- :b \\";
         let sql = fill(
             "-- a comment :with\nSELECT :a, :b\n  FROM :table;\n",
-            &[("a", Value::Text(odd)), ("b", Value::Null), ("table", Value::Name("d`b.t.x"))],
+            &[("a", Value::Text(odd)), ("b", Value::Null), ("table", Value::Name("d`b.t.x", ""))],
         );
         assert_eq!(sql, "SELECT _utf8mb4 X'7827204F52202731273D2731273B202D2D203A62205C', NULL\nFROM `d``b`.`t.x`;\n");
         assert_eq!(fill(":n, :b", &[("n", Value::Int(-7)), ("b", Value::Bytes("\u{e9}"))]), "-7, X'C3A9'\n");

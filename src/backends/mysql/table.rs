@@ -1,151 +1,151 @@
-//! The lock table in MySQL's SQL: each step one round trip, each statement a transaction of its own.
+//! The lock table in MySQL's SQL. Each step is one round trip, and each statement is a transaction of its own.
 //!
-//! All of them judge by `UTC_TIMESTAMP(6)`, which is what ShedLock compares with and no time zone changes. Assignments are
-//! in an order in which none reads a column that was assigned before it, since MySQL sees the new value then.
+//! The statements judge by `UTC_TIMESTAMP(6)`, as ShedLock does, which no time zone changes. No assignment reads a column that an
+//! earlier assignment changed, since MySQL would see the new value.
 
 use super::{
-    bell,
-    connection::{Answer, Answers, Connection, Row},
+    chain,
+    connection::{Answer, Answers, Connection},
     failure, history,
     names::Tables,
-    reading::{Fields, RECORD},
+    reading::{RECORD, lock_row},
     starts::{self, Granting},
     statement::Value,
 };
 use crate::{
     backends::sql::{
-        self, Begin, LockRow, Plain, locked_by,
+        self, Begin, Fields, LockRow, Plain, Row, json, locked_by,
         row::{self, Write},
     },
-    lock::{Error, Kind, Metadata, Mode, Request, Result, Token, Ttl, Which},
+    lock::{Mode, Request, Result, Token, Ttl, Which},
 };
 
-/// The answer to what writes a row that says whether it was written.
+/// The number of the answer that says whether the row was written.
 const WRITTEN: usize = 2;
 
 /// A lock table over a session.
 pub(super) struct LockTable<'a> {
     pub session: &'a mut Connection,
     pub tables: &'a Tables,
-    /// Whether a holder keeps a gate beside its row.
-    pub gated: bool,
+    /// Whether a holder keeps an advisory lock next to its row.
+    pub locks: bool,
     pub noted: Noted,
 }
 
-/// What was found out on the way.
+/// Results of the last step besides its answer.
 #[derive(Default)]
 pub(super) struct Noted {
-    /// The row as the last step saw it, for the next one that would read it.
+    /// The row as the last step saw it, so that the next step need not read it.
     seen: Option<LockRow>,
-    /// The place in the queue.
-    pub place: Option<u32>,
-    /// What the bell of the row said that was read last, or written.
-    pub bell: i64,
-    /// What its document was then.
+    /// The position in the queue.
+    pub position: Option<u32>,
+    /// The wake-up counter of the row that was read or written last.
+    pub wake_ups: i64,
+    /// The document of that row.
     pub document: Option<String>,
 }
 
 impl LockTable<'_> {
-    /// Reads a row, and takes its gate if it is held by `owner`.
-    fn read_with_gate(&self, name: &str, owner: Option<&str>) -> String {
-        let gate = match owner {
-            Some(owner) if self.gated && !self.has_gate(name) => {
-                let gate = self.tables.gate(name);
+    /// Returns the SQL that reads a row, and takes its advisory lock if `owner` holds the lock.
+    fn read_and_lock(&self, name: &str, owner: Option<&str>) -> String {
+        let lock = match owner {
+            Some(owner) if self.locks && !self.has_advisory_lock(name) => {
+                let lock = self.tables.advisory_lock(name);
                 format!(
-                    "IF(owner = '{owner}' AND locked_by = '{owner}' AND document NOT LIKE '%\"d\":true%' AND lock_until > UTC_TIMESTAMP(6), GET_LOCK({gate}, 0), 0)"
+                    "IF(owner = '{owner}' AND locked_by = '{owner}' AND document NOT LIKE '%\"d\":true%' AND lock_until > UTC_TIMESTAMP(6), GET_LOCK({lock}, 0), 0)"
                 )
             }
             _ => "0".to_owned(),
         };
         let record = self.tables.fill(RECORD, &[]);
-        let values = [("record", Value::Sql(&record)), ("gate", Value::Sql(&gate)), ("name", Value::Bytes(name))];
+        let values = [("record", Value::Sql(&record)), ("gate", Value::Sql(&lock)), ("name", Value::Bytes(name))];
         self.tables.fill(include_str!("sql/read.sql"), &values)
     }
 
-    /// What [`LockTable::read_with_gate`] was answered.
+    /// Reads the answer to [`LockTable::read_and_lock`].
     fn noted(&mut self, name: &str, answer: Option<&Answer>) -> Result<Option<LockRow>> {
         let Some(row) = answer.and_then(|answer| answer.rows.first()) else { return Ok(None) };
         let mut fields = Fields::of(row);
-        let record = fields.record()?;
+        let record = lock_row(&mut fields)?;
         if fields.int_or_null()? == Some(1) {
-            self.session.gates.push(name.to_owned());
+            self.session.advisory_locks.push(name.to_owned());
         }
-        self.noted.bell = fields.int()?;
+        self.noted.wake_ups = fields.int()?;
         self.noted.document.clone_from(&record.document);
         Ok(Some(record))
     }
 
-    pub(super) fn has_gate(&self, name: &str) -> bool {
-        self.session.gates.iter().any(|gate| gate == name)
+    pub(super) fn has_advisory_lock(&self, name: &str) -> bool {
+        self.session.advisory_locks.iter().any(|held| held == name)
     }
 
-    /// Lets the next one through the gate, as SQL.
-    fn open_gate(&self, name: &str) -> String {
-        if self.has_gate(name) { format!("RELEASE_LOCK({})", self.tables.gate(name)) } else { "0".into() }
+    /// Returns the SQL that unlocks the advisory lock.
+    fn unlock(&self, name: &str) -> String {
+        if self.has_advisory_lock(name) { format!("RELEASE_LOCK({})", self.tables.advisory_lock(name)) } else { "0".into() }
     }
 
-    fn gate_is_open(&mut self, name: &str) {
-        self.session.gates.retain(|gate| gate != name);
+    fn is_unlocked(&mut self, name: &str) {
+        self.session.advisory_locks.retain(|held| held != name);
     }
 
-    /// The session that has a lock's gate, if another one has.
-    pub(super) async fn gate_keeper(&mut self, name: &str) -> Result<Option<i64>> {
-        if !self.gated || self.has_gate(name) {
+    /// Returns the other session that has a lock's advisory lock.
+    pub(super) async fn advisory_lock_holder(&mut self, name: &str) -> Result<Option<i64>> {
+        if !self.locks || self.has_advisory_lock(name) {
             return Ok(None);
         }
-        let answers = self.session.ask(&format!("SELECT IS_USED_LOCK({})", self.tables.gate(name))).await?;
+        let answers = self.session.ask(&format!("SELECT IS_USED_LOCK({})", self.tables.advisory_lock(name))).await?;
         Ok(rows(&answers, 0)?.first().map(|row| Fields::of(row).int_or_null()).transpose()?.flatten())
     }
 
-    /// Every held lock whose name starts with `start`, by name, and the plain waiters for those.
+    /// Returns every held lock whose name starts with `start`, in order, and their plain waiters.
     pub(super) async fn list(&mut self, start: &str) -> Result<(Vec<LockRow>, Vec<Plain>)> {
         let record = self.tables.fill(RECORD, &[]);
         let values = [("record", Value::Sql(&record)), ("start", Value::Bytes(start)), ("whole", Value::Int(0))];
         let batch = self.tables.fill(include_str!("sql/list.sql"), &values) + &self.tables.fill(include_str!("sql/queue.sql"), &values);
         let answers = self.session.ask(&batch).await?;
-        let records = rows(&answers, 0)?.iter().map(|row| Fields::of(row).record()).collect::<Result<_>>()?;
+        let records = rows(&answers, 0)?.iter().map(|row| lock_row(&mut Fields::of(row))).collect::<Result<_>>()?;
         Ok((records, waiters(&answers)?))
     }
 
-    /// The names that start so, by name.
+    /// Returns the names with this start, in order.
     pub(super) async fn known(&mut self, start: &str, which: Which) -> Result<Vec<String>> {
         let sql = self.tables.fill(&starts::known(":table", which), &[("start", Value::Bytes(start))]);
         rows(&self.session.ask(&sql).await?, 0)?.iter().map(|row| Fields::of(row).text()).collect()
     }
 
-    /// One lock, and its plain waiters.
+    /// Returns a lock's row, and its plain waiters.
     pub(super) async fn look(&mut self, name: &str) -> Result<(Option<LockRow>, Vec<Plain>)> {
         let values = [("start", Value::Bytes(name)), ("whole", Value::Int(1))];
-        let batch = self.read_with_gate(name, None) + &self.tables.fill(include_str!("sql/queue.sql"), &values);
+        let batch = self.read_and_lock(name, None) + &self.tables.fill(include_str!("sql/queue.sql"), &values);
         let answers = self.session.ask(&batch).await?;
         let record = self.noted(name, answers.first())?;
         Ok((record, waiters(&answers)?))
     }
 
-    /// Lets the next one through the gate, of a row that another client has.
+    /// Unlocks the advisory lock of a row that another client holds.
     pub(super) async fn pass_on(&mut self, name: &str) -> Result<()> {
-        if self.has_gate(name) {
-            let open = format!("DO {}", self.open_gate(name));
+        if self.has_advisory_lock(name) {
+            let open = format!("DO {}", self.unlock(name));
             self.session.ask(&open).await?;
-            self.gate_is_open(name);
+            self.is_unlocked(name);
         }
         Ok(())
     }
 
-    /// Takes a waiter out of the queue, and opens its gate if it has that. Whether there is a document where it may wait as well.
-    pub(super) async fn leave(&mut self, name: &str, token: &Token, gate: bool) -> Result<bool> {
-        let mut batch = if gate { format!("DO {};\n", self.open_gate(name)) } else { String::new() };
-        let rope = self.tables.rope(name, &token.hold_text());
-        if gate && self.session.ropes.contains(&rope) {
-            batch.extend([format!("DO RELEASE_LOCK({rope});\n")]);
+    /// Removes a waiter from the queue; with `unlock`, also unlocks its locks. Returns whether a document may have the waiter.
+    pub(super) async fn leave(&mut self, name: &str, token: &Token, unlock: bool) -> Result<bool> {
+        let mut batch = if unlock { format!("DO {};\n", self.unlock(name)) } else { String::new() };
+        let chain_lock = self.tables.chain_lock(name, &token.hold_text());
+        if unlock && self.session.chain_locks.contains(&chain_lock) {
+            batch.extend([format!("DO RELEASE_LOCK({chain_lock});\n")]);
         }
         let document = "SELECT 1 FROM :table WHERE name = :name AND document IS NOT NULL;";
         batch += &self.tables.fill(document, &[("name", Value::Bytes(name))]);
         let first = batch.lines().count() - 1;
         let answers = self.session.ask(&(batch + &leaving(self.tables, name, token))).await?;
-        if gate {
-            self.gate_is_open(name);
-            self.session.ropes.retain(|other| *other != rope);
+        if unlock {
+            self.is_unlocked(name);
+            self.session.chain_locks.retain(|other| *other != chain_lock);
         }
         Ok(!rows(&answers, first)?.is_empty())
     }
@@ -154,8 +154,8 @@ impl LockTable<'_> {
         if self.session.idle_limit == Some(seconds) { String::new() } else { format!("SET SESSION wait_timeout = {seconds};\n") }
     }
 
-    /// Takes the row for a fresh exclusive hold, creating it if need be, unless it is held or of another layout, a start in it may be in
-    /// the way, or it has a document. Puts a request that waits into the queue where the lock is held.
+    /// Takes the row for a fresh exclusive hold, or creates the row. Returns `None` if the row is held, has another layout or a document,
+    /// or has a run record that may deny the grant. Puts a waiting request into the queue if the lock is held.
     pub(super) async fn grant(&mut self, name: &str, request: &Request) -> Result<Option<LockRow>> {
         let (owner, root, metadata) = (locked_by(&request.token), request.token.hold_text(), json(request.metadata.as_ref())?);
         let document = row::granted(request);
@@ -175,13 +175,13 @@ impl LockTable<'_> {
         let mut batch = self.before(idle);
         let first = usize::from(!batch.is_empty());
         batch += &self.tables.fill(include_str!("sql/grant.sql"), &values);
-        let read = self.read_with_gate(name, Some(&owner));
+        let read = self.read_and_lock(name, Some(&owner));
         batch += &read;
         if request.waiting {
             batch += &join(self.tables, name, request, true)?;
-            batch += &place(self.tables, name, request);
+            batch += &position(self.tables, name, request);
         }
-        // An acquire that is given up must not arrive when its answer is no longer waited for; a release may.
+        // An acquire that is given up must not arrive later.
         self.session.drop_unsent_on_close(true);
         let answers = self.session.ask(&batch).await?;
         self.session.idle_limit = Some(idle);
@@ -191,7 +191,7 @@ impl LockTable<'_> {
             let batch = self.tables.fill(include_str!("sql/insert.sql"), &values) + &read;
             let Answers { answers, server_error } = self.session.try_ask(&batch).await?;
             match server_error {
-                // Another client was quicker.
+                // Another client created the row first.
                 Some(server_error) if server_error.number == failure::DUPLICATE => {}
                 Some(server_error) => return Err(failure::refused(&server_error, !answers.is_empty())),
                 None => (found, granted) = (self.noted(name, answers.get(1))?, true),
@@ -203,13 +203,13 @@ impl LockTable<'_> {
         }
         self.noted.seen = found;
         if request.waiting {
-            let place = rows(&answers, first + 3)?.first().map(|row| Fields::of(row).int()).transpose()?;
-            self.noted.place = place.and_then(|place| u32::try_from(place).ok()).filter(|place| *place > 0);
+            let position = rows(&answers, first + 3)?.first().map(|row| Fields::of(row).int()).transpose()?;
+            self.noted.position = position.and_then(|position| u32::try_from(position).ok()).filter(|position| *position > 0);
         }
         Ok(None)
     }
 
-    /// Extends a hold that has the lock alone, unless the row was changed since, or that would shorten the hold.
+    /// Extends an exclusive hold. Returns `None` if the row was changed since, or the hold would become shorter.
     pub(super) async fn extend(&mut self, row: &LockRow, ttl: Ttl) -> Result<Option<LockRow>> {
         let values = [
             ("name", Value::Bytes(&row.name)),
@@ -217,7 +217,7 @@ impl LockTable<'_> {
             ("revision", Value::Int(row.revision)),
             ("ttl", Value::Int(sql::ms(ttl))),
         ];
-        let batch = self.tables.fill(include_str!("sql/extend.sql"), &values) + &self.read_with_gate(&row.name, Some(&row.locked_by));
+        let batch = self.tables.fill(include_str!("sql/extend.sql"), &values) + &self.read_and_lock(&row.name, Some(&row.locked_by));
         let answers = self.session.ask(&batch).await?;
         let record = self.noted(&row.name, answers.get(1))?;
         if answers.first().is_some_and(|answer| answer.matched > 0) && record.as_ref().is_some_and(|now| now.locked_by == row.locked_by) {
@@ -227,41 +227,41 @@ impl LockTable<'_> {
         Ok(None)
     }
 
-    /// The row as it is, or as the step before has just seen it.
+    /// Reads a row, or returns it as the previous step has just seen it.
     pub(super) async fn read(&mut self, name: &str) -> Result<Option<LockRow>> {
         if let Some(seen) = self.noted.seen.take() {
             return Ok(Some(seen));
         }
-        let answers = self.session.ask(&self.read_with_gate(name, None)).await?;
+        let answers = self.session.ask(&self.read_and_lock(name, None)).await?;
         self.noted(name, answers.first())
     }
 
-    /// Makes a row for a lock that was never taken, which is free; nothing if there is one.
+    /// Creates a free row for a lock that was never taken. Does nothing if there is a row.
     pub(super) async fn create(&mut self, name: &str) -> Result<()> {
         let values = [("name", Value::Bytes(name))];
         self.session.ask(&self.tables.fill(include_str!("sql/create.sql"), &values)).await.map(|_| ())
     }
 
-    /// The plain waiters for one lock.
+    /// Returns the plain waiters for one lock.
     pub(super) async fn queue(&mut self, name: &str) -> Result<Vec<Plain>> {
         let values = [("start", Value::Bytes(name)), ("whole", Value::Int(1))];
         let answers = self.session.ask(&self.tables.fill(include_str!("sql/queue.sql"), &values)).await?;
         rows(&answers, 0)?.iter().map(|row| Fields::of(row).plain()).collect()
     }
 
-    /// Writes a row back. False, and nothing was done, if it is not as it was read, or it is too late.
+    /// Writes a row back. Returns false, with nothing changed, if the row changed since it was read, or it is too late.
     pub(super) async fn write(&mut self, write: &Write) -> Result<bool> {
         let Write { was, is, .. } = write;
         let name = &*was.name;
         let wake: Vec<_> = write.wake.iter().chain(&write.plain).collect();
         let ring = i64::from(!wake.is_empty());
-        let (tables, gated) = (self.tables, self.gated);
-        let mut bells = wake.into_iter().filter(|_| gated).map(|hold| bell::ring(tables, name, hold));
+        let (tables, locks) = (self.tables, self.locks);
+        let mut wakes = wake.into_iter().filter(|_| locks).map(|hold| chain::wake(tables, name, hold));
         let alone = write.granted.as_ref().filter(|request| request.mode == Mode::Exclusive);
-        let takes_gate = gated && !self.has_gate(name) && alone.is_some_and(|request| !request.detached);
-        let gate = if takes_gate { format!("IF(@dlock_written > 0, GET_LOCK({}, 0), 0)", tables.gate(name)) } else { "0".into() };
-        let open = if write.frees() { self.open_gate(name) } else { "0".into() };
-        let mut rest = format!("SELECT @dlock_written, {gate};\nDO IF(@dlock_written > 0, {open}, 0);\n");
+        let takes_lock = locks && !self.has_advisory_lock(name) && alone.is_some_and(|request| !request.detached);
+        let lock = if takes_lock { format!("IF(@dlock_written > 0, GET_LOCK({}, 0), 0)", tables.advisory_lock(name)) } else { "0".into() };
+        let open = if write.frees() { self.unlock(name) } else { "0".into() };
+        let mut rest = format!("SELECT @dlock_written, {lock};\nDO IF(@dlock_written > 0, {open}, 0);\n");
         let idle = alone.map(|request| idle_limit(request.ttl));
         rest.extend(idle.map(|idle| self.before(idle)));
         rest += &history::ended(tables, name, &write.past)?;
@@ -269,13 +269,13 @@ impl LockTable<'_> {
             let values = [("name", Value::Bytes(name)), ("hold", Value::Text(hold))];
             rest += &tables.fill("DELETE FROM :waiters WHERE name = :name AND hold = :hold AND @dlock_written > 0;", &values);
         }
-        let rope = self.rope_of(write);
-        if let Some((rope, keeps)) = &rope {
-            let function = if *keeps { format!("GET_LOCK({rope}, 0)") } else { format!("RELEASE_LOCK({rope})") };
+        let chain_lock = self.chain_lock_of(write);
+        if let Some((chain_lock, keeps)) = &chain_lock {
+            let function = if *keeps { format!("GET_LOCK({chain_lock}, 0)") } else { format!("RELEASE_LOCK({chain_lock})") };
             rest.extend([format!("DO IF(@dlock_written > 0, {function}, 0);\n")]);
         }
-        rest.extend(bells.next());
-        // As with `grant`: a hold that is given up must not be taken when the answer is no longer waited for.
+        rest.extend(wakes.next());
+        // As in `grant`: a grant that is given up must not arrive later.
         self.session.drop_unsent_on_close(write.granted.is_some());
         let mut answered = self.session.try_ask(&(write_sql(tables, write, ring, include_str!("sql/write.sql")) + &rest)).await?;
         if answered.answers.get(WRITTEN).is_none() && self.session.interrupted {
@@ -288,45 +288,45 @@ impl LockTable<'_> {
             return Err(server_error.map_or_else(failure::unreadable, |server_error| failure::refused(&server_error, begun)));
         };
         let mut fields = Fields::of(row);
-        // What comes after it is remembered, forgotten and woken, which is no failure of the rest.
+        // Later statements write the history and wake waiters; their failure is no failure of the write.
         if fields.int()? <= 0 {
             return Ok(false);
         }
         if fields.int_or_null()? == Some(1) {
-            self.session.gates.push(name.to_owned());
+            self.session.advisory_locks.push(name.to_owned());
         }
         self.session.idle_limit = idle.or(self.session.idle_limit);
-        if let Some((rope, keeps)) = rope {
-            self.session.ropes.retain(|other| *other != rope);
-            self.session.ropes.extend(keeps.then_some(rope));
+        if let Some((chain_lock, keeps)) = chain_lock {
+            self.session.chain_locks.retain(|other| *other != chain_lock);
+            self.session.chain_locks.extend(keeps.then_some(chain_lock));
         }
-        self.noted.bell += ring;
+        self.noted.wake_ups += ring;
         self.noted.document.clone_from(&is.document);
         if write.frees() {
-            self.gate_is_open(name);
+            self.is_unlocked(name);
         }
-        for bell in bells {
-            // Done is what was asked for, whatever becomes of this.
-            let _ = self.session.try_ask(&bell).await;
+        for wake in wakes {
+            // The row is written; a failure only delays the waiter.
+            let _ = self.session.try_ask(&wake).await;
         }
         Ok(true)
     }
 
-    /// The rope of a hold in the document that a write takes or lets go, and whether it is taken.
-    fn rope_of(&self, write: &Write) -> Option<(String, bool)> {
+    /// Returns the chain lock that a write locks or unlocks for a hold in the document, and whether it locks.
+    fn chain_lock_of(&self, write: &Write) -> Option<(String, bool)> {
         let (hold, granted) = match (&write.granted, &write.releases) {
             (Some(request), _) if request.mode != Mode::Exclusive && !request.detached => (request.token.hold_text(), true),
             (None, Some(token)) if write.was.is_shared() => (token.hold_text(), false),
             _ => return None,
         };
-        let rope = self.tables.rope(&write.was.name, &hold);
-        let has = self.session.ropes.contains(&rope);
+        let chain_lock = self.tables.chain_lock(&write.was.name, &hold);
+        let has = self.session.chain_locks.contains(&chain_lock);
         let keeps = granted || (has && write.is.document.as_ref().is_some_and(|document| document.contains(&hold)));
-        (self.gated && has != keeps).then_some((rope, keeps))
+        (self.locks && has != keeps).then_some((chain_lock, keeps))
     }
 }
 
-/// What writes a row back, as SQL.
+/// Returns the SQL that writes a row back.
 fn write_sql(tables: &Tables, write: &Write, ring: i64, template: &str) -> String {
     let Write { was, is, .. } = write;
     let time = |us: i64| format!("TIMESTAMPADD(MICROSECOND, {us}, '1970-01-01 00:00:00.000000')");
@@ -353,7 +353,7 @@ fn write_sql(tables: &Tables, write: &Write, ring: i64, template: &str) -> Strin
     tables.fill(template, &values)
 }
 
-/// Puts a waiter into the queue: with `leased`, only if another client has the lease.
+/// Returns the SQL that puts a waiter into the queue; with `leased`, only if another client has the lease.
 pub(super) fn join(tables: &Tables, name: &str, request: &Request, leased: bool) -> Result<String> {
     let (owner, root, metadata) = (locked_by(&request.token), request.token.hold_text(), json(request.metadata.as_ref())?);
     let values = [
@@ -366,27 +366,21 @@ pub(super) fn join(tables: &Tables, name: &str, request: &Request, leased: bool)
     Ok(tables.fill(include_str!("sql/join.sql"), &values))
 }
 
-/// Asks for a waiter's place in the queue.
-pub(super) fn place(tables: &Tables, name: &str, request: &Request) -> String {
+/// Returns the SQL for a waiter's position in the queue.
+pub(super) fn position(tables: &Tables, name: &str, request: &Request) -> String {
     let root = request.token.hold_text();
-    tables.fill(include_str!("sql/place.sql"), &[("name", Value::Bytes(name)), ("root", Value::Text(&root))])
+    tables.fill(include_str!("sql/position.sql"), &[("name", Value::Bytes(name)), ("root", Value::Text(&root))])
 }
 
-/// Takes a waiter out of the queue.
+/// Returns the SQL that removes a waiter from the queue.
 pub(super) fn leaving(tables: &Tables, name: &str, token: &Token) -> String {
     tables.fill(include_str!("sql/leave.sql"), &[("name", Value::Bytes(name)), ("root", Value::Text(&token.hold_text()))])
 }
 
-/// After how many seconds of silence the server ends a session: twice the lease, so that a frozen client doesn't keep
-/// a gate for much longer than its lock.
+/// Returns the seconds of silence after which the server ends a session: twice the lease, so that a frozen client doesn't keep
+/// an advisory lock for much longer than its lock.
 fn idle_limit(ttl: Ttl) -> u32 {
     u32::try_from(ttl.get().as_secs().saturating_mul(2).saturating_add(1)).unwrap_or(u32::MAX).clamp(2, 31_536_000)
-}
-
-/// What people say of themselves, as columns have it.
-pub(super) fn json(metadata: Option<&Metadata>) -> Result<Option<String>> {
-    let write = |metadata| serde_json::to_string(metadata);
-    metadata.map(write).transpose().map_err(|error| Error::new(Kind::Internal, "the metadata can't be written").source(error))
 }
 
 fn rows(answers: &[Answer], nth: usize) -> Result<&[Row]> {

@@ -1,36 +1,35 @@
-//! What in a server's setup endangers locks, for people: `dlock init` reports it.
+//! Settings of a server that endanger locks, which `dlock init` and `dlock doctor` report.
 
-use sqlx::Row as _;
-
-use super::{connection::Session, names::Tables, options::Options, statement::Value};
+use super::{connection::PostgresSession, names::Tables, options::PostgresOptions, session_lock::IDLE_SESSION_TIMEOUT, statement::Value};
 use crate::{
-    backends::sql::rights,
+    backends::sql::{Fields, Row, SqlMode, rights},
     lock::{Error, Finding, Kind, Notice, Result},
 };
 
-/// Whether something between us and the server hands its sessions out by the transaction, as pgbouncer does.
+/// Whether a pooler between dlock and the server reassigns sessions per transaction, as PgBouncer does.
 ///
-/// A server names at the login the process that serves the session, a pooler a number of its own; and a server sees our own
-/// port on its side of the connection. If neither is so, a second session tells: a pool lends it the process that ours has
-/// just let go of, while a server never has two sessions in one process.
-pub(super) async fn is_pooled(session: &mut Session, options: &Options) -> Result<bool> {
+/// At the login a server names the process that serves the session, and a pooler a number of its own; and a server sees this client's
+/// port on its side of the connection. If neither matches, a second session decides: a pooler lends it the process that the first session
+/// has just used, while a server never has two sessions in one process.
+pub(super) async fn is_pooled(session: &mut PostgresSession, options: &PostgresOptions) -> Result<bool> {
     let row = session.query_one("SELECT pg_backend_pid(), coalesce(inet_client_port(), 0), version()", &[]).await?;
-    let (pid, port): (i32, i32) = (row.get(0), row.get(1));
-    is_postgres(row.get(2))?;
-    if pid == session.pid() || session.local_port().is_some_and(|ours| i32::from(ours) == port) {
+    let mut fields = Fields::of(&row);
+    let (pid, port) = (fields.int()?, fields.int()?);
+    is_postgres(&fields.text()?)?;
+    if pid == i64::from(session.pid()) || session.local_port().is_some_and(|ours| i64::from(ours) == port) {
         return Ok(false);
     }
-    let mut other = Session::open(&options.sql).await?;
+    let mut other = PostgresSession::open(&options.sql).await?;
     let row = other.query_one("SELECT pg_backend_pid()", &[]).await?;
     let again = session.query_one("SELECT pg_backend_pid()", &[]).await?;
-    Ok(row.get::<i32, _>(0) == pid || again.get::<i32, _>(0) != pid)
+    Ok(Fields::of(&row).int()? == pid || Fields::of(&again).int()? != pid)
 }
 
-/// Refuses what only speaks as PostgreSQL does: CockroachDB's `pg_try_advisory_lock` says yes to every client
+/// Refuses servers that only speak PostgreSQL's protocol: CockroachDB's `pg_try_advisory_lock` says yes to every client
 /// (<https://github.com/cockroachdb/cockroach/issues/13546>).
 ///
 /// # Errors
-/// What it is.
+/// The name of that server.
 pub(super) fn is_postgres(version: &str) -> Result<()> {
     if version.starts_with("PostgreSQL ") {
         return Ok(());
@@ -40,8 +39,8 @@ pub(super) fn is_postgres(version: &str) -> Result<()> {
         .hint("name a PostgreSQL server in the URL"))
 }
 
-/// A warning about a database whose encoding lacks characters.
-pub(super) fn encoding(session: &Session) -> Option<Finding> {
+/// Returns a warning about a database whose encoding lacks characters.
+pub(super) fn encoding(session: &PostgresSession) -> Option<Finding> {
     let risk = "a key with other characters is refused, and the notes of a hold lose them";
     session.is_narrow().then(|| {
         Finding::warn("encoding", "the database's encoding does not have all characters", risk)
@@ -49,16 +48,16 @@ pub(super) fn encoding(session: &Session) -> Option<Finding> {
     })
 }
 
-/// Where the lock table is, and a warning if another table of its name would be found with another search_path.
-pub(super) async fn place(session: &mut Session, tables: &Tables) -> Result<(String, Option<Finding>)> {
+/// Returns the lock table's full name, and a warning if another search_path would find another table of that name.
+pub(super) async fn place(session: &mut PostgresSession, tables: &Tables) -> Result<(String, Option<Finding>)> {
     let (bare, qualified) = tables.bare();
     let sql = "SELECT current_database()::text, n.nspname::text, k.oid IS NOT DISTINCT FROM to_regclass($1)::oid
                  FROM pg_class AS k JOIN pg_namespace AS n ON n.oid = k.relnamespace
                 WHERE k.relname = $2 AND k.relkind IN ('r', 'p')
                   AND EXISTS (SELECT FROM pg_attribute AS a WHERE a.attrelid = k.oid AND a.attname = 'lock_until') ORDER BY 2";
     let rows = session.query(sql, &[Value::Text(&tables.quoted("")), Value::Text(bare)]).await?;
-    let name = |row: &sqlx::postgres::PgRow| format!("{}.{}.{bare}", row.get::<&str, _>(0), row.get::<&str, _>(1));
-    let (ours, others): (Vec<_>, Vec<_>) = rows.iter().partition(|row| row.get::<bool, _>(2));
+    let name = |row: &Row| format!("{}.{}.{bare}", row.at(0), row.at(1));
+    let (ours, others): (Vec<_>, Vec<_>) = rows.iter().partition(|row| row.at(2) == "t");
     let ours = ours.first().map_or_else(|| tables.quoted(""), |row| name(row));
     if qualified || others.is_empty() {
         return Ok((ours, None));
@@ -71,8 +70,8 @@ pub(super) async fn place(session: &mut Session, tables: &Tables) -> Result<(Str
 
 const SETTINGS: &str = "SELECT name, setting FROM pg_settings WHERE name = ANY($1)";
 
-/// What is worth telling of the server's settings.
-pub(super) async fn examine(session: &mut Session, tables: &Tables) -> Result<Vec<Notice>> {
+/// Returns the notices about the server's settings.
+pub(super) async fn examine(session: &mut PostgresSession, tables: &Tables, mode: SqlMode) -> Result<Vec<Notice>> {
     let (_, others) = place(session, tables).await?;
     let bad = settings(session).await?.into_iter().chain(encoding(session)).chain(others).filter(rights::is_bad);
     let notice = |found: Finding| Notice {
@@ -80,15 +79,23 @@ pub(super) async fn examine(session: &mut Session, tables: &Tables) -> Result<Ve
         text: found.risk.map_or_else(|| found.text.clone(), |risk| format!("{}: {risk}", found.text)),
         hint: found.fix,
     };
-    Ok(bad.map(notice).collect())
+    let mut notices: Vec<_> = bad.map(notice).collect();
+    if mode == SqlMode::Advisory && session.version < IDLE_SESSION_TIMEOUT {
+        notices.push(Notice {
+            warning: true,
+            text: "before version 14 the server ends the session of a frozen holder never, and of a vanished one late".into(),
+            hint: Some("?mode=lease ends with its TTL on any version".into()),
+        });
+    }
+    Ok(notices)
 }
 
-/// What the server's settings make of locks: of [`super::examine::CHECKS`] those about durability, isolation and role.
-pub(super) async fn settings(session: &mut Session) -> Result<Vec<Finding>> {
+/// Returns the findings about durability, isolation and role, of [`super::examine::CHECKS`].
+pub(super) async fn settings(session: &mut PostgresSession) -> Result<Vec<Finding>> {
     let asked = ["fsync", "full_page_writes", "synchronous_commit", "default_transaction_read_only", "default_transaction_isolation"];
     let asked: Vec<String> = asked.map(str::to_owned).into();
     let rows = session.query(SETTINGS, &[Value::Texts(&asked)]).await?;
-    let of = |name: &str| rows.iter().find(|row| row.get::<&str, _>(0) == name).map_or("", |row| row.get(1));
+    let of = |name: &str| rows.iter().find(|row| row.at(0) == name).map_or("", |row| row.at(1));
     let mut found = Vec::new();
     found.push(if of("fsync") == "off" || of("full_page_writes") == "off" {
         let risk = "a crash of the server's machine can lose locks that are held";
@@ -108,7 +115,7 @@ pub(super) async fn settings(session: &mut Session) -> Result<Vec<Finding>> {
         Finding::ok("isolation", format!("default_transaction_isolation {isolation}"))
     });
     let standby = session.query_one("SELECT pg_is_in_recovery()", &[]).await?;
-    found.push(if standby.get(0) {
+    found.push(if standby.at(0) == "t" {
         Finding::not_safe("role", "the server is a standby", "locks can't be taken").fix("name the primary in the URL")
     } else if of("default_transaction_read_only") == "on" {
         Finding::not_safe("role", "default_transaction_read_only is on", "locks can't be taken")

@@ -1,8 +1,8 @@
-//! One session: opening it, asking over it, and what the server says unasked.
+//! One session: opens it, runs statements over it, and receives the server's unsolicited messages.
 //!
-//! It never reconnects and knows no time limits. After a question that was dropped half-way, the next one first awaits what is
-//! still to come of it ([`Session::is_alive`]); where that may take long or never come, another session is the better one
-//! ([`Session::is_open`]), and dropping this one closes its socket at once.
+//! A session never reconnects and knows no time limits. After a dropped request, the next request first awaits the rest of the
+//! answer ([`Session::is_alive`]). Where that may take long, another session is better ([`Session::is_open`]); dropping this
+//! session closes its socket at once.
 
 use std::{
     borrow::Cow,
@@ -16,7 +16,7 @@ use std::{
 
 use futures_util::TryStreamExt as _;
 use sqlx::{
-    AssertSqlSafe, ConnectOptions as _, Either, PgConnection,
+    AssertSqlSafe, ConnectOptions as _, Either, PgConnection, Row as _,
     postgres::{PgConnectOptions, PgRow, PgSslMode},
 };
 use tokio::sync::Notify;
@@ -29,7 +29,10 @@ use super::{
     tls::Tls,
 };
 use crate::{
-    backends::{net, sql::Options},
+    backends::{
+        net,
+        sql::{Row, Session, SqlOptions},
+    },
     lock::{Error, Kind, Result, random},
 };
 
@@ -37,7 +40,7 @@ use crate::{
 #[derive(Default)]
 pub(super) struct Unasked {
     /// Notified by each notification of the server.
-    pub rung: Notify,
+    pub notified: Notify,
     /// The server's process.
     pub pid: AtomicI32,
     /// The database's encoding lacks some characters.
@@ -75,7 +78,7 @@ pub(super) const CLIENT_CHECK: u32 = 140_000;
 
 /// The identity of a session: no server gives the name to another session, not even after a restart.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) struct Known {
+pub(super) struct SessionId {
     /// The server's process.
     pid: i32,
     /// The `application_name`.
@@ -83,7 +86,7 @@ pub(super) struct Known {
 }
 
 /// An open session.
-pub(super) struct Session {
+pub struct PostgresSession {
     name: String,
     driver: PgConnection,
     passing: Passing,
@@ -91,15 +94,15 @@ pub(super) struct Session {
     socket: OwnedFd,
     /// The server's version as in `server_version_num`.
     pub version: u32,
-    /// A statement is on its way, or was dropped there.
+    /// A request is under way, or was dropped while it was.
     asking: bool,
-    /// Discard data that was sent but not delivered yet, when the session closes.
+    /// Whether closing the session discards data that was sent but not delivered yet.
     pub drop_unsent: bool,
 }
 
-impl Session {
+impl PostgresSession {
     /// Connects and logs in. A server that lacks what the statements need is refused.
-    pub(super) async fn open(options: &Options) -> Result<Self> {
+    pub(super) async fn open(options: &SqlOptions) -> Result<Self> {
         let session = Self::open_to_look(options).await?;
         if (1..OLDEST).contains(&session.version) {
             let version = session.version / 10_000;
@@ -109,8 +112,8 @@ impl Session {
         Ok(session)
     }
 
-    /// As [`Session::open`], but refuses no server.
-    pub(super) async fn open_to_look(options: &Options) -> Result<Self> {
+    /// As [`PostgresSession::open`], but refuses no server.
+    pub(super) async fn open_to_look(options: &SqlOptions) -> Result<Self> {
         let tls = Tls::new(options)?;
         let (mut stream, socket) = dial::dial(&options.server).await?;
         if let Some(tls) = tls {
@@ -127,16 +130,6 @@ impl Session {
         Ok(Self { name, driver, passing, unasked, socket, version, asking: false, drop_unsent: false })
     }
 
-    /// Whether the session is open and no statement is on its way.
-    pub(super) fn is_open(&self) -> bool {
-        !self.asking && self.is_alive()
-    }
-
-    /// Whether the session is not known to be over, even if a statement is on its way.
-    pub(super) fn is_alive(&self) -> bool {
-        !self.unasked.is_over()
-    }
-
     /// Returns the server's unsolicited messages.
     pub(super) fn unasked(&self) -> Arc<Unasked> {
         Arc::clone(&self.unasked)
@@ -148,21 +141,21 @@ impl Session {
     }
 
     /// Returns this session's identity, for a later session that ends it.
-    pub(super) fn known(&self) -> Known {
-        Known { pid: self.pid(), name: self.name.clone() }
+    pub(super) fn id(&self) -> SessionId {
+        SessionId { pid: self.pid(), name: self.name.clone() }
     }
 
     /// Ends a session of this process that did not answer. The server reuses process numbers, so the session's name identifies it.
-    pub(super) async fn end_other(&mut self, other: &Known) -> Result<()> {
-        let Known { pid, name } = other;
-        self.end_process(*pid, &format!("application_name = '{name}' AND usename = session_user")).await
+    pub(super) async fn end_other(&mut self, other: &SessionId) -> Result<()> {
+        let SessionId { pid, name } = other;
+        self.end_process((*pid).into(), &format!("application_name = '{name}' AND usename = session_user")).await
     }
 
     /// Ends the session of a process, if it is the one that `which` says, and waits in the server until it has ended.
     ///
-    /// Closing its socket is not enough: the server looks at that when it has nothing else to do. Nor is cancelling: it does
-    /// nothing to a statement that was not read yet, and hits the next one if it is late itself. A session's end is final.
-    pub(super) async fn end_process(&mut self, pid: i32, which: &str) -> Result<()> {
+    /// Closing the session's socket is not enough: a busy server does not check the socket. Cancelling is not enough either: it ignores
+    /// a statement that the server has not read yet, and a late cancel hits the next statement. A session's end is final.
+    pub(super) async fn end_process(&mut self, pid: i64, which: &str) -> Result<()> {
         self.run(&format!(
             "DO $$BEGIN
                IF EXISTS (SELECT FROM pg_stat_activity WHERE pid = {pid} AND {which}) AND pg_terminate_backend({pid}) THEN
@@ -178,7 +171,7 @@ impl Session {
         .map(|_| ())
     }
 
-    /// Words of people, as the database can keep them: no job is kept from running by a character that its encoding lacks.
+    /// Returns a user's text with `?` for characters that the database's encoding lacks: such a character must not stop a job.
     pub(super) fn words<'a>(&self, text: &'a str) -> Cow<'a, str> {
         if text.is_ascii() || !self.is_narrow() {
             return text.into();
@@ -191,13 +184,13 @@ impl Session {
         self.unasked.narrow.load(Ordering::SeqCst)
     }
 
-    /// What has the server look, while the statements after it wait for others, whether we are still there: a grant must not come when its
-    /// client is dead. To be sent with them.
+    /// Returns SQL that makes the server check whether this client is still connected while later statements of the same request wait: a
+    /// dead client must not be granted a lock.
     pub(super) fn look_for_client(&self) -> &'static str {
         if self.version < CLIENT_CHECK {
             return "";
         }
-        // Others refuse the setting.
+        // Other systems refuse the setting.
         "SELECT set_config('client_connection_check_interval', '500ms', true) WHERE version() LIKE '%linux%';\n"
     }
 
@@ -207,56 +200,58 @@ impl Session {
         std::net::SocketAddr::try_from(address).ok().map(|address| address.port())
     }
 
-    /// Closes the session once it is put away: it is in the midst of a transaction that failed.
+    /// Has the session closed instead of used again: its transaction has failed.
     pub(super) fn spoil(&mut self) {
         self.asking = true;
     }
 
-    /// The socket once more.
-    pub(super) fn lifeline(&self) -> std::io::Result<OwnedFd> {
-        self.socket.as_fd().try_clone_to_owned()
-    }
-
-    /// Has the kernel notice within `limit` that the server's host is gone. A denial only costs time.
+    /// Makes the kernel notice within `limit` that the server's host is gone. A failure only costs time.
     pub(super) fn keep_alive(&self, limit: Duration) {
         let _ = net::keep_alive(&self.socket, limit);
     }
 
-    /// Runs statements in one round trip, `$n` in them being the nth value, as one transaction unless they say otherwise. The
+    /// Runs statements in one round trip, with the nth value for `$n`, as one transaction unless they say otherwise. Returns the
     /// rows of the last one.
-    pub(super) async fn query(&mut self, sql: &str, values: &[Value<'_>]) -> Result<Vec<PgRow>> {
+    pub(super) async fn query(&mut self, sql: &str, values: &[Value<'_>]) -> Result<Vec<Row>> {
         self.run(&fill(sql, values)).await
     }
 
-    /// As [`Session::query`], of statements as they are.
-    pub(super) async fn run(&mut self, sql: &str) -> Result<Vec<PgRow>> {
+    /// As [`PostgresSession::query`], for statements without parameters.
+    pub(super) async fn run(&mut self, sql: &str) -> Result<Vec<Row>> {
         self.asking = true;
         let answer = self.ask(sql).await;
         self.asking = answer.as_ref().is_err_and(|error| error.as_database_error().is_none_or(failure::ends_session));
         answer.map_err(failure::statement)
     }
 
-    async fn ask(&mut self, sql: &str) -> Result<Vec<PgRow>, sqlx::Error> {
+    async fn ask(&mut self, sql: &str) -> Result<Vec<Row>, sqlx::Error> {
         let (mut last, mut current) = (Vec::new(), Vec::new());
         let mut answers = sqlx::raw_sql(AssertSqlSafe(sql)).fetch_many(&mut self.driver);
         while let Some(answer) = answers.try_next().await? {
             match answer {
-                Either::Right(row) => current.push(row),
+                Either::Right(row) => current.push(values(&row)?),
                 Either::Left(_) => last = std::mem::take(&mut current),
             }
         }
         Ok(last)
     }
 
-    /// One row of an answer that has one.
-    pub(super) async fn query_one(&mut self, sql: &str, values: &[Value<'_>]) -> Result<PgRow> {
+    /// Returns the row of an answer that has exactly one.
+    pub(super) async fn query_one(&mut self, sql: &str, values: &[Value<'_>]) -> Result<Row> {
         let mut rows = self.query(sql, values).await?;
         rows.pop().ok_or_else(|| Error::new(Kind::Data, "the server's answer has no row"))
     }
 }
 
-/// By way of the relay. What sqlx would take from the environment is set, or of no use on a Unix socket.
-fn login(options: &Options, folder: &str, name: &str) -> PgConnectOptions {
+/// The values of a row, which are text in the simple protocol.
+fn values(row: &PgRow) -> Result<Row, sqlx::Error> {
+    let value = |column| Ok(row.try_get_unchecked::<Option<String>, _>(column)?.map(String::into_bytes));
+    let values = (0..row.len()).map(value).collect::<Result<_, sqlx::Error>>()?;
+    Ok(Row { values, unreadable: failure::malformed })
+}
+
+/// Returns the options for a login through the relay. None of them comes from the environment.
+fn login(options: &SqlOptions, folder: &str, name: &str) -> PgConnectOptions {
     let mut login = PgConnectOptions::new_without_pgpass()
         .socket(folder)
         .port(PORT)
@@ -264,7 +259,7 @@ fn login(options: &Options, folder: &str, name: &str) -> PgConnectOptions {
         .username(options.user.as_deref().unwrap_or("postgres"))
         .password(options.password.as_ref().map_or("", |password| password.reveal()))
         .application_name(name)
-        // Poolers refuse it.
+        // Poolers refuse this setting.
         .extra_float_digits(None)
         .disable_statement_logging();
     if let Some(database) = &options.database {
@@ -273,11 +268,29 @@ fn login(options: &Options, folder: &str, name: &str) -> PgConnectOptions {
     login
 }
 
-impl Drop for Session {
+impl Session for PostgresSession {
+    fn is_open(&self) -> bool {
+        !self.asking && self.is_alive()
+    }
+
+    fn is_alive(&self) -> bool {
+        !self.unasked.is_over()
+    }
+
+    fn lifeline(&self) -> std::io::Result<OwnedFd> {
+        self.socket.as_fd().try_clone_to_owned()
+    }
+
+    async fn ended(&self) {
+        self.unasked.ended().await;
+    }
+}
+
+impl Drop for PostgresSession {
     fn drop(&mut self) {
         self.passing.break_off = self.asking;
         if self.asking && self.drop_unsent {
-            // On a Unix socket nothing is under way. A denial leaves what TCP does anyway.
+            // A Unix socket has no undelivered data. After a failure, TCP delivers the data.
             let _ = rustix::net::sockopt::set_socket_linger(&self.socket, Some(Duration::ZERO));
         }
     }

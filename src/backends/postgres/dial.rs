@@ -1,4 +1,4 @@
-//! Reaching the server: a socket that is ours, since session locks must outlive a killed dlock by way of it.
+//! Connects to the server with a socket of this module, which lets a session lock outlive a killed dlock.
 
 use std::os::fd::{AsFd as _, OwnedFd};
 
@@ -16,7 +16,7 @@ use crate::{
 pub(super) trait Stream: AsyncRead + AsyncWrite + Unpin + Send {}
 impl<T: AsyncRead + AsyncWrite + Unpin + Send> Stream for T {}
 
-/// Connects; the stream, and its socket once more.
+/// Connects, and returns the stream and a duplicate of its socket.
 pub(super) async fn dial(server: &Server) -> Result<(Box<dyn Stream>, OwnedFd)> {
     match server {
         Server::Unix { path, port } => {

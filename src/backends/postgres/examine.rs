@@ -1,26 +1,23 @@
-//! What a server's settings make of its locks, and the rights that they take.
+//! The operator's view of a PostgreSQL server: its settings, and the rights that dlock needs.
 
 use std::time::Duration;
 
-use async_trait::async_trait;
-use sqlx::Row as _;
-
 use super::{
-    checks,
-    connection::{OLDEST, OLDEST_NAME, Session},
-    keeper::IDLE_SESSION_TIMEOUT,
-    lease::LeaseStore,
+    CAPABILITIES, PORT, Postgres, checks,
+    connection::{OLDEST, OLDEST_NAME, PostgresSession},
     names::Tables,
-    options::{Mode, Options},
+    options::PostgresOptions,
     schema,
-    sessions::Sessions,
 };
 use crate::{
-    backends::{net::transport, sql::rights},
-    lock::{Admin, Check, Error, Finding, Grants, Init, Kind, Notice, PASSWORD, Result, Role, ServerTime, check},
+    backends::{
+        net::transport,
+        sql::{Database, Fields, SqlMode, SqlOptions, rights},
+    },
+    lock::{Capabilities, Check, Error, Finding, Grants, Init, Kind, Notice, PASSWORD, Result, Role, check},
 };
 
-/// What is looked at.
+/// The checks of `dlock doctor`.
 pub const CHECKS: &[Check] = &[
     check("version", "the server's version"),
     check("encoding", "whether the database's encoding has all characters, as UTF8 does"),
@@ -34,25 +31,91 @@ pub const CHECKS: &[Check] = &[
     transport::CHECK,
 ];
 
-/// The lock table and its side tables, by the ends of their names.
+/// The ends of the names of the lock table and its side tables.
 const TABLES: [&str; 8] = ["", "_waiters", "_rows", "_fences", "_sessions", "_runs", "_skips", "_marks"];
 
-async fn look(options: &Options, tables: &Tables) -> Result<Vec<Finding>> {
-    let mut session = Session::open_to_look(&options.sql).await?;
-    let mut found = vec![version(&mut session).await?, encoding(&session)];
-    found.extend(checks::settings(&mut session).await?);
-    found.push(replication(&mut session).await?);
-    found.push(pooler(&mut session, options).await?);
-    found.push(connections(&mut session).await?);
-    found.push(layout(&mut session, tables).await);
-    found.push(rights::tls(&options.sql, "sslmode=verify-full, and sslrootcert=FILE for an authority of your own"));
-    Ok(found)
+impl Database for Postgres {
+    type Options = PostgresOptions;
+    type Tables = Tables;
+    type Session = PostgresSession;
+    const CAPABILITIES: [&'static Capabilities; 3] = CAPABILITIES;
+    const CHECKS: &'static [Check] = CHECKS;
+
+    fn sql(options: &PostgresOptions) -> &SqlOptions {
+        &options.sql
+    }
+
+    fn tables(options: &SqlOptions) -> Tables {
+        Tables::new(&options.table)
+    }
+
+    fn url(options: &SqlOptions) -> String {
+        options.redacted_url("postgres", PORT, "host")
+    }
+
+    async fn open(options: &PostgresOptions) -> Result<(PostgresSession, Vec<Notice>)> {
+        Ok((PostgresSession::open(&options.sql).await?, Vec::new()))
+    }
+
+    async fn init(session: &mut PostgresSession, tables: &Tables, mode: SqlMode) -> Result<(Init, Vec<Notice>)> {
+        let done = schema::create(session, tables, mode).await?;
+        Ok((done, checks::examine(session, tables, mode).await?))
+    }
+
+    fn schema(tables: &Tables) -> String {
+        schema::text(tables)
+    }
+
+    async fn collect(session: &mut PostgresSession, tables: &Tables, options: &SqlOptions, unused_for: Duration) -> Result<u64> {
+        schema::collect(session, tables, options, unused_for).await
+    }
+
+    async fn examine(options: &PostgresOptions, tables: &Tables) -> Result<Vec<Finding>> {
+        let mut session = PostgresSession::open_to_look(&options.sql).await?;
+        let mut found = vec![version(&mut session).await?, encoding(&session)];
+        found.extend(checks::settings(&mut session).await?);
+        found.push(replication(&mut session).await?);
+        found.push(pooler(&mut session, options).await?);
+        found.push(connections(&mut session).await?);
+        found.push(layout(&mut session, tables).await);
+        found.push(rights::tls(&options.sql, "sslmode=verify-full, and sslrootcert=FILE for an authority of your own"));
+        Ok(found)
+    }
+
+    async fn time_us(session: &mut PostgresSession) -> Result<i64> {
+        let row = session.query_one("SELECT (extract(epoch FROM clock_timestamp()) * 1000000)::bigint", &[]).await?;
+        Fields::of(&row).int()
+    }
+
+    fn grants(options: &PostgresOptions, tables: &Tables, role: Role) -> Grants {
+        let user = role.user();
+        let names: Vec<String> = TABLES.iter().map(|suffix| tables.quoted(suffix)).collect();
+        let rights = if role.writes() { "SELECT, INSERT, UPDATE, DELETE" } else { "SELECT" };
+        let database = options.sql.database.as_deref().unwrap_or("DATABASE").replace('"', "");
+        let schema = options.sql.table.split_once('.').map_or("public", |(schema, _)| schema).replace('"', "");
+        let text = format!(
+            "CREATE ROLE \"{user}\" LOGIN PASSWORD '{PASSWORD}';\nGRANT CONNECT ON DATABASE \"{database}\" TO \"{user}\";\n\
+             GRANT USAGE ON SCHEMA \"{schema}\" TO \"{user}\";\nGRANT {rights} ON {} TO \"{user}\";\n",
+            names.join(", ")
+        );
+        let mut notes = vec![
+            format!("put a password in the place of {PASSWORD}"),
+            "run dlock init first, as the owner of the tables: it needs more rights than these".to_owned(),
+        ];
+        if options.sql.mode != SqlMode::Lease {
+            notes.push("holders should be of one role: the server tells a role little of another one's sessions".into());
+        }
+        if options.sql.mode == SqlMode::Advisory {
+            notes.push("every user who may connect can call pg_advisory_lock: the server has no right for that".into());
+        }
+        Grants { text, notes }
+    }
 }
 
-async fn version(session: &mut Session) -> Result<Finding> {
+async fn version(session: &mut PostgresSession) -> Result<Finding> {
     const ID: &str = "version";
-    let full: String = session.query_one("SELECT version()", &[]).await?.get(0);
-    if let Err(Error { message, hint, .. }) = checks::is_postgres(&full) {
+    let row = session.query_one("SELECT version()", &[]).await?;
+    if let Err(Error { message, hint, .. }) = checks::is_postgres(row.at(0)) {
         let found = Finding::not_safe(ID, message, "the locks of its sessions may exclude no other session");
         return Ok(hint.into_iter().fold(found, Finding::fix));
     }
@@ -63,17 +126,17 @@ async fn version(session: &mut Session) -> Result<Finding> {
     Ok(Finding::ok(ID, text))
 }
 
-fn encoding(session: &Session) -> Finding {
+fn encoding(session: &PostgresSession) -> Finding {
     checks::encoding(session).unwrap_or_else(|| Finding::ok("encoding", "the database's encoding has all characters"))
 }
 
-async fn replication(session: &mut Session) -> Result<Finding> {
+async fn replication(session: &mut PostgresSession) -> Result<Finding> {
     const ID: &str = "replication";
     let sql = "SELECT count(*), count(sync_state), count(*) FILTER (WHERE sync_state IN ('sync', 'quorum')),
                       current_setting('synchronous_standby_names'), current_setting('synchronous_commit') FROM pg_stat_replication";
     let row = session.query_one(sql, &[]).await?;
-    let (count, told, waited_for): (i64, i64, i64) = (row.get(0), row.get(1), row.get(2));
-    let (names, commit): (String, String) = (row.get(3), row.get(4));
+    let mut fields = Fields::of(&row);
+    let (count, told, waited_for, names, commit) = (fields.int()?, fields.int()?, fields.int()?, fields.text()?, fields.text()?);
     let waits = !names.is_empty() && !matches!(&*commit, "local" | "off");
     let standbys = if count == 1 { "1 standby".to_owned() } else { format!("{count} standbys") };
     let none = |why: String, fix| {
@@ -94,16 +157,16 @@ async fn replication(session: &mut Session) -> Result<Finding> {
     })
 }
 
-async fn pooler(session: &mut Session, options: &Options) -> Result<Finding> {
+async fn pooler(session: &mut PostgresSession, options: &PostgresOptions) -> Result<Finding> {
     const ID: &str = "pooler";
     let pooled = match checks::is_pooled(session, options).await {
-        // No PostgreSQL, as the version says.
+        // The server is no PostgreSQL: the version check reports that.
         Err(error) if error.kind == Kind::Config => return Ok(Finding::unchecked(ID, "a pooler", "the server is no PostgreSQL")),
         pooled => pooled?,
     };
-    Ok(match (pooled, options.mode) {
+    Ok(match (pooled, options.sql.mode) {
         (false, _) => Finding::ok(ID, "nothing in between shares the server's sessions"),
-        (true, Mode::Lease) => {
+        (true, SqlMode::Lease) => {
             let risk = "waiters are not notified of releases, and poll the lock";
             Finding::warn(ID, "a pooler in between lends the server's sessions out by the transaction", risk)
                 .fix("connect to the server itself, or to a pool with pool_mode=session")
@@ -116,140 +179,20 @@ async fn pooler(session: &mut Session, options: &Options) -> Result<Finding> {
     })
 }
 
-async fn connections(session: &mut Session) -> Result<Finding> {
+async fn connections(session: &mut PostgresSession) -> Result<Finding> {
     let sql = "SELECT count(*), current_setting('max_connections')::bigint FROM pg_stat_activity WHERE backend_type = 'client backend'";
     let row = session.query_one(sql, &[]).await?;
-    Ok(rights::sessions("connections", row.get(0), row.get(1)))
+    let mut fields = Fields::of(&row);
+    Ok(rights::sessions("connections", fields.int()?, fields.int()?))
 }
 
-async fn layout(session: &mut Session, tables: &Tables) -> Finding {
-    const ID: &str = "schema";
-    let table = tables.quoted("");
-    match schema::is_complete(session, tables).await {
-        Ok(true) => match checks::place(session, tables).await {
-            Ok((place, None)) => Finding::ok(ID, format!("the table {place} and its companions have this version's layout")),
-            Ok((_, Some(others))) => others,
-            Err(Error { message, .. }) => Finding::unchecked(ID, "the schema of the table", &message),
-        },
-        Ok(false) => {
-            let text = format!("the table {table} or one of its companions is missing, or has an older layout");
-            Finding::not_safe(ID, text, "no lock can be taken").fix("dlock init")
-        }
-        Err(Error { message, hint, .. }) => {
-            let found = Finding::not_safe(ID, message, "no lock can be taken");
-            hint.into_iter().fold(found, Finding::fix)
-        }
+async fn layout(session: &mut PostgresSession, tables: &Tables) -> Finding {
+    if let Some(finding) = rights::unusable_tables(schema::is_complete(session, tables).await, &tables.quoted("")) {
+        return finding;
     }
-}
-
-async fn time(session: &mut Session) -> Result<Vec<ServerTime>> {
-    let row = session.query_one("SELECT (extract(epoch FROM clock_timestamp()) * 1000000)::bigint", &[]).await?;
-    let since_epoch = Duration::from_micros(u64::try_from(row.get::<i64, _>(0)).unwrap_or_default());
-    Ok(vec![ServerTime { server: "the server".into(), since_epoch }])
-}
-
-fn grants(options: &Options, tables: &Tables, role: Role) -> Grants {
-    let user = role.user();
-    let names: Vec<String> = TABLES.iter().map(|suffix| tables.quoted(suffix)).collect();
-    let rights = if role.writes() { "SELECT, INSERT, UPDATE, DELETE" } else { "SELECT" };
-    let database = options.sql.database.as_deref().unwrap_or("DATABASE").replace('"', "");
-    let schema = options.sql.table.split_once('.').map_or("public", |(schema, _)| schema).replace('"', "");
-    let text = format!(
-        "CREATE ROLE \"{user}\" LOGIN PASSWORD '{PASSWORD}';\nGRANT CONNECT ON DATABASE \"{database}\" TO \"{user}\";\n\
-         GRANT USAGE ON SCHEMA \"{schema}\" TO \"{user}\";\nGRANT {rights} ON {} TO \"{user}\";\n",
-        names.join(", ")
-    );
-    let mut notes = vec![
-        format!("put a password in the place of {PASSWORD}"),
-        "run dlock init first, as the owner of the tables: it needs more rights than these".to_owned(),
-    ];
-    if options.mode != Mode::Lease {
-        notes.push("holders should be of one role: the server tells a role little of another one's sessions".into());
-    }
-    if options.mode == Mode::Advisory {
-        notes.push("every user who may connect can call pg_advisory_lock: the server has no right for that".into());
-    }
-    Grants { text, notes }
-}
-
-#[async_trait(?Send)]
-impl Admin for LeaseStore {
-    async fn init(&mut self) -> Result<Init> {
-        let mut session = self.take_session().await?;
-        let done = schema::create(&mut session, &self.tables, self.options().mode).await?;
-        self.notices.extend(checks::examine(&mut session, &self.tables).await?);
-        self.session = Some(session);
-        Ok(done)
-    }
-
-    fn schema(&self) -> Option<String> {
-        Some(schema::text(&self.tables))
-    }
-
-    async fn collect(&mut self, unused_for: Duration) -> Result<Option<u64>> {
-        let mut session = self.take_session().await?;
-        let removed = schema::collect(&mut session, &self.tables, &self.options().sql, unused_for).await?;
-        self.session = Some(session);
-        Ok(Some(removed))
-    }
-
-    fn checks(&self) -> Vec<Check> {
-        CHECKS.to_vec()
-    }
-
-    async fn examine(&mut self) -> Result<Vec<Finding>> {
-        look(self.options(), &self.tables).await
-    }
-
-    async fn clocks(&mut self) -> Result<Vec<ServerTime>> {
-        let mut session = self.take_session().await?;
-        let time = time(&mut session).await;
-        self.session = Some(session);
-        time
-    }
-
-    fn grants(&self, role: Role) -> Grants {
-        grants(self.options(), &self.tables, role)
-    }
-}
-
-#[async_trait(?Send)]
-impl Admin for Sessions {
-    async fn init(&mut self) -> Result<Init> {
-        let mut session = self.side().await?;
-        let done = schema::create(&mut session, &self.tables, self.options.mode).await?;
-        self.notices.extend(checks::examine(&mut session, &self.tables).await?);
-        if self.options.mode == Mode::Advisory && session.version < IDLE_SESSION_TIMEOUT {
-            self.notices.push(Notice {
-                warning: true,
-                text: "before version 14 the server ends the session of a frozen holder never, and of a vanished one late".into(),
-                hint: Some("?mode=lease ends with its TTL on any version".into()),
-            });
-        }
-        self.side = Some(session);
-        Ok(done)
-    }
-
-    fn schema(&self) -> Option<String> {
-        Some(schema::text(&self.tables))
-    }
-
-    fn checks(&self) -> Vec<Check> {
-        CHECKS.to_vec()
-    }
-
-    async fn examine(&mut self) -> Result<Vec<Finding>> {
-        look(&self.options, &self.tables).await
-    }
-
-    async fn clocks(&mut self) -> Result<Vec<ServerTime>> {
-        let mut session = self.side().await?;
-        let time = time(&mut session).await;
-        self.side = Some(session);
-        time
-    }
-
-    fn grants(&self, role: Role) -> Grants {
-        grants(&self.options, &self.tables, role)
+    match checks::place(session, tables).await {
+        Ok((place, None)) => rights::usable_tables(&place),
+        Ok((_, Some(others))) => others,
+        Err(Error { message, .. }) => Finding::unchecked("schema", "the schema of the table", &message),
     }
 }

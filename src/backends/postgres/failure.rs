@@ -1,4 +1,4 @@
-//! From what PostgreSQL, the network and TLS say to the one error type.
+//! Converts errors of PostgreSQL, the network and TLS.
 
 use std::io;
 
@@ -9,7 +9,7 @@ use sqlx::{
 
 use crate::lock::{Effect, Error, Kind};
 
-/// Whether the server gave a statement up, for its time was over, or that of its wait for a lock.
+/// Whether the server cancelled a statement because its time, or the time of its wait for a lock, was over.
 pub(super) fn is_cancelled(error: &Error) -> bool {
     let source = error.source.as_deref().and_then(|source| source.downcast_ref::<sqlx::Error>());
     let code = source.and_then(sqlx::Error::as_database_error).and_then(sqlx::error::DatabaseError::code);
@@ -26,7 +26,7 @@ fn in_recovery(error: &dyn DatabaseError) -> bool {
     error.code().is_some_and(|code| code == "0A000") && error.message().contains("recovery")
 }
 
-/// An error in answer to a statement, or to none: the connection broke while one was on its way.
+/// Returns the error of a statement: the server's answer, or a connection that broke while the statement was under way.
 pub(super) fn statement(error: sqlx::Error) -> Error {
     let unknown = |kind, text: &str| Error::new(kind, text).effect(Effect::Unknown);
     match &error {
@@ -36,7 +36,7 @@ pub(super) fn statement(error: sqlx::Error) -> Error {
     }
 }
 
-/// An error that the server answered with. An ERROR rolled the statement back; what ended the session may have come after a commit.
+/// Converts an error that the server answered with. An ERROR rolled the statement back; an error that ended the session may be later.
 fn refused(error: &dyn DatabaseError) -> Error {
     let failure = by_state(error);
     // 40003: whether the statement completed is unknown.
@@ -49,7 +49,7 @@ pub(super) fn ends_session(error: &dyn DatabaseError) -> bool {
     error.try_downcast_ref::<PgDatabaseError>().is_none_or(|error| matches!(error.severity(), PgSeverity::Fatal | PgSeverity::Panic))
 }
 
-/// By SQLSTATE (postgresql.org/docs/current/errcodes-appendix.html).
+/// Converts an error by its SQLSTATE (postgresql.org/docs/current/errcodes-appendix.html).
 fn by_state(error: &dyn DatabaseError) -> Error {
     let says = error.message();
     let code = error.code().unwrap_or_default();
@@ -84,7 +84,7 @@ fn by_state(error: &dyn DatabaseError) -> Error {
             Some("08" | "53" | "57" | "58") => unavailable(&format!("the server can't do it now: {}", clean(says))),
             Some("40") => unavailable("the server undid the step"),
             Some("28") => login(says),
-            // The statements are ours, what the server makes of them is its setup.
+            // The statements are dlock's: the server's setup is the reason.
             _ => Error::new(Kind::Config, format!("the server refused a statement: {code} {}", clean(says))),
         },
     }
@@ -113,7 +113,7 @@ fn login(says: &str) -> Error {
     error.hint("the user is in the URL (postgres://USER@HOST/DB) or PGUSER; the password in DLOCK_PASSWORD, --password-file or ~/.pgpass")
 }
 
-/// An error while logging in: no statement was sent.
+/// Returns the error of a login: no statement was sent.
 pub(super) fn connecting(error: sqlx::Error, with_password: bool) -> Error {
     let failure = match &error {
         sqlx::Error::Database(database) if !with_password && database.code().is_some_and(|code| code == "28P01") => {
@@ -130,17 +130,17 @@ pub(super) fn connecting(error: sqlx::Error, with_password: bool) -> Error {
     failure.source(error)
 }
 
-/// The connection ended before it was open.
+/// Returns the error that the connection ended before the login.
 pub(super) fn closed(error: impl std::error::Error + Send + Sync + 'static) -> Error {
     Error::new(Kind::Unavailable, "the server closed the connection before it was open").source(error)
 }
 
-/// The server speaks another protocol.
+/// Returns the error that the server speaks another protocol.
 pub(super) fn no_postgres() -> Error {
     Error::new(Kind::Config, "the server's answer can't be understood").hint("is it a PostgreSQL server?")
 }
 
-/// TLS was agreed on and did not come about.
+/// Returns the error of a TLS handshake.
 pub(super) fn handshake(error: io::Error) -> Error {
     let failure = match error.get_ref().and_then(|inner| inner.downcast_ref::<rustls::Error>()) {
         Some(rustls::Error::InvalidCertificate(why)) => Error::new(Kind::Denied, format!("the server's certificate is not valid: {why}"))
@@ -152,14 +152,13 @@ pub(super) fn handshake(error: io::Error) -> Error {
     failure.source(error)
 }
 
-/// A row that no version of dlock writes.
-pub(super) fn malformed(error: sqlx::Error) -> Error {
+/// Returns the error for a row that no version of dlock writes.
+pub(super) fn malformed() -> Error {
     Error::new(Kind::Data, "a row of the table is not what dlock writes")
         .hint("another program's table has this name? ?table=NAME names another one")
-        .source(error)
 }
 
-/// The server's text in one line, without what a terminal would act on.
+/// Returns the server's text in one line, without control characters.
 fn clean(text: &str) -> String {
     let line: String = text.chars().map(|c| if c.is_control() { ' ' } else { c }).take(200).collect();
     crate::lock::printable(&line).into_owned()

@@ -1,40 +1,39 @@
-//! What the tables remember of holds that are over, and marks on those that are not.
-
-use sqlx::{Row as _, postgres::PgRow};
+//! The lock history in the tables.
 
 use super::{
-    connection::Session,
-    failure,
+    connection::PostgresSession,
     names::Tables,
     statement::{Value, fill},
     table,
 };
-use crate::lock::{End, Fence, HistoryEntry, Note, Result, SKIPPING_HOSTS, SkipCount};
+use crate::{
+    backends::sql::{Fields, fence_int},
+    lock::{Fence, HistoryEntry, Note, Result, SKIPPING_HOSTS, SkipCount},
+};
 
 /// Returns the finished holds, the latest first, and the skipped runs.
-pub(super) async fn read(session: &mut Session, tables: &Tables, name: &str) -> Result<(Vec<HistoryEntry>, Vec<SkipCount>)> {
+pub(super) async fn read(session: &mut PostgresSession, tables: &Tables, name: &str) -> Result<(Vec<HistoryEntry>, Vec<SkipCount>)> {
     let runs = session.query(&tables.fill(include_str!("sql/runs.sql")), &[Value::Text(name)]).await?;
     let skips = session.query(&tables.fill(include_str!("sql/skips.sql")), &[Value::Text(name)]).await?;
-    let runs = runs.iter().map(past).collect::<Result<_, _>>().map_err(failure::malformed)?;
-    Ok((runs, skips.iter().map(skip).collect::<Result<_, _>>().map_err(failure::malformed)?))
+    let runs = runs.iter().map(|row| Fields::of(row).history_entry()).collect::<Result<_>>()?;
+    Ok((runs, skips.iter().map(|row| Fields::of(row).skip_count()).collect::<Result<_>>()?))
 }
 
-/// Forgets what is beyond the bounds, after a hold was written down that had vanished: one in four times. That it fails leaves it to
-/// the next.
-pub(super) async fn trim_at_times(session: &mut Session, tables: &Tables, name: &str, fence: Fence) {
+/// Trims the history after every fourth hold that had vanished. A failure leaves this to the next hold.
+pub(super) async fn trim_at_times(session: &mut PostgresSession, tables: &Tables, name: &str, fence: Fence) {
     if fence.0.is_multiple_of(4) {
         let _ = session.query(&tables.fill(include_str!("sql/trim.sql")), &[Value::Text(name)]).await;
     }
 }
 
-/// What the holders of a lock that sessions keep would be remembered by if they had vanished.
-pub(super) async fn maybe_vanished(session: &mut Session, tables: &Tables, name: &str) -> Result<Vec<HistoryEntry>> {
+/// Returns the history entries of a session lock's holders for the case that they vanished.
+pub(super) async fn maybe_vanished(session: &mut PostgresSession, tables: &Tables, name: &str) -> Result<Vec<HistoryEntry>> {
     let rows = session.query(&tables.fill(include_str!("sql/vanished.sql")), &[Value::Text(name)]).await?;
-    rows.iter().map(past).collect::<Result<_, _>>().map_err(failure::malformed)
+    rows.iter().map(|row| Fields::of(row).history_entry()).collect()
 }
 
-/// Remembers what comes with no grant and no release.
-pub(super) async fn note(session: &mut Session, tables: &Tables, name: &str, note: &Note) -> Result<()> {
+/// Adds a history entry that no grant or release writes.
+pub(super) async fn note(session: &mut PostgresSession, tables: &Tables, name: &str, note: &Note) -> Result<()> {
     match note {
         Note::Skipped { host, reason, .. } => {
             let most = i64::try_from(SKIPPING_HOSTS).unwrap_or(i64::MAX);
@@ -47,7 +46,7 @@ pub(super) async fn note(session: &mut Session, tables: &Tables, name: &str, not
             let why = past.why.as_deref().map(|why| session.words(why).into_owned());
             let values = [
                 Value::Text(name),
-                Value::Int(past.fence.map_or(0, |fence| i64::try_from(fence.0).unwrap_or(i64::MAX))),
+                Value::Int(past.fence.map_or(0, fence_int)),
                 Value::MaybeInt(bigint(past.started_ms)),
                 Value::MaybeInt(bigint(past.ended_ms)),
                 Value::Text(&end),
@@ -60,14 +59,14 @@ pub(super) async fn note(session: &mut Session, tables: &Tables, name: &str, not
     Ok(())
 }
 
-/// Holds that are over, as rows of `VALUES`.
-pub(super) fn rows(session: &Session, past: &[HistoryEntry]) -> Result<String> {
+/// Returns ended holds as rows of `VALUES`.
+pub(super) fn rows(session: &PostgresSession, past: &[HistoryEntry]) -> Result<String> {
     let mut rows = Vec::new();
     for past in past {
         let (metadata, end) = (table::json(past.metadata.as_ref())?, past.end.to_string());
         let (end, why) = (session.words(&end), past.why.as_deref().map(|why| session.words(why)));
         let values = [
-            Value::MaybeInt(past.fence.map(|fence| i64::try_from(fence.0).unwrap_or(i64::MAX))),
+            Value::MaybeInt(past.fence.map(fence_int)),
             Value::MaybeInt(bigint(past.started_ms)),
             Value::MaybeInt(bigint(past.ended_ms)),
             Value::Text(&end),
@@ -81,30 +80,4 @@ pub(super) fn rows(session: &Session, past: &[HistoryEntry]) -> Result<String> {
 
 fn bigint(ms: Option<u64>) -> Option<i64> {
     ms.and_then(|ms| i64::try_from(ms).ok())
-}
-
-fn ms(row: &PgRow, column: &str) -> Result<Option<u64>, sqlx::Error> {
-    Ok(row.try_get::<Option<i64>, _>(column)?.and_then(|at| u64::try_from(at).ok()))
-}
-
-fn past(row: &PgRow) -> Result<HistoryEntry, sqlx::Error> {
-    let metadata: Option<String> = row.try_get("metadata")?;
-    Ok(HistoryEntry {
-        fence: Some(Fence(u64::try_from(row.try_get::<i64, _>("fence")?).unwrap_or_default())),
-        started_ms: ms(row, "since_ms")?,
-        ended_ms: ms(row, "ended_ms")?,
-        end: End::from(row.try_get::<&str, _>("how")?),
-        why: row.try_get("why")?,
-        metadata: metadata.and_then(|json| serde_json::from_str(&json).ok()),
-    })
-}
-
-fn skip(row: &PgRow) -> Result<SkipCount, sqlx::Error> {
-    Ok(SkipCount {
-        host: row.try_get("host")?,
-        count: u64::try_from(row.try_get::<i64, _>("count")?).unwrap_or_default(),
-        since_ms: ms(row, "since_ms")?,
-        last_ms: ms(row, "last_ms")?,
-        reason: row.try_get("reason")?,
-    })
 }

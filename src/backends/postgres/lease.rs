@@ -1,23 +1,22 @@
-//! `mode=lease`: a lock is a row with an end. See the module's own docs for what can go wrong.
+//! `mode=lease`: a lock is a row with an end. The worst cases are in the docs of this module's parent.
 
 use std::time::Duration;
 
 use async_trait::async_trait;
 
 use super::{
-    connection::{Known, Session},
-    failure,
-    gate::Gate,
+    Postgres,
+    advisory_wait::AdvisoryWait,
+    connection::{PostgresSession, SessionId},
     history,
-    names::Tables,
-    options::Options,
+    options::PostgresOptions,
     table::LockTable,
 };
 use crate::{
     backends::{
         cas::{CasBackend, Change, ReadFor, Snapshot, Store},
         sql::{
-            Names, looks_at_the_end,
+            self, Client, HasClient, Session as _, looks_at_the_end,
             row::{self, Documented, Own, Version, is_plain},
         },
     },
@@ -27,100 +26,67 @@ use crate::{
     },
 };
 
-pub(super) const CAPABILITIES: Capabilities = Capabilities {
-    shared: true,
-    permits: true,
-    fair: true,
-    history: true,
-    run_policy: true,
-    breakable: true,
-    ..Capabilities::usual("postgres")
-};
+pub(super) const CAPABILITIES: Capabilities = Capabilities { backend: "postgres", ..sql::LEASE };
 
 /// Leases in a table.
 pub type Lease = CasBackend<LeaseStore>;
 
 /// One client of a table of leases.
-///
-/// It has at most one session, made by the first call that needs it. A call that is dropped or fails takes the session
-/// with it, and the next call makes another.
 pub struct LeaseStore {
-    options: Options,
-    pub(super) tables: Tables,
-    names: Names,
-    pub(super) session: Option<Session>,
+    pub(super) client: Client<Postgres>,
     /// The session that was asked last, if it did not answer.
-    unanswered: Option<Known>,
-    /// What this session waits with.
-    pub(super) gate: Gate,
+    unanswered: Option<SessionId>,
+    /// The state of the session's wait.
+    pub(super) waiting: AdvisoryWait,
     /// The hold that was granted last, which is in no list of waiters any more.
     granted: Option<Token>,
     documented: Documented,
     own: Own,
-    /// How often a row was written in vain.
+    /// How often a row was written in vain since the last success.
     failed: u32,
-    pub(super) notices: Vec<Notice>,
 }
 
 impl Lease {
-    /// A backend for `options`. Without I/O.
-    pub fn new(options: Options) -> Self {
-        let (tables, names) = (Tables::new(&options.sql.table), Names::new(&options.sql.namespace));
+    /// Returns a backend for `options`, without I/O.
+    pub fn new(options: PostgresOptions) -> Self {
         Self::of(LeaseStore {
-            options,
-            tables,
-            names,
-            session: None,
+            client: Client::new(options),
             unanswered: None,
-            gate: Gate::default(),
+            waiting: AdvisoryWait::default(),
             granted: None,
             documented: Documented::default(),
             own: Own::default(),
             failed: 0,
-            notices: Vec::new(),
         })
     }
 }
 
 impl LeaseStore {
-    pub(super) fn options(&self) -> &Options {
-        &self.options
-    }
-
-    /// The session, to be put back when it is at rest again.
-    pub(super) async fn take_session(&mut self) -> Result<Session> {
-        if let Some(session) = self.session.take().filter(Session::is_open) {
-            return Ok(session);
+    /// Takes the session out. A new session has no advisory lock.
+    pub(super) async fn take_session(&mut self) -> Result<PostgresSession> {
+        if !self.client.session.as_ref().is_some_and(PostgresSession::is_open) {
+            self.waiting = AdvisoryWait::default();
         }
-        self.gate = Gate::default();
-        Session::open(&self.options.sql).await
+        self.client.take().await
     }
 
-    /// Asks the table, and keeps the session if it is still good for the next question.
+    /// Asks the table, and keeps the session unless the question is dropped.
     async fn ask<T>(&mut self, question: impl AsyncFnOnce(&mut LockTable<'_>) -> Result<T>) -> Result<T> {
         let mut session = self.take_session().await?;
-        self.unanswered = Some(session.known());
-        let mut table = LockTable { gate: self.gate.is_kept(), ..LockTable::over(&mut session, &self.tables) };
+        self.unanswered = Some(session.id());
+        let mut table = LockTable { has_advisory_lock: self.waiting.is_kept(), ..LockTable::over(&mut session, &self.client.tables) };
         let answer = question(&mut table).await;
         if table.left {
-            self.gate.is_left();
+            self.waiting.is_left();
         }
         self.unanswered.take_if(|_| session.is_open());
-        self.session = Some(session);
+        self.client.session = Some(session);
         answer
     }
 
-    /// As [`LeaseStore::ask`], of a question that only reads: a standby can answer it, too.
+    /// As [`LeaseStore::ask`], for a question that only reads: a standby can answer it, too.
     async fn look<T>(&mut self, question: impl AsyncFn(&mut LockTable<'_>) -> Result<T>) -> Result<T> {
-        let answer = self.ask(&question).await;
-        if !answer.as_ref().is_err_and(failure::is_in_recovery) {
-            return answer;
-        }
-        self.ask(async |table| {
-            let tables = table.tables.on_standby();
-            question(&mut LockTable::over(table.session, &tables)).await
-        })
-        .await
+        self.ask(async |table| table.read_anywhere(&question).await).await
     }
 
     /// Asks a question about the holder, as [`LeaseStore::ask`] does. An earlier question without an answer is ended first, or has taken
@@ -128,13 +94,25 @@ impl LeaseStore {
     async fn ask_for_good<T>(&mut self, question: impl AsyncFnOnce(&mut LockTable<'_>) -> Result<T>) -> Result<T> {
         let before = self.unanswered.clone();
         self.ask(async |table| {
-            if let Some(other) = before.filter(|other| *other != table.session.known()) {
-                // A user that may not end it is left with the usual pace: it came before.
+            if let Some(other) = before.filter(|other| *other != table.session.id()) {
+                // The user may lack the right to end it; the earlier question came first.
                 let _: Result<()> = table.session.end_other(&other).await;
             }
             question(table).await
         })
         .await
+    }
+}
+
+impl HasClient for LeaseStore {
+    type Database = Postgres;
+
+    fn client(&self) -> &Client<Postgres> {
+        &self.client
+    }
+
+    fn client_mut(&mut self) -> &mut Client<Postgres> {
+        &mut self.client
     }
 }
 
@@ -144,20 +122,19 @@ impl Store for LeaseStore {
     const IN_ONE_STEP: bool = true;
 
     fn identity(&self) -> Identity {
-        let (url, sql) = (self.options.redacted_url(), &self.options.sql);
-        Identity::new(&CAPABILITIES, url.clone(), &[&url, &sql.table, sql.namespace.as_str()])
+        self.client.identity()
     }
 
     fn stored_as(&self, key: &Key) -> Result<String> {
-        Ok(self.names.of(key))
+        Ok(self.client.names.of(key))
     }
 
     async fn grant(&mut self, request: &Request) -> Result<Option<Fence>> {
-        (self.gate.asked, self.granted) = (None, None);
+        (self.waiting.asked, self.granted) = (None, None);
         if self.documented.has(&request.token) {
             return Ok(None);
         }
-        let name = self.names.of(&request.key);
+        let name = self.client.names.of(&request.key);
         self.own.forget();
         let Some(row) = self.ask_for_good(async |table| table.grant(&name, request).await).await? else { return Ok(None) };
         let fence = row.fence();
@@ -167,7 +144,7 @@ impl Store for LeaseStore {
     }
 
     async fn extend(&mut self, key: &Key, token: &Token, intent: Intent) -> Result<Option<(Ttl, Fence)>> {
-        let Some((row, ttl)) = self.own.of(&self.names.of(key), token) else { return Ok(None) };
+        let Some((row, ttl)) = self.own.of(&self.client.names.of(key), token) else { return Ok(None) };
         let ttl = intent.ttl().unwrap_or(ttl);
         self.own.forget();
         let Some(row) = self.ask(async |table| table.extend(&row, ttl).await).await? else { return Ok(None) };
@@ -177,7 +154,7 @@ impl Store for LeaseStore {
     }
 
     async fn free(&mut self, key: &Key, token: &Token, info: &ReleaseInfo) -> Result<bool> {
-        let Some((row, _)) = self.own.of(&self.names.of(key), token) else { return Ok(false) };
+        let Some((row, _)) = self.own.of(&self.client.names.of(key), token) else { return Ok(false) };
         self.own.forget();
         self.documented.forget(token);
         let write = row::release(row, token, info)?;
@@ -185,7 +162,7 @@ impl Store for LeaseStore {
     }
 
     async fn read(&mut self, key: &Key, purpose: ReadFor<'_>) -> Result<Snapshot<Version>> {
-        let (name, pause) = (self.names.of(key), row::pause(self.failed));
+        let (name, pause) = (self.client.names.of(key), row::pause(self.failed));
         let question = async |table: &mut LockTable<'_>| {
             let mut found = table.read(&name, pause).await?;
             if found.is_none() && matches!(purpose, ReadFor::Acquire { claims: true, .. }) {
@@ -203,9 +180,9 @@ impl Store for LeaseStore {
         };
         if let ReadFor::Acquire { request, .. } = purpose {
             self.granted = None;
-            self.gate.found_busy(key, snapshot.outside.is_some());
+            self.waiting.found_busy(key, snapshot.outside.is_some());
             if !snapshot.apart && !is_plain(request) {
-                self.gate.own = Some((self.tables.waiter(&name, &request.token.hold_text()), snapshot.document.notified()));
+                self.waiting.own = Some((self.client.tables.waiter(&name, &request.token.hold_text()), snapshot.document.notified()));
             }
             self.documented.note(&request.token, !snapshot.apart);
         }
@@ -213,7 +190,7 @@ impl Store for LeaseStore {
     }
 
     async fn swap(&mut self, _: &Key, was: Snapshot<Version>, change: Change<'_>) -> Result<bool> {
-        let told = change.document.notified();
+        let notified = change.document.notified();
         let Some(write) = row::write(was, change) else { return Ok(true) };
         self.own.forget();
         let written = self.ask(async |table| table.write(&write).await).await?;
@@ -221,8 +198,8 @@ impl Store for LeaseStore {
         if !written {
             return Ok(false);
         }
-        if let Some((_, seen)) = &mut self.gate.own {
-            *seen = told;
+        if let Some((_, seen)) = &mut self.waiting.own {
+            *seen = notified;
         }
         if let Some(request) = &write.granted {
             self.granted = Some(request.token);
@@ -235,19 +212,19 @@ impl Store for LeaseStore {
     }
 
     async fn wait(&mut self, request: &Request, at_most: Duration, _: bool) -> Result<Wake> {
-        let name = self.names.of(&request.key);
+        let name = self.client.names.of(&request.key);
         self.await_change(&request.key, &name, at_most).await
     }
 
     fn advise(&mut self, _: &Request, busy: &mut Busy) {
-        busy.notifies = !self.gate.foreign && !self.gate.is_pooled();
-        // The end of an offer concerns only waiters that had it, or come just then.
-        let at_the_end = self.gate.is_kept() || looks_at_the_end(busy.position);
-        busy.expires_in = busy.expires_in.filter(|left| at_the_end || (self.gate.own.is_some() && *left <= OFFER));
+        busy.notifies = !self.waiting.foreign && !self.waiting.is_pooled();
+        // The end of an offer concerns only the waiters that had the offer, or ask at that time.
+        let at_the_end = self.waiting.is_kept() || looks_at_the_end(busy.position);
+        busy.expires_in = busy.expires_in.filter(|left| at_the_end || (self.waiting.own.is_some() && *left <= OFFER));
     }
 
     async fn note_waiter(&mut self, request: &Request, _: u64) -> Result<Option<u32>> {
-        let name = self.names.of(&request.key);
+        let name = self.client.names.of(&request.key);
         self.ask(async |table| table.join_queue(&name, request).await).await.map(Some)
     }
 
@@ -255,37 +232,37 @@ impl Store for LeaseStore {
         if self.granted == Some(request.token) {
             return Ok(true);
         }
-        let (name, first) = (self.names.of(&request.key), self.gate.leave());
+        let (name, first) = (self.client.names.of(&request.key), self.waiting.leave());
         let documented = self.ask(async |table| table.leave_queue(first, &name, &request.token).await).await?;
         self.documented.forget(&request.token);
         Ok(!documented)
     }
 
     async fn scan(&mut self, start: &str) -> Result<Vec<(Key, Snapshot<Version>)>> {
-        let start = self.names.starting_with(start);
+        let start = self.client.names.starting_with(start);
         let (records, queue) = self.look(async |table| Ok((table.list(&start).await?, table.queue(&start, false).await?))).await?;
-        row::snapshots(&self.names, records, &queue)
+        row::snapshots(&self.client.names, records, &queue)
     }
 
     async fn known(&mut self, start: &str, which: Which) -> Result<Vec<Key>> {
-        let start = self.names.starting_with(start);
+        let start = self.client.names.starting_with(start);
         let names = self.look(async |table| table.known(&start, which).await).await?;
-        Ok(names.iter().filter_map(|name| self.names.key(name)).collect())
+        Ok(names.iter().filter_map(|name| self.client.names.key(name)).collect())
     }
 
     async fn log(&mut self, key: &Key) -> Result<(Vec<HistoryEntry>, Vec<SkipCount>)> {
-        let name = self.names.of(key);
+        let name = self.client.names.of(key);
         self.look(async |table| history::read(table.session, table.tables, &name).await).await
     }
 
     async fn append(&mut self, key: &Key, note: &Note) -> Result<()> {
-        let name = self.names.of(key);
+        let name = self.client.names.of(key);
         self.ask(async |table| history::note(table.session, table.tables, &name, note).await).await
     }
 
     fn notices(&mut self) -> Vec<Notice> {
-        let mut notices = std::mem::take(&mut self.notices);
-        notices.extend(self.gate.notice());
+        let mut notices = std::mem::take(&mut self.client.notices);
+        notices.extend(self.waiting.notice());
         notices
     }
 }

@@ -7,27 +7,27 @@
 //! | `advisory` ([`Sessions`]) | an advisory lock that a session keeps | it ends with its session |
 //!
 //! Worst interleavings of `lease` beyond those that [`super::sql`] has, and what keeps them harmless:
-//! - *A statement waits for another one on the same row, and the lease ends meanwhile.* Whether the row is held is judged
-//!   again after that wait; a lease that is granted then is counted from before it.
-//! - *A waiter is notified before it listens.* The document counts the wake-ups, and the waiter compares after it began to listen.
+//! - *A statement waits for another one on the same row, and the lease ends meanwhile.* The statement judges again after the
+//!   wait whether the row is held; a lease that it grants counts from before the wait.
+//! - *A waiter is notified before it listens.* The document counts the wake-ups, and the waiter compares the counter after it listens.
 //! - *The server is restarted.* Rows and fences are as durable as its commits (`fsync`, `synchronous_commit`).
 
+mod advisory_wait;
 mod checks;
 mod connection;
 mod dial;
 pub mod examine;
 mod failure;
-mod gate;
+
 mod history;
-mod keeper;
 mod lease;
 mod names;
 mod options;
 mod relay;
 mod schema;
 mod session_break;
+mod session_lock;
 mod session_look;
-mod session_starts;
 mod sessions;
 pub mod sharing;
 mod starts;
@@ -35,20 +35,24 @@ mod statement;
 mod table;
 mod tls;
 
+use self::sessions::Sessions;
 pub use self::{
     lease::Lease,
-    options::{AdvisoryKey, Mode, Options, PORT},
-    sessions::Sessions,
+    options::{AdvisoryKey, PORT, PostgresOptions},
 };
+use super::sql::SqlMode;
 use crate::lock::{Backend, Capabilities};
 
-/// What each mode can do: lease, row, advisory.
+/// The capabilities of each mode: lease, row, advisory.
 pub(super) const CAPABILITIES: [&Capabilities; 3] = [&lease::CAPABILITIES, &sessions::ROW, &sessions::ADVISORY];
 
-/// A backend for `options`. Without I/O.
-pub fn backend(options: Options) -> Box<dyn Backend> {
-    match options.mode {
-        Mode::Lease => Box::new(Lease::new(options)),
-        Mode::Row | Mode::Advisory => Box::new(Sessions::new(options)),
+/// Returns a backend for `options`, without I/O.
+pub fn backend(options: PostgresOptions) -> Box<dyn Backend> {
+    match options.sql.mode {
+        SqlMode::Lease => Box::new(Lease::new(options)),
+        SqlMode::Row | SqlMode::Advisory => Box::new(Sessions::new(options)),
     }
 }
+
+/// PostgreSQL.
+pub(super) struct Postgres;

@@ -1,41 +1,41 @@
-//! What belongs to a table: its side tables, and the channel and the gate of each of its locks.
+//! The names that belong to a table: its side tables, and the channel and the advisory locks of each of its locks.
 
 use crate::{backends::sql::LAYOUT, lock::fingerprint};
 
-/// A waiter stands in one of so many lines first, and only their heads for the lock itself. A second after it began to wait each
-/// session looks for a deadlock among all waiters for the same lock, with all locks of the server locked meanwhile, in time that grows
-/// with the cube of their number. Lines decide nothing.
-const LINES: u32 = 32;
+/// The number of queues in which waiters block first; only the first of each queue blocks for the lock itself. After a second each blocked
+/// session searches for a deadlock among all waiters for the same lock. The search locks all locks of the server, and its time grows with
+/// the cube of the number of waiters. Queues decide nothing.
+const QUEUES: u32 = 32;
 
-/// A table's name as statements have it, and the names that are made of it.
+/// A table's name in statements, and the names that derive from it.
 #[derive(Clone, Debug)]
-pub(super) struct Tables {
+pub struct Tables {
     plain: String,
-    /// A standby has no unlogged tables: they are empty there.
+    /// The server is a standby, where unlogged tables can't be read.
     standby: bool,
 }
 
 /// The server's identity in the table of sessions: its timeline, which a promotion changes, and its start time.
 const SERVER: &str = "(CASE WHEN pg_is_in_recovery() THEN 'standby' ELSE left(pg_walfile_name(pg_current_wal_lsn()), 8) END || '/' || (extract(epoch FROM pg_postmaster_start_time()) * 1000000)::bigint)";
 
-/// That the server of the session `s` was restarted, or is another one by now, and the lease may not be over.
+/// Whether the server of the session `s` was restarted, or is another one by now, and the lease may not be over.
 const LEFT: &str = "s.server IS DISTINCT FROM {server} AND coalesce(s.ends > clock_timestamp(), true)";
 
-/// When that lease is over. No renewal of a server that was restarted is later than that. Of another one nothing is known: all of the
-/// lease, from when it is found.
+/// The end of that lease. On a server that was restarted, no renewal is later than its start. On another server no renewal is known: the
+/// whole lease counts, from when its record is found.
 const ENDS: &str = "(least(clock_timestamp(), CASE WHEN left(s.server, 8) = left({server}, 8) THEN greatest(s.since, pg_postmaster_start_time()) END) + s.ttl_ms * interval '1 millisecond')";
 
-/// That the row `l` is free: it is over, or given back and kept for others than dlock.
+/// Whether the row `l` is free: its lease is over, or dlock released it and only keeps other programs out.
 const FREE: &str = "(l.lock_until <= timezone('utc', clock_timestamp()) OR coalesce(l.owner = l.locked_by, false) AND l.document IS NULL)";
 
 /// Whether there are plain waiters for the row `l`.
 const WAITED: &str =
     "{unlined} AND EXISTS (SELECT FROM {waiters} AS w WHERE w.name = l.name AND w.seen > clock_timestamp() - interval '15 seconds')";
 
-/// That the document of the row `l` has no queue. What people write can't look so: quotes in it are escaped.
-const UNLINED: &str = r#"coalesce(position('"q":[' IN l.document) = 0, true)"#;
+/// Whether the document of the row `l` has no queue. No text of a user can match: quotes in it are escaped.
+const WITHOUT_QUEUE: &str = r#"coalesce(position('"q":[' IN l.document) = 0, true)"#;
 
-/// What stands for the table of waiters on a standby.
+/// The substitute for the table of waiters on a standby.
 const NO_WAITERS: &str =
     "(SELECT 0::bigint AS place, ''::text AS name, ''::text AS hold, now() AS since, now() AS seen, ''::text AS metadata WHERE false)";
 
@@ -44,17 +44,17 @@ impl Tables {
         Self { plain: table.to_owned(), standby: false }
     }
 
-    /// The same, for reading them on a standby.
+    /// Returns the names for reading the tables on a standby.
     pub(super) fn on_standby(&self) -> Self {
         Self { standby: true, ..self.clone() }
     }
 
-    /// The table without its schema, and whether it has one.
+    /// Returns the table's name without its schema, and whether it has a schema.
     pub(super) fn bare(&self) -> (&str, bool) {
         self.plain.rsplit_once('.').map_or((&*self.plain, false), |(_, table)| (table, true))
     }
 
-    /// The statement with the names put in. They are quoted, and have no quotes themselves.
+    /// Fills the names into a statement. They are quoted, and have no quotes themselves.
     pub(super) fn fill(&self, sql: &str) -> String {
         sql.replace("{left_holds}", include_str!("sql/left_holds.sql").trim_end())
             .replace("{left}", LEFT)
@@ -63,7 +63,7 @@ impl Tables {
             .replace("{free}", FREE)
             .replace("{columns}", include_str!("sql/columns.sql").trim_end())
             .replace("{waited}", WAITED)
-            .replace("{unlined}", UNLINED)
+            .replace("{unlined}", WITHOUT_QUEUE)
             .replace("{layout}", &LAYOUT.to_string())
             .replace("{starts}", include_str!("sql/starts.sql").trim_end())
             .replace("{starts_schema}", include_str!("sql/starts_schema.sql"))
@@ -77,7 +77,7 @@ impl Tables {
             .replace("{marks}", &self.quoted("_marks"))
     }
 
-    /// `schema.table` quoted part by part.
+    /// Returns `schema.table`, quoted part by part.
     pub(super) fn quoted(&self, suffix: &str) -> String {
         let parts: Vec<_> = self.plain.split('.').map(|part| part.replace('"', "")).collect();
         format!("\"{}{suffix}\"", parts.join("\".\""))
@@ -88,25 +88,25 @@ impl Tables {
         format!("dlock_{:016x}", fingerprint(&["channel", &self.plain, name]))
     }
 
-    /// The channel on which a fair waiter is notified.
+    /// Returns the channel on which a waiter in the document is notified.
     pub(super) fn waiter(&self, name: &str, hold: &str) -> String {
         format!("dlock_{:016x}", fingerprint(&["waiter", &self.plain, name, hold]))
     }
 
-    /// The advisory lock that picks the watcher of a lock's row.
-    pub(super) fn gate(&self, name: &str) -> i64 {
+    /// Returns the advisory lock that picks the watcher of a lock's row.
+    pub(super) fn advisory_lock(&self, name: &str) -> i64 {
         fingerprint(&["gate", &self.plain, name]).cast_signed()
     }
 
-    /// The advisory lock that every reader of a row also takes, and that a writer waits for first: a new reader does not get past
-    /// a waiting writer. The server's locks of rows by themselves let readers in as long as there are others.
-    pub(super) fn turn(&self, name: &str) -> i64 {
+    /// Returns the advisory lock that every reader of a row also takes, and that a writer waits for first: no new reader gets past
+    /// a waiting writer. The server's row locks alone let new readers in while other readers have the row.
+    pub(super) fn reader_lock(&self, name: &str) -> i64 {
         fingerprint(&["turn", &self.plain, name]).cast_signed()
     }
 
-    /// Returns the advisory lock for the line in which a session of this server process waits.
-    pub(super) fn line(&self, name: &str, pid: i32) -> i64 {
-        let nth = pid.unsigned_abs() % LINES;
+    /// Returns the advisory lock of the queue in which a session of this server process blocks.
+    pub(super) fn queue_lock(&self, name: &str, pid: i32) -> i64 {
+        let nth = pid.unsigned_abs() % QUEUES;
         fingerprint(&["line", &self.plain, name, &nth.to_string()]).cast_signed()
     }
 }
@@ -119,8 +119,8 @@ mod tests {
     fn names_are_quoted_part_by_part() {
         let tables = Tables::new("jobs.shedlock");
         assert_eq!(tables.fill("FROM {table}, {waiters}"), r#"FROM "jobs"."shedlock", "jobs"."shedlock_waiters""#);
-        assert_ne!(tables.gate("a"), tables.gate("b"));
-        assert_ne!(tables.line("a", 0), tables.line("a", 1));
+        assert_ne!(tables.advisory_lock("a"), tables.advisory_lock("b"));
+        assert_ne!(tables.queue_lock("a", 0), tables.queue_lock("a", 1));
         assert_ne!(tables.channel("a"), Tables::new("dlock").channel("a"));
     }
 }

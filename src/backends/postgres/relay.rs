@@ -1,23 +1,19 @@
 //! A relay between sqlx and the server's socket, within this process.
 //!
 //! sqlx speaks the protocol, except for these parts, which the relay adds:
-//! - It takes no stream and hides the one it opens: a session lock must outlive a killed dlock by way of its socket, which so has
-//!   to be one of ours.
-//! - It trusts the public authorities in addition to the one that a user names: TLS is spoken here, with that one alone.
-//! - It treats a notification as an error of the server: the relay takes notifications out and reports them.
-//! - It keeps to itself which process of the server's serves a session, by which a session is ended that does not listen, and the
+//! - sqlx takes no stream and hides the one it opens: the guardian needs the socket, so that a session lock outlives a killed
+//!   dlock.
+//! - sqlx trusts the public authorities in addition to the one that a user names: the relay speaks TLS, with that authority alone.
+//! - sqlx treats a notification as an error of the server: the relay takes notifications out and reports them.
+//! - sqlx hides the number of the server's process, by which dlock ends a session that does not answer, and the
 //!   database's encoding.
-//! - It ends a session without a word, which the server would log: what is left by it is said here.
+//! - sqlx drops a session without the message that ends it, which the server would log: the relay sends that message.
 //!
-//! Everything else passes through as it is. The way to here is a socket without a place in the file system, with a random name, which
-//! serves one client of this very process and is closed then.
+//! Everything else passes through unchanged. sqlx connects to a socket without a place in the file system, with a random name, which
+//! serves one client of this process and is closed then.
 
 use std::{
     io,
-    os::{
-        linux::net::SocketAddrExt as _,
-        unix::net::{SocketAddr, UnixListener as StdListener},
-    },
     sync::{Arc, atomic::Ordering},
 };
 
@@ -28,17 +24,17 @@ use tokio::{
 };
 
 use super::{connection::Unasked, dial::Stream, options::PORT};
-use crate::lock::random;
+use crate::{backends::sql::loopback, lock::random};
 
 /// The message that ends a session.
 const TERMINATE: [u8; 5] = [b'X', 0, 0, 0, 4];
-/// A message of the server's that answers nothing.
+/// The message of a notification, which answers no request.
 const NOTIFICATION: u8 = b'A';
-/// The one that says which process it is, at the login's end.
+/// The message with the number of the server's process, at the end of the login.
 const PROCESS: u8 = b'K';
-/// The one that says how a setting is.
+/// The message with a setting's value.
 const SETTING: u8 = b'S';
-/// As much of a message is kept.
+/// The number of bytes that are kept of a message.
 const KEPT: usize = 64;
 
 /// The address to which sqlx connects.
@@ -51,9 +47,8 @@ impl Relay {
     pub(super) fn bind() -> io::Result<Self> {
         let name = format!("dlock-{:016x}{:016x}", random(), random());
         // As PostgreSQL's clients name a socket in a folder.
-        let listener = StdListener::bind_addr(&SocketAddr::from_abstract_name(format!("{name}/.s.PGSQL.{PORT}"))?)?;
-        listener.set_nonblocking(true)?;
-        Ok(Self { name, listener: UnixListener::from_std(listener)? })
+        let listener = loopback::listen(&format!("{name}/.s.PGSQL.{PORT}"))?;
+        Ok(Self { name, listener })
     }
 
     /// Returns the folder of the socket, for [`PORT`].
@@ -64,30 +59,20 @@ impl Relay {
     /// Passes messages between one client and the server, until either ends.
     pub(super) fn start(self, server: Box<dyn Stream>, unasked: Arc<Unasked>) -> Passing {
         let task = tokio::spawn(async move {
-            if let Ok(client) = self.accept().await {
-                // Whatever ended it, it is over.
+            if let Ok(client) = loopback::accept(self.listener).await {
+                // Either end may have failed: the session is over.
                 let _ = pass(client, server, &unasked).await;
             }
             unasked.end();
         });
         Passing { task, break_off: true }
     }
-
-    async fn accept(self) -> io::Result<UnixStream> {
-        let this_process = i32::try_from(std::process::id()).ok();
-        loop {
-            let (client, _) = self.listener.accept().await?;
-            if client.peer_cred()?.pid() == this_process {
-                return Ok(client);
-            }
-        }
-    }
 }
 
-/// The task that passes on. It ends once sqlx has ended, or with this value, which breaks it off.
+/// The task that passes messages on. It ends once sqlx has ended, or is aborted when this value is dropped.
 pub(super) struct Passing {
     task: JoinHandle<()>,
-    /// Whether to drop what was not passed on yet, so that the server hears no farewell.
+    /// Whether to drop messages that were not passed on yet, including the one that ends the session.
     pub break_off: bool,
 }
 
@@ -117,7 +102,7 @@ async fn pass(client: UnixStream, server: Box<dyn Stream>, unasked: &Unasked) ->
             }
             answers.clear();
             if messages.read(&read[..length], &mut answers) {
-                unasked.rung.notify_one();
+                unasked.notified.notify_one();
             }
             if let Some(pid) = messages.process.take() {
                 unasked.pid.store(pid, Ordering::SeqCst);
@@ -134,15 +119,15 @@ async fn pass(client: UnixStream, server: Box<dyn Stream>, unasked: &Unasked) ->
     }
 }
 
-/// The server's messages: a letter, a length that counts itself, and as much less four.
+/// A parser of the server's messages: a letter, a length that includes its own four bytes, and the rest.
 #[derive(Debug, Default)]
 struct Messages {
-    /// The begin of one whose length is not there yet.
+    /// The first bytes of a message whose length has not arrived yet.
     begun: Vec<u8>,
-    /// Of which kind is the one that is under way, and how much of it is still to come.
+    /// The letter of the present message, and how many of its bytes have not arrived yet.
     kind: u8,
     left: usize,
-    /// What it says, as far as that is of use here.
+    /// The first bytes of the present message, if the relay uses them.
     said: Vec<u8>,
     /// The server's process, once the server has named it.
     process: Option<i32>,
@@ -151,19 +136,19 @@ struct Messages {
 }
 
 impl Messages {
-    /// Reads on; all but notifications goes to `out`. True if there was one.
+    /// Parses more bytes, and appends all but notifications to `out`. Returns true if there was a notification.
     fn read(&mut self, mut bytes: &[u8], out: &mut Vec<u8>) -> bool {
-        let mut rung = false;
+        let mut notified = false;
         while !bytes.is_empty() {
             if self.left == 0 {
                 let (begin, rest) = bytes.split_at(bytes.len().min(5 - self.begun.len()));
                 self.begun.extend_from_slice(begin);
                 bytes = rest;
-                let &[kind, a, b, c, d] = &self.begun[..] else { return rung };
-                // A length below four is no server's; let sqlx say so.
+                let &[kind, a, b, c, d] = &self.begun[..] else { return notified };
+                // No server sends a length below four; sqlx reports it.
                 self.left = (u32::from_be_bytes([a, b, c, d]) as usize).saturating_sub(4);
                 self.kind = kind;
-                rung |= kind == NOTIFICATION;
+                notified |= kind == NOTIFICATION;
                 if kind != NOTIFICATION {
                     out.extend_from_slice(&self.begun);
                 }
@@ -183,10 +168,10 @@ impl Messages {
                 self.is_said();
             }
         }
-        rung
+        notified
     }
 
-    /// A message is there as a whole.
+    /// Handles a complete message.
     fn is_said(&mut self) {
         match (self.kind, self.said.first_chunk()) {
             (PROCESS, Some(pid)) => self.process = Some(i32::from_be_bytes(*pid)),
@@ -256,10 +241,10 @@ mod tests {
             let bytes = |(kind, length): &(u8, usize)| message(*kind, *length);
             let sent: Vec<u8> = all.iter().flat_map(bytes).collect();
             let expected: Vec<u8> = all.iter().filter(|(kind, _)| *kind != NOTIFICATION).flat_map(bytes).collect();
-            let (mut messages, mut out, mut rung, mut rest) = (Messages::default(), Vec::new(), false, &sent[..]);
+            let (mut messages, mut out, mut notified, mut rest) = (Messages::default(), Vec::new(), false, &sent[..]);
             for cut in cuts.iter().cycle() {
                 let (part, after) = rest.split_at(rest.len().min(*cut));
-                rung |= messages.read(part, &mut out);
+                notified |= messages.read(part, &mut out);
                 rest = after;
                 if rest.is_empty() {
                     break;
@@ -268,7 +253,7 @@ mod tests {
             prop_assert_eq!(out, expected);
             let named = all.iter().any(|(kind, length)| *kind == PROCESS && *length >= 4);
             prop_assert_eq!(messages.process, named.then_some(i32::from_be_bytes([PROCESS; 4])));
-            prop_assert_eq!(rung, all.iter().any(|(kind, _)| *kind == NOTIFICATION));
+            prop_assert_eq!(notified, all.iter().any(|(kind, _)| *kind == NOTIFICATION));
         }
     }
 }

@@ -1,42 +1,40 @@
-//! Creating the tables, upgrading ShedLock's, and removing what is long unused.
+//! Creates the tables, upgrades ShedLock's, and removes rows that are long unused.
 
 use std::time::Duration;
 
-use sqlx::Row as _;
-
-use super::{connection::Session, names::Tables, options::Mode, statement::Value};
+use super::{connection::PostgresSession, names::Tables, statement::Value};
 use crate::{
-    backends::sql::{LAYOUT, Names, Options, SHARED_BY},
+    backends::sql::{LAYOUT, Names, SHARED_BY, SqlMode, SqlOptions},
     lock::{Error, Init, Kind, Result},
 };
 
-/// All columns that must be there, by table.
+/// The statement for a table's columns.
 const COLUMNS: &str = "SELECT c.column_name::text, c.data_type::text, c.collation_name::text FROM information_schema.columns AS c
   JOIN pg_class AS k ON k.oid = to_regclass($1) JOIN pg_namespace AS n ON n.oid = k.relnamespace
  WHERE c.table_schema = n.nspname AND c.table_name = k.relname";
 
-/// What `dlock init` does, as SQL.
+/// Returns the SQL of `dlock init`.
 pub(super) fn text(tables: &Tables) -> String {
     tables.fill(include_str!("sql/schema.sql"))
 }
 
-/// Creates what is missing, and gives locks over to this mode that are kept in another one and have no holder. Asked again it changes
+/// Creates missing tables and columns, and moves locks without a holder from other modes to this mode. A repeated call changes
 /// nothing, and takes no lock on the tables.
-pub(super) async fn create(session: &mut Session, tables: &Tables, mode: Mode) -> Result<Init> {
+pub(super) async fn create(session: &mut PostgresSession, tables: &Tables, mode: SqlMode) -> Result<Init> {
     let done = upgrade(session, tables).await?;
     let sql = "UPDATE {table} AS l SET mode = $1, revision = l.revision + 1
                 WHERE l.mode IS NOT NULL AND l.mode IS DISTINCT FROM $1 AND NOT EXISTS (SELECT FROM {sessions} AS s WHERE s.name = l.name)";
-    let mode = (mode != Mode::Lease).then(|| mode.name());
+    let mode = (mode != SqlMode::Lease).then(|| mode.name());
     session.query(&tables.fill(sql), &[Value::Maybe(mode)]).await?;
     Ok(done)
 }
 
-async fn upgrade(session: &mut Session, tables: &Tables) -> Result<Init> {
+async fn upgrade(session: &mut PostgresSession, tables: &Tables) -> Result<Init> {
     if is_complete(session, tables).await? {
         return Ok(Init::UpToDate);
     }
-    // One transaction; two at a time would get into each other's way where the tables are not there yet.
-    let number = tables.gate("init");
+    // One transaction at a time: two would conflict while the tables don't exist.
+    let number = tables.advisory_lock("init");
     session
         .run(&format!(
             "BEGIN; SET LOCAL lock_timeout = '3s'; SET LOCAL client_min_messages = warning; SELECT pg_advisory_xact_lock({number}); {} COMMIT",
@@ -47,16 +45,16 @@ async fn upgrade(session: &mut Session, tables: &Tables) -> Result<Init> {
     Ok(Init::Created)
 }
 
-/// Whether all tables and columns are there.
+/// Whether all tables and columns exist.
 ///
 /// # Errors
-/// When a column is there that can't be used.
-pub(super) async fn is_complete(session: &mut Session, tables: &Tables) -> Result<bool> {
+/// A column has a type that dlock can't use.
+pub(super) async fn is_complete(session: &mut PostgresSession, tables: &Tables) -> Result<bool> {
     let found = session.query(COLUMNS, &[Value::Text(&tables.quoted(""))]).await?;
-    let column = |name: &str| found.iter().find(|row| row.get::<&str, _>(0) == name);
+    let column = |name: &str| found.iter().find(|row| row.at(0) == name);
     for name in ["lock_until", "locked_at"] {
-        // ShedLock writes UTC without a zone; a column with one takes that for the session's.
-        if column(name).is_some_and(|row| row.get::<&str, _>(1) != "timestamp without time zone") {
+        // ShedLock writes UTC without a zone; a column with a zone would convert it from the session's zone.
+        if column(name).is_some_and(|row| row.at(1) != "timestamp without time zone") {
             return Err(Error::new(
                 Kind::Config,
                 format!("the column {name} of the table {} is no timestamp without time zone", tables.quoted("")),
@@ -66,8 +64,8 @@ pub(super) async fn is_complete(session: &mut Session, tables: &Tables) -> Resul
     }
     let older = format!("SELECT 1 FROM {{table}} WHERE layout < {LAYOUT} LIMIT 1");
     let is_older = column("layout").is_some() && !session.query(&tables.fill(&older), &[]).await?.is_empty();
-    let wide = |name: &str| column(name).is_some_and(|row| row.get::<&str, _>(1) == "text");
-    let by_bytes = column("name").is_some_and(|row| row.get::<Option<&str>, _>(2) == Some("C"));
+    let wide = |name: &str| column(name).is_some_and(|row| row.at(1) == "text");
+    let by_bytes = column("name").is_some_and(|row| row.at(2) == "C");
     let complete = !is_older
         && by_bytes
         && wide("name")
@@ -81,28 +79,20 @@ pub(super) async fn is_complete(session: &mut Session, tables: &Tables) -> Resul
         ["_waiters", "_rows", "_fences", "_sessions", "_runs", "_skips", "_marks"].map(|suffix| tables.quoted(suffix)).into();
     let sides = session.query_one("SELECT count(to_regclass(name)) FROM unnest($1) AS name", &[Value::Texts(&sides)]).await?;
     let fences = session.query(COLUMNS, &[Value::Text(&tables.quoted("_fences"))]).await?;
-    let complete = complete && fences.iter().any(|row| row.get::<&str, _>(0) == "start_hold");
+    let complete = complete && fences.iter().any(|row| row.at(0) == "start_hold");
     let sessions = session.query(COLUMNS, &[Value::Text(&tables.quoted("_sessions"))]).await?;
     let logged = "SELECT relpersistence = 'p' FROM pg_class WHERE oid = to_regclass($1)";
     let logged = session.query(logged, &[Value::Text(&tables.quoted("_sessions"))]).await?;
-    let complete = complete && sessions.iter().any(|row| row.get::<&str, _>(0) == "ends") && logged.iter().any(|row| row.get(0));
-    Ok(complete && sides.get::<i64, _>(0) == 7)
+    let complete = complete && sessions.iter().any(|row| row.at(0) == "ends") && logged.iter().any(|row| row.at(0) == "t");
+    Ok(complete && sides.at(0) == "7")
 }
 
-/// Removes rows that were last used so long ago, and waiters that have gone.
-///
-/// A row that is taken again is made anew, with a fence of the server's time in µs. So a row goes only if its fence lies
-/// below the time in µs before which it was last used: a clock would have to be set back by all of `unused_for` for a fence
-/// to repeat.
-pub(super) async fn collect(session: &mut Session, tables: &Tables, options: &Options, unused_for: Duration) -> Result<u64> {
+/// See [`Database::collect`](crate::backends::sql::Database::collect).
+pub(super) async fn collect(session: &mut PostgresSession, tables: &Tables, options: &SqlOptions, unused_for: Duration) -> Result<u64> {
     options.check_collect()?;
     let shared = tables.fill("SELECT 1 FROM {table} WHERE owner IS DISTINCT FROM locked_by AND locked_by <> $1 LIMIT 1");
     if !session.query(&shared, &[Value::Text(SHARED_BY)]).await?.is_empty() {
-        return Err(Error::new(
-            Kind::Unsupported,
-            "other programs than dlock keep locks in this table, and some remember which rows exist",
-        )
-        .hint("remove the rows by hand while those programs are stopped"));
+        return Err(SqlOptions::shares_table());
     }
     let seconds = unused_for.as_secs_f64();
     let names = Names::new(&options.namespace).starting_with("");

@@ -4,144 +4,134 @@
 
 use std::time::Duration;
 
-use sqlx::{Row as _, postgres::PgRow};
-
-use super::{
-    failure,
-    options::{AdvisoryKey, Mode},
-    sessions::Sessions,
-    statement::Value,
-};
+use super::{history, options::AdvisoryKey, sessions::PostgresSessions, starts, statement::Value};
 use crate::{
-    backends::sql::{Plain, micros},
-    lock::{Break, Fence, Holder, Key, LockState, Mode as How, Renewal, Result, Token, Waiter, Which},
+    backends::sql::{Fields, Plain, Row, SessionReads, SqlMode, as_fence, foreign_holder, micros},
+    lock::{Fence, History, Holder, Key, LockState, Mode, Renewal, Result, Token, Waiter, Which},
 };
 
-impl Sessions {
+impl PostgresSessions {
     pub(super) fn look_sql(&self) -> String {
-        if self.options.mode == Mode::Row {
-            return self.tables.fill(include_str!("sql/row_holders.sql"));
+        if self.is_row() {
+            return self.client.tables.fill(include_str!("sql/row_holders.sql"));
         }
         let big =
             |key: &str| format!("l.objsubid = 1 AND l.classid = (({key} >> 32) & 4294967295)::oid AND l.objid = ({key} & 4294967295)::oid");
-        let is_key = match self.options.advisory_key {
+        let is_key = match self.client.options.advisory_key {
             None => big("hashtextextended($1, 0)"),
             Some(AdvisoryKey::One(key)) => big(&format!("'{key}'::bigint")),
             Some(AdvisoryKey::Two(first, second)) => {
                 format!("l.objsubid = 2 AND l.classid = {} AND l.objid = {}", first.cast_unsigned(), second.cast_unsigned())
             }
         };
-        self.tables.fill(include_str!("sql/advisory_holders.sql")).replace("{is_key}", &is_key)
+        self.client.tables.fill(include_str!("sql/advisory_holders.sql")).replace("{is_key}", &is_key)
+    }
+}
+
+impl SessionReads for PostgresSessions {
+    const HELD_NAMES: &'static str = "SELECT DISTINCT name FROM {sessions} WHERE left(name, length($1)) = $1 ORDER BY 1";
+
+    fn known_names(which: Which) -> String {
+        starts::known("{fences}", which)
     }
 
-    pub(super) async fn look_at(&mut self, key: &Key) -> Result<LockState> {
-        let (look, name) = (self.look_sql(), self.names.of(key));
-        let stored_as = match self.options.mode {
-            Mode::Lease | Mode::Row => name.clone(),
-            Mode::Advisory => super::sharing::advisory_name(&self.options, key),
+    async fn names(&mut self, sql: &str, start: &str) -> Result<Vec<String>> {
+        let sql = self.client.tables.fill(sql);
+        let rows = self.read(async |table| table.session.query(&sql, &[Value::Text(start)]).await).await?;
+        rows.iter().map(|row| Fields::of(row).text()).collect()
+    }
+
+    async fn look(&mut self, key: &Key) -> Result<LockState> {
+        let (look, name) = (self.look_sql(), self.name_of(key));
+        let stored_as = match self.client.mode() {
+            SqlMode::Lease | SqlMode::Row => name.clone(),
+            SqlMode::Advisory => super::sharing::advisory_name(&self.client.options, key),
         };
-        self.look(async |table| {
+        self.read(async |table| {
             let rows = table.session.query(&look, &[Value::Text(&name)]).await?;
             let waiters: Vec<Waiter> = table.queue(&name, true).await?.iter().map(Plain::waiter).collect();
-            let (holders, last_fence) = holders(&rows)?;
+            let (holders, last_fence) = read_holders(&rows)?;
             Ok(LockState { key: key.clone(), stored_as: stored_as.clone(), holders, waiters, last_fence, nodes: Vec::new() })
         })
         .await
     }
 
-    pub(super) async fn look_for(&mut self, key: &Key, token: &Token) -> Result<Renewal> {
-        let (look, name, hold) = (self.look_sql(), self.names.of(key), token.hold_text());
-        let own = self.tables.fill("SELECT pid FROM {sessions} WHERE name = $1 AND hold = $2 AND server = {server}");
-        self.aside(async |table| {
-            let rows = table.session.query(&look, &[Value::Text(&name)]).await?;
-            // Last: a holder that is there first and wrote this was there all the time.
-            let own = table.session.query(&own, &[Value::Text(&name), Value::Text(&hold)]).await?;
-            let pid = |row: &PgRow| row.try_get::<Option<i32>, _>("pid").map_err(failure::malformed);
-            for row in rows {
-                if let Some(pid_of_holder) = pid(&row)?
-                    && own.first().map(pid).transpose()?.flatten() == Some(pid_of_holder)
-                {
-                    let (holders, _) = holders(&[row])?;
-                    return Ok(Renewal::Kept { expires_in: holders.first().and_then(|holder| holder.expires_in) });
-                }
-            }
-            Ok(Renewal::NotHeld)
-        })
-        .await
+    async fn probe(&mut self, key: &Key, token: &Token) -> Result<Renewal> {
+        let (look, name, hold) = (self.look_sql(), self.name_of(key), token.hold_text());
+        let own = self.client.tables.fill("SELECT pid FROM {sessions} WHERE name = $1 AND hold = $2 AND server = {server}");
+        let rows = self.query(&look, &[Value::Text(&name)]).await?;
+        // Last: a holder that is there first and wrote this was there all the time.
+        let own = self.query(&own, &[Value::Text(&name), Value::Text(&hold)]).await?;
+        let own = own.first().map(|row| Fields::of(row).int()).transpose()?;
+        let holder = read_sessions(&rows)?.into_iter().find(|session| own == Some(session.pid));
+        Ok(holder.map_or(Renewal::NotHeld, |session| Renewal::Kept { expires_in: session.holder.expires_in }))
     }
 
-    pub(super) async fn known_keys(&mut self, start: &str, which: Which) -> Result<Vec<Key>> {
-        let start = self.names.starting_with(start);
-        let sql = self.tables.fill(&super::starts::known("{fences}", which));
-        let rows = self.look(async |table| table.session.query(&sql, &[Value::Text(&start)]).await).await?;
-        let names = rows.iter().map(|row| row.try_get(0).map_err(failure::malformed)).collect::<Result<Vec<String>>>()?;
-        Ok(names.iter().filter_map(|name| self.names.key(name)).collect())
-    }
-
-    pub(super) async fn look_at_all(&mut self, start: &str) -> Result<Vec<LockState>> {
-        let start = self.names.starting_with(start);
-        let sql = self.tables.fill("SELECT DISTINCT name FROM {sessions} WHERE left(name, length($1)) = $1 ORDER BY 1");
-        let rows = self.look(async |table| table.session.query(&sql, &[Value::Text(&start)]).await).await?;
-        let mut states = Vec::new();
-        for row in rows {
-            let name: String = row.try_get(0).map_err(failure::malformed)?;
-            let Some(key) = self.names.key(&name) else { continue };
-            let state = self.look_at(&key).await?;
-            if !state.holders.is_empty() {
-                states.push(state);
-            }
-        }
-        Ok(states)
+    async fn history(&mut self, key: &Key) -> Result<History> {
+        let (look, name) = (self.look_sql(), self.name_of(key));
+        let record =
+            self.query(&self.client.tables.fill("SELECT {starts} FROM {fences} AS l WHERE l.name = $1"), &[Value::Text(&name)]).await?;
+        let record = record.first().map(|row| Fields::of(row).run_record()).transpose()?.unwrap_or_default();
+        let (past, skips) = self
+            .read(async |table| {
+                // Read the written holds first, then the holders: each holder wrote its hold before.
+                let maybe = history::maybe_vanished(table.session, table.tables, &name).await?;
+                let (holders, _) = read_holders(&table.session.query(&look, &[Value::Text(&name)]).await?)?;
+                let (mut past, skips) = history::read(table.session, table.tables, &name).await?;
+                past.extend(maybe.into_iter().filter(|past| holders.iter().all(|holder| holder.fence != past.fence)));
+                Ok((past, skips))
+            })
+            .await?;
+        Ok(History { record, ..History::new(past, skips) })
     }
 }
 
-/// The break of the hold that a row describes.
-pub(super) fn broken(row: &PgRow) -> Result<Option<Break>, sqlx::Error> {
-    let (mark, seen): (Option<String>, Option<bool>) = (row.try_get("mark")?, row.try_get("seen")?);
-    let mark: Option<Break> = mark.and_then(|mark| serde_json::from_str(&mark).ok());
-    Ok(mark.map(|mark| Break { seen: seen == Some(true), ..mark }))
+/// The [`HolderSession::pid`] of a hold whose server is gone.
+pub(super) const LEFT: i64 = 0;
+
+/// A session that has the lock.
+pub(super) struct HolderSession {
+    /// The server's process.
+    pub pid: i64,
+    /// When the process began to serve the session, if this user may see that.
+    pub began: Option<String>,
+    pub holder: Holder,
 }
 
-/// For how long the lock rests because of holds whose server is gone.
-pub(super) fn rests(rows: &[PgRow]) -> Result<Option<Duration>> {
-    let read = |row: &PgRow| -> Result<Option<Duration>, sqlx::Error> {
-        let is_left = row.try_get::<Option<i32>, _>("pid")? == Some(LEFT);
-        let (ttl, silent): (Option<i64>, Option<i64>) = (row.try_get("ttl_ms")?, row.try_get("silent_us")?);
-        Ok(ttl.zip(silent).filter(|_| is_left).map(|(ttl, silent)| micros(ttl * 1000 - silent)))
-    };
-    let all: Vec<_> = rows.iter().map(read).collect::<Result<_, _>>().map_err(failure::malformed)?;
-    Ok(all.into_iter().flatten().max())
-}
-
-/// In the place of a process: the server that had the session is gone.
-pub(super) const LEFT: i32 = 0;
-
-/// The holders, and the last fence given out.
-pub(super) fn holders(rows: &[PgRow]) -> Result<(Vec<Holder>, Option<Fence>)> {
-    let read = |row: &PgRow| -> Result<Option<Holder>, sqlx::Error> {
-        let Some(pid) = row.try_get::<Option<i32>, _>("pid")? else { return Ok(None) };
-        let fence: Option<i64> = row.try_get("fence")?;
-        let silent = row.try_get::<Option<i64>, _>("silent_us")?.filter(|_| fence.is_some());
-        let ttl: Option<i64> = row.try_get("ttl_ms")?;
-        let metadata: Option<String> = row.try_get("metadata")?;
-        Ok(Some(Holder {
-            permit: None,
-            mode: if row.try_get("shared")? { How::Shared } else { How::Exclusive },
-            metadata: metadata.and_then(|json| serde_json::from_str(&json).ok()),
-            fence: fence.map(|fence| Fence(u64::try_from(fence).unwrap_or_default())),
-            foreign: fence.is_none(),
-            detached: false,
-            held_for: row.try_get::<Option<i64>, _>("held_us")?.map(micros),
-            renewed_ago: silent.filter(|_| pid != LEFT).map(micros),
-            expires_in: ttl.zip(silent).map(|(ttl, silent)| micros(ttl * 1000 - silent)),
-            holds: 1,
-            broken: broken(row)?,
-        }))
-    };
-    let mut holders = Vec::new();
+/// Reads the answer to [`PostgresSessions::look_sql`], whose only row has no process if the lock has no holder.
+pub(super) fn read_sessions(rows: &[Row]) -> Result<Vec<HolderSession>> {
+    let mut sessions = Vec::new();
     for row in rows {
-        holders.extend(read(row).map_err(failure::malformed)?);
+        let mut fields = Fields::of(row);
+        let Some(pid) = fields.int_or_null()? else { continue };
+        let mode = if fields.flag()? { Mode::Shared } else { Mode::Exclusive };
+        let (fence, metadata, held) = (fields.int_or_null()?, fields.json()?, fields.int_or_null()?);
+        let silent = fields.int_or_null()?.filter(|_| fence.is_some());
+        let holder = Holder {
+            metadata,
+            fence: fence.map(as_fence),
+            foreign: fence.is_none(),
+            held_for: held.map(micros),
+            renewed_ago: silent.filter(|_| pid != LEFT).map(micros),
+            expires_in: fields.int_or_null()?.zip(silent).map(|(ttl, silent)| micros(ttl * 1000 - silent)),
+            broken: fields.mark()?,
+            ..foreign_holder(mode)
+        };
+        sessions.push(HolderSession { pid, began: fields.text_or_null()?, holder });
     }
-    let last = rows.first().map(|row| row.try_get::<Option<i64>, _>("last_fence")).transpose().map_err(failure::malformed)?.flatten();
-    Ok((holders, last.map(|fence| Fence(u64::try_from(fence).unwrap_or_default()))))
+    Ok(sessions)
+}
+
+/// Returns the holders, and the last fence given out.
+pub(super) fn read_holders(rows: &[Row]) -> Result<(Vec<Holder>, Option<Fence>)> {
+    let last = rows.first().map_or("", |row| row.at(LAST_FENCE)).parse().ok().map(as_fence);
+    Ok((read_sessions(rows)?.into_iter().map(|session| session.holder).collect(), last))
+}
+
+/// The column of the last fence.
+const LAST_FENCE: usize = 10;
+
+/// Returns how long the lock stays busy because of holds whose server is gone.
+pub(super) fn left_for(rows: &[Row]) -> Result<Option<Duration>> {
+    Ok(read_sessions(rows)?.iter().filter(|session| session.pid == LEFT).filter_map(|session| session.holder.expires_in).max())
 }

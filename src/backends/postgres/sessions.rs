@@ -1,367 +1,344 @@
-//! `mode=row` and `mode=advisory`: a session has the lock, and the lock ends with the session.
+//! `mode=row` and `mode=advisory` of PostgreSQL: see [`crate::backends::sql::sessions`].
 //!
-//! Another process can't take over or enter a hold. dlock checks a hold over the hold's own session only:
-//! an error that ended the session ended the hold. dlock counts and commits the fence once it has the lock, before
-//! it reports the grant, over a second session if the first is in a transaction.
+//! In `mode=row` the server checks for waiting writers before it lets a reader in by an advisory lock next to the row.
 //!
-//! Worst interleavings, and why they are harmless:
-//! - *The reply to a grant is lost.* dlock asks the same session again, which has the lock already. After two unanswered
-//!   requests dlock leaves the session to the server, which ends the session after the TTL, and dlock asks over another session.
-//! - *The holder's fence is counted and the holder dies.* The fence is skipped.
-//! - *The session is ended by an administrator, a restart or the idle timeout.* The socket says so at once ([`Tether::watch`]),
-//!   or the next renewal does, and dlock kills the command. The next holder may have the lock in that instant: the row
-//!   of the previous holder makes it wait a moment before it starts anything.
-//! - *The server crashes or fails over, and a holder does not notice.* The holder's row names the server that had
-//!   its session: the lock is busy until the holder's lease is over by the server's clock.
-//! - *Another mode is used for the same lock.* The lock's row in the table of leases names its mode: other modes are refused.
-//! - *A waiter gets the lock while it is frozen.* The server ends that session after five seconds of silence.
-//! - *Readers come one after the other while a writer waits.* The server checks for waiting writers before it lets a reader in, in `mode=row` by an
-//!   advisory lock next to the row. A wait ends every few seconds and begins again: a reader that comes in just that instant gets in.
-//! - *dlock is killed.* The guardian has the socket as well, and closes it when the command's tree is dead.
+//! Worst cases of a hold's begin: the answer is lost and the request is repeated (the row says which fence was counted for this hold: its
+//! start is no run before it, and counts once); the request is given up (the session that counts is ended before its rows are removed);
+//! the lock's session ends while the fence is counted over another one (as a holder that vanishes: the start stays).
 
-mod holding;
-mod waiting;
-
-use std::{io, os::fd::OwnedFd, time::Duration};
+use std::time::Duration;
 
 use super::{
-    checks,
-    connection::{Known, Session},
-    failure,
-    keeper::{Keeper, Target},
-    names::Tables,
-    options::{Mode, Options},
-    session_look::{holders, rests},
-    session_starts::Beginning,
-    statement::Value,
-    table::LockTable,
+    Postgres, checks,
+    connection::{PostgresSession, SessionId},
+    history,
+    options::PostgresOptions,
+    session_lock::{PostgresLock, SessionPart, no_row},
+    session_look::{left_for, read_holders},
+    starts,
+    statement::{Value, fill},
+    table::{LockTable, json, part},
 };
 use crate::{
-    backends::sql::{NEAR, Names, looks_at_the_end, ms},
+    backends::sql::{
+        self, Begin, Begun, Client, Fields, HasClient, Row, SHARED_BY, Session as _, SessionLocks, SessionStore, SqlMode, Tries, as_fence,
+        ms,
+    },
     lock::{
-        Amendment, Attempt, Backend, Busy, Capabilities, Denial, Error, Fence, Grant, History, Identity, Intent, Key, Kind, LockState,
-        Notice, Release, ReleaseInfo, Renewal, Request, Result, Tether, Token, Ttl, Wake, Which,
+        Amendment, Break, Capabilities, Error, Fence, Holder, Intent, Key, Kind, Mode, ReleaseInfo, Request, Result, RunRecord, RunState,
+        Token, Ttl,
     },
 };
-use async_trait::async_trait;
 
 pub(super) const ROW: Capabilities = Capabilities {
-    shared: true,
-    detached: false,
-    reentrant: false,
-    history: true,
-    run_policy: true,
-    breakable: true,
+    backend: "postgres mode=row",
     // The server's timeouts are milliseconds in 31 bits.
     ttl_max: Duration::from_secs(24 * 24 * 3600),
-    ..Capabilities::usual("postgres mode=row")
+    ..sql::SESSIONS
 };
 pub(super) const ADVISORY: Capabilities = Capabilities { backend: "postgres mode=advisory", ..ROW };
 
-/// Locks that sessions keep.
-pub struct Sessions {
-    pub(super) options: Options,
-    pub(super) tables: Tables,
-    pub(super) names: Names,
-    holds: Vec<Hold>,
-    /// Requests that try or wait, each with its own session.
-    pub(super) tries: Vec<(Key, Token, Keeper)>,
-    /// For all that is not a lock.
-    pub(super) side: Option<Session>,
-    /// Side sessions that count a fence, and did not answer.
-    pub(super) counting: Vec<Known>,
-    /// The tokens that may stand in a queue because of us.
-    queued: Vec<(Key, Token)>,
-    /// Nothing between us and the server shares its sessions.
-    direct: bool,
-    pub(super) notices: Vec<Notice>,
-}
+/// The time that a vanished holder may need to notice that its session is over, and to kill its command. Less for a short lease, whose
+/// command must start within half of the lease.
+const DRAIN_DELAY: Duration = Duration::from_millis(500);
 
-/// A lock that one of this process's sessions has.
-struct Hold {
-    key: Key,
-    token: Token,
-    keeper: Keeper,
-    fence: Fence,
-    ttl: Ttl,
-    /// The end of the lease by the server's clock, in µs.
-    ends: i64,
-    /// Later runs depend on its outcome.
-    matters: bool,
-    /// The lock is being given back and must not be relied on.
-    leaving: bool,
+/// How many parameters `begin_hold.sql` has of its own.
+const OWN: usize = 8;
+
+/// Locks that sessions keep.
+pub(super) type Sessions = SessionLocks<PostgresSessions>;
+
+/// A client whose sessions keep locks. The [`Client`]'s own session serves everything else.
+pub(in crate::backends) struct PostgresSessions {
+    pub(super) client: Client<Postgres>,
+    /// Sessions that count a fence, and did not answer.
+    counting: Vec<SessionId>,
+    /// No pooler between dlock and the server shares its sessions.
+    direct: bool,
 }
 
 impl Sessions {
     /// Returns a backend for `options`, without I/O.
-    pub fn new(options: Options) -> Self {
-        let (tables, names) = (Tables::new(&options.sql.table), Names::new(&options.sql.namespace));
-        Self {
-            options,
-            tables,
-            names,
-            holds: Vec::new(),
-            tries: Vec::new(),
-            side: None,
-            counting: Vec::new(),
-            queued: Vec::new(),
-            direct: false,
-            notices: Vec::new(),
-        }
+    pub fn new(options: PostgresOptions) -> Self {
+        Self::of(PostgresSessions { client: Client::new(options), counting: Vec::new(), direct: false })
+    }
+}
+
+impl HasClient for PostgresSessions {
+    type Database = Postgres;
+
+    fn client(&self) -> &Client<Postgres> {
+        &self.client
     }
 
-    fn capabilities(&self) -> &'static Capabilities {
-        if self.options.mode == Mode::Row { &ROW } else { &ADVISORY }
+    fn client_mut(&mut self) -> &mut Client<Postgres> {
+        &mut self.client
+    }
+}
+
+impl PostgresSessions {
+    pub(super) fn is_row(&self) -> bool {
+        self.client.mode() == SqlMode::Row
     }
 
-    fn hold_of(&self, key: &Key, token: &Token) -> Option<usize> {
-        self.holds.iter().position(|hold| hold.key == *key && hold.token == *token)
+    pub(super) fn name_of(&self, key: &Key) -> String {
+        self.client.names.of(key)
     }
 
-    fn try_of(&self, key: &Key, token: &Token) -> Option<usize> {
-        self.tries.iter().position(|(of, who, _)| of == key && who == token)
-    }
-
-    /// Takes out the session that asks for this request, if there is one that may still answer.
-    async fn take_try(&mut self, key: &Key, token: &Token) -> Option<Keeper> {
-        let at = self.try_of(key, token)?;
-        self.end_blocked(at).await;
-        let (_, _, keeper) = self.tries.swap_remove(at);
-        (keeper.session.is_alive() && keeper.unanswered < 2 && !keeper.blocked).then_some(keeper)
-    }
-
-    /// Ends a session that was left blocking in the server: otherwise the lock could be granted to a session without a client. If it is dropped half-way,
-    /// call it again.
-    async fn end_blocked(&mut self, at: usize) {
-        let keeper = &self.tries[at].2;
-        if keeper.blocked && keeper.session.is_alive() {
-            let other = keeper.session.known();
-            // If it can't be asked for, the server finds out by itself, after the session is dropped.
-            let _: Result<()> = self.aside(async |table| table.session.end_other(&other).await).await;
-        }
-    }
-
-    pub(super) async fn side(&mut self) -> Result<Session> {
-        match self.side.take().filter(Session::is_open) {
-            Some(session) => Ok(session),
-            None => Session::open(&self.options.sql).await,
-        }
-    }
-
+    /// Asks over the client's own session.
     pub(super) async fn aside<T>(&mut self, question: impl AsyncFnOnce(&mut LockTable<'_>) -> Result<T>) -> Result<T> {
-        let mut session = self.side().await?;
-        let answer = question(&mut LockTable::over(&mut session, &self.tables)).await;
-        self.side = Some(session);
+        let mut session = self.client.take().await?;
+        let answer = question(&mut LockTable::over(&mut session, &self.client.tables)).await;
+        self.client.session = Some(session);
         answer
     }
 
-    /// As [`Sessions::aside`], of a question that only reads: a standby can answer it, too.
-    pub(super) async fn look<T>(&mut self, question: impl AsyncFn(&mut LockTable<'_>) -> Result<T>) -> Result<T> {
-        let answer = self.aside(&question).await;
-        if !answer.as_ref().is_err_and(failure::is_in_recovery) {
-            return answer;
+    /// As [`PostgresSessions::aside`], for a question that only reads: a standby can answer it, too.
+    pub(super) async fn read<T>(&mut self, question: impl AsyncFn(&mut LockTable<'_>) -> Result<T>) -> Result<T> {
+        self.aside(async |table| table.read_anywhere(&question).await).await
+    }
+
+    /// Ends the side sessions that were asked to count a fence and did not answer.
+    async fn end_counting(&mut self) -> Result<()> {
+        while let Some(other) = self.counting.last().cloned() {
+            self.aside(async |table| table.session.end_other(&other).await).await?;
+            self.counting.pop();
         }
-        self.aside(async |table| {
-            let tables = table.tables.on_standby();
-            question(&mut LockTable::over(table.session, &tables)).await
-        })
-        .await
+        Ok(())
     }
 
-    /// The session that is to have this hold, in its place among the tries, so that a dropped question can be asked again.
-    async fn keeper(&mut self, request: &Request) -> Result<usize> {
-        let keeper = if let Some(keeper) = self.take_try(&request.key, &request.token).await {
-            keeper
-        } else {
-            let target = Target { name: self.names.of(&request.key), how: request.mode };
-            let mut keeper = Keeper::open(&self.options, &self.tables, target).await?;
-            if !self.direct && checks::is_pooled(&mut keeper.session, &self.options).await? {
-                return Err(Error::new(Kind::Config, "a pooler shares its sessions among clients, which ends the locks that they have")
-                    .hint("name the server itself in the URL, or a pool in session mode; ?mode=lease works with any"));
+    /// Runs statements over the client's own session.
+    pub(super) async fn query(&mut self, sql: &str, values: &[Value<'_>]) -> Result<Vec<Row>> {
+        self.aside(async |table| table.session.query(sql, values).await).await
+    }
+
+    /// Runs statements over the session that has the lock, or outside its transaction.
+    async fn over(&mut self, lock: &mut PostgresLock, sql: &str, values: &[Value<'_>]) -> Result<Vec<Row>> {
+        if self.is_row() { self.query(sql, values).await } else { lock.session.query(sql, values).await }
+    }
+
+    /// Records for other clients that the lease has another length. A failure changes nothing else.
+    async fn publish(&mut self, lock: &PostgresLock, token: &Token) {
+        let sql = self.client.tables.fill("UPDATE {sessions} SET ttl_ms = $4 WHERE name = $1 AND pid = $2 AND hold = $3");
+        let (hold, length) = (token.hold_text(), i64::try_from(lock.idle_limit.as_millis()).unwrap_or(i64::MAX));
+        let _: Result<_> =
+            self.query(&sql, &[Value::Text(&lock.name), Value::Pid(lock.own.pid), Value::Text(&hold), Value::Int(length)]).await;
+    }
+}
+
+impl SessionStore for PostgresSessions {
+    type Own = SessionPart;
+    const GRANT_LEAVES_QUEUE: bool = true;
+
+    async fn open_lock(&mut self, request: &Request) -> Result<PostgresLock> {
+        let (name, shared) = (self.name_of(&request.key), request.mode == Mode::Shared);
+        let mut lock = PostgresLock::open(&self.client.options, &self.client.tables, name, shared).await?;
+        if !self.direct && checks::is_pooled(&mut lock.session, &self.client.options).await? {
+            return Err(Error::new(Kind::Config, "a pooler shares its sessions among clients, which ends the locks that they have")
+                .hint("name the server itself in the URL, or a pool in session mode; ?mode=lease works with any"));
+        }
+        self.direct = true;
+        Ok(lock)
+    }
+
+    async fn unblock(&mut self, lock: &PostgresLock) {
+        let other = lock.session.id();
+        // After a failure the server notices by itself, once the session is dropped.
+        let _: Result<()> = self.aside(async |table| table.session.end_other(&other).await).await;
+    }
+
+    async fn attempt(&mut self, lock: &mut PostgresLock, request: &Request) -> Result<bool> {
+        // A wait left the lock in a session that says so if it is over.
+        Ok(lock.has || lock.attempt(request.ttl).await? || lock.make_row().await? && lock.attempt(request.ttl).await?)
+    }
+
+    async fn count(&mut self, lock: &mut PostgresLock, request: &Request, judged: Option<(&RunRecord, u64)>) -> Result<Option<Begun>> {
+        lock.own.matters = request.run_policy.as_ref().is_some_and(|run_policy| run_policy.once.is_some());
+        let begin = Begin::of(request, judged);
+        let (metadata, hold) = (json(request.metadata.as_ref())?, request.token.hold_text());
+        // One that is late would count another fence for this hold.
+        self.end_counting().await?;
+        let parameters = [
+            Value::Text(&lock.name),
+            Value::Pid(lock.own.pid),
+            Value::Bool(lock.shared),
+            Value::Int(ms(request.ttl)),
+            Value::Maybe(metadata.as_deref()),
+            Value::Text(&hold),
+            Value::Text(lock.mode.name()),
+            Value::Text(SHARED_BY),
+        ];
+        let now = if judged.is_none() { Some("timezone('utc', clock_timestamp())") } else { None };
+        let parameters = [&parameters[..], &starts::values(&begin, metadata.as_deref(), &hold)].concat();
+        let tables = &self.client.tables;
+        let sql = |others| fill(&starts::granting(&tables.fill(&begin_sql(others, request.waiting)), &begin, OWN, now), &parameters);
+        // The server plans the whole statement each time. Mostly there is no row of another hold, and the short one will do.
+        let ways = if lock.shared { vec![sql(true)] } else { vec![sql(false), sql(true)] };
+        let mut side = if self.is_row() { Some(self.client.take().await?) } else { None };
+        let counting = side.as_ref().map(PostgresSession::id);
+        self.counting.extend(counting.clone());
+        let mut rows = Ok(Vec::new());
+        for sql in ways {
+            rows = lock.count(request.ttl, &sql, side.as_mut()).await;
+            if !rows.as_ref().is_ok_and(Vec::is_empty) {
+                break;
             }
-            self.direct = true;
-            keeper
-        };
-        self.tries.push((request.key.clone(), request.token, keeper));
-        Ok(self.tries.len() - 1)
-    }
-
-    async fn ask_acquire(&mut self, request: &Request) -> Result<Attempt> {
-        self.capabilities().check(request)?;
-        if let Some(at) = self.hold_of(&request.key, &request.token) {
-            let ttl = self.holds[at].ttl;
-            return Ok(match self.ask_renew(&request.key, &request.token, Some(request.ttl).into()).await? {
-                Renewal::NotHeld => Attempt::Busy(Busy { notifies: true, transient: true, ..Busy::default() }),
-                _ => Attempt::Granted(grant(self.hold_of(&request.key, &request.token).map_or(Fence(0), |at| self.holds[at].fence), ttl)),
+        }
+        if side.as_ref().is_some_and(PostgresSession::is_open) {
+            self.counting.retain(|other| Some(other) != counting.as_ref());
+        }
+        self.client.session = side.or_else(|| self.client.session.take());
+        let rows = rows?;
+        let Some(row) = rows.first() else { return Ok(None) };
+        let mut fields = Fields::of(row);
+        let (fence, now_us, gone) = (as_fence(fields.int()?), fields.int()?, fields.int()? > 0);
+        if gone && self.client.session.is_some() {
+            let trimmed = self.aside(async |table| {
+                history::trim_at_times(table.session, table.tables, &lock.name, fence).await;
+                Ok(())
             });
+            let _: Result<()> = trimmed.await;
         }
-        if request.waiting && !self.is_queued(request) {
-            self.queued.push((request.key.clone(), request.token));
-        }
-        let at = self.keeper(request).await?;
-        let keeper = &mut self.tries[at].2;
-        // What was waited for is there, in a session that says so if it is over.
-        let ours = keeper.has || keeper.attempt(request.ttl).await? || keeper.make_row().await? && keeper.attempt(request.ttl).await?;
-        if !ours {
-            return self.refuse(request, at).await;
-        }
-        let begun = self.begin(request, at).await;
-        if begun.as_ref().is_err_and(|error| !error.is_transient()) {
-            // The request will not be repeated: the session would keep the lock for nothing.
-            drop(self.tries.swap_remove(at));
-        }
-        let (fence, now, drain_delay) = match begun? {
-            Beginning::Begun(begun) => begun,
-            Beginning::Denied(denial) => return self.turn_away(request, at, denial).await,
-            Beginning::Left => {
-                self.tries[at].2.give_back().await?;
-                self.tries[at].2.found = None;
-                return self.refuse(request, at).await;
-            }
-        };
-        self.queued.retain(|(key, token)| *key != request.key || *token != request.token);
-        let (key, token, keeper) = self.tries.swap_remove(at);
-        self.holds.push(Hold {
-            key,
-            token,
-            keeper,
-            fence,
-            ttl: request.ttl,
-            matters: request.run_policy.as_ref().is_some_and(|run_policy| run_policy.once.is_some()),
-            ends: now.saturating_add(ms(request.ttl).saturating_mul(1000)),
-            leaving: false,
-        });
-        Ok(Attempt::Granted(Grant { drain_delay, ..grant(fence, request.ttl) }))
+        Ok(Some(Begun { fence, now_us, drain_delay: if gone { DRAIN_DELAY.min(request.ttl.get() / 8) } else { Duration::ZERO } }))
     }
 
-    /// Gives back a lock whose grant an earlier run denies.
-    async fn turn_away(&mut self, request: &Request, at: usize, denial: Box<Denial>) -> Result<Attempt> {
-        self.tries[at].2.give_back().await?;
-        if !request.waiting {
-            let (_, _, keeper) = self.tries.swap_remove(at);
-            self.side.get_or_insert(keeper.session);
-        }
-        Ok(Attempt::Denied(denial))
+    async fn claim(&mut self, lock: &mut PostgresLock, request: &Request) -> Result<(Option<String>, bool)> {
+        let hold = request.token.hold_text();
+        let values = [Value::Text(&lock.name), Value::Text(&hold), Value::Bool(lock.shared), Value::Text(lock.mode.name())];
+        let sql = fill(&self.client.tables.fill(include_str!("sql/clear_hold.sql")), &values);
+        let rows = self.over(lock, &sql, &[]).await?;
+        let mut fields = Fields::of(rows.first().ok_or_else(no_row)?);
+        Ok((fields.text_or_null()?, fields.flag()?))
     }
 
-    /// Reports the holders. The session stays for a waiter.
-    async fn refuse(&mut self, request: &Request, at: usize) -> Result<Attempt> {
+    async fn run_record(&mut self, lock: &mut PostgresLock) -> Result<Option<(RunRecord, u64)>> {
+        let sql = fill(&self.client.tables.fill(include_str!("sql/session_starts.sql")), &[Value::Text(&lock.name)]);
+        let rows = self.over(lock, &sql, &[]).await?;
+        let Some(row) = rows.first() else { return Ok(None) };
+        let mut fields = Fields::of(row);
+        Ok(Some((fields.run_record()?, u64::try_from(fields.int()?).unwrap_or_default())))
+    }
+
+    async fn let_go(lock: &mut PostgresLock) -> Result<()> {
+        lock.own.found = None;
+        lock.give_back().await
+    }
+
+    async fn give_up(lock: PostgresLock) {
+        drop(lock);
+    }
+
+    async fn look_and_queue(&mut self, lock: &mut PostgresLock, request: &Request) -> Result<(Vec<Holder>, Option<u32>)> {
         let look = self.look_sql();
-        let name = self.names.of(&request.key);
-        let keeper = &mut self.tries[at].2;
         let mut position = None;
         if request.waiting {
-            position = Some(LockTable::over(&mut keeper.session, &self.tables).join_queue(&name, request).await?);
+            position = Some(LockTable::over(&mut lock.session, &self.client.tables).join_queue(&lock.name, request).await?);
         }
-        let near = position.is_none_or(|place| place <= NEAR);
-        if near || keeper.found.is_none() {
+        if position.is_none_or(|place| place <= crate::backends::sql::NEAR) || lock.own.found.is_none() {
             // To answer, the server lists every waiter: a waiter far behind looks once.
-            let rows = keeper.session.query(&look, &[Value::Text(&name)]).await?;
-            keeper.rests = rests(&rows)?;
-            keeper.found = Some(holders(&rows)?.0);
+            let rows = lock.session.query(&look, &[Value::Text(&lock.name)]).await?;
+            lock.left_for = left_for(&rows)?;
+            lock.own.found = Some(read_holders(&rows)?.0);
         }
-        let holders = keeper.found.clone().unwrap_or_default();
-        if position.is_none() {
-            let (_, _, keeper) = self.tries.swap_remove(at);
-            self.side.get_or_insert(keeper.session);
-        } else if near && self.options.mode == Mode::Row && self.side.is_none() {
-            // When the turn comes, the fence is counted over it: connecting then would keep the lock idle. It can be done later.
-            self.side = Session::open(&self.options.sql).await.ok();
+        Ok((lock.own.found.clone().unwrap_or_default(), position))
+    }
+
+    async fn wait(lock: &mut PostgresLock, ttl: Ttl, at_most: Duration) -> Result<bool> {
+        // The server ends it by itself. However late its answer comes on a machine that is busy, breaking the session off
+        // would only make it busier: each of many would log in again.
+        lock.wait(ttl, at_most).await
+    }
+
+    async fn leave(&mut self, tries: &mut Tries<PostgresLock>, request: &Request) -> Result<()> {
+        let (key, token) = (&request.key, &request.token);
+        if let Some(lock) = tries.get(key, token) {
+            // In its place until it is done, so that it can be asked for again.
+            if lock.blocked && lock.session.is_alive() {
+                self.unblock(lock).await;
+            }
+            let rests = if lock.blocked || !lock.session.is_alive() { Ok(false) } else { lock.give_back().await.map(|()| true) };
+            // A lock that the session got meanwhile is released with it, and the next waiter gets it.
+            let lock = tries.take(key, token);
+            if let Some(lock) = lock.filter(|_| matches!(rests, Ok(true))) {
+                self.client.session.get_or_insert(lock.session);
+            }
+            rests?;
         }
-        Ok(Attempt::Busy(Busy {
-            expires_in: holders.iter().filter_map(|holder| holder.expires_in).max().filter(|_| looks_at_the_end(position)),
-            transient: holders.is_empty(),
-            holders,
-            notifies: true,
-            position,
-        }))
-    }
-}
-
-/// Waiting is what a backend's `wait` is for.
-#[allow(clippy::disallowed_methods)]
-async fn pause(length: Duration) {
-    tokio::time::sleep(length).await;
-}
-
-fn grant(fence: Fence, ttl: Ttl) -> Grant {
-    Grant { fence, ttl, holds: 1, drain_delay: Duration::ZERO, session: None, permit: None }
-}
-
-#[async_trait(?Send)]
-impl Backend for Sessions {
-    fn identity(&self) -> Identity {
-        let (url, sql) = (self.options.redacted_url(), &self.options.sql);
-        Identity::new(self.capabilities(), url.clone(), &[&url, &sql.table, sql.namespace.as_str()])
+        let name = self.name_of(key);
+        self.aside(async |table| table.leave_queue("", &name, token).await).await.map(|_| ())
     }
 
-    async fn try_acquire(&mut self, request: &Request) -> Result<Attempt> {
-        self.ask_acquire(request).await
-    }
-
-    async fn wait(&mut self, request: &Request, at_most: Duration) -> Result<Wake> {
-        self.await_change(request, at_most).await
-    }
-
-    async fn leave_queue(&mut self, request: &Request) -> Result<()> {
-        self.ask_abandon(request).await
-    }
-
-    async fn renew(&mut self, key: &Key, token: &Token, intent: Intent) -> Result<Renewal> {
-        if let Some(ttl) = intent.ttl() {
-            self.capabilities().check_ttl(ttl)?;
+    async fn renew(
+        &mut self,
+        lock: &mut PostgresLock,
+        (_, fence): (&Token, Fence),
+        _: Ttl,
+        intent: Option<Intent>,
+    ) -> Result<Option<(i64, Option<Break>)>> {
+        let Some((now_us, mark)) = lock.extend(fence, None).await? else { return Ok(None) };
+        match (intent, mark) {
+            (Some(Intent::Extend(_)), mark) => return Ok(Some((now_us, mark))),
+            (Some(_), Some(mark)) if !mark.seen => self.note_seen(&lock.name, fence).await,
+            _ => {}
         }
-        if intent == Intent::Probe { self.look_for(key, token).await } else { self.ask_renew(key, token, intent).await }
+        Ok(Some((now_us, None)))
     }
 
-    async fn release(&mut self, key: &Key, token: &Token, info: &ReleaseInfo) -> Result<Release> {
-        self.ask_release(key, token, info).await
+    async fn change_idle_limit(&mut self, lock: &mut PostgresLock, (token, fence): (&Token, Fence), limit: Duration) -> Result<bool> {
+        let lasts = lock.extend(fence, Some(limit)).await?.is_some();
+        if lasts {
+            self.publish(lock, token).await;
+        }
+        Ok(lasts)
+    }
+
+    async fn withdraw(&mut self, tries: &mut Tries<PostgresLock>, key: &Key, token: &Token, _: &ReleaseInfo) -> bool {
+        if let Some(lock) = tries.get(key, token) {
+            // An abandoned hold ends with its session, before its absence is reported.
+            lock.blocked |= !lock.session.is_open();
+        }
+        drop(self.take_try(tries, key, token).await);
+        false
+    }
+
+    async fn forget(&mut self, key: &Key, token: &Token, info: &ReleaseInfo, _: bool) {
+        let which = if info.run_state == Some(RunState::Cancelled) { "" } else { "AND s.server IS DISTINCT FROM {server}" };
+        let (name, hold) = (self.name_of(key), token.hold_text());
+        let sql = include_str!("sql/forget_hold.sql").replace("{which}", which);
+        let sql = self.client.tables.fill(&sql).replace("{became}", &starts::outcome(info.run_state, "f.fence"));
+        if self.end_counting().await.is_ok() {
+            let _: Result<_> = self.query(&sql, &[Value::Text(&name), Value::Text(&hold)]).await;
+        }
+    }
+
+    async fn give_back(&mut self, lock: &mut PostgresLock, (token, fence): (&Token, Fence), info: &ReleaseInfo) -> Result<bool> {
+        lock.end((&token.hold_text(), fence), info).await.map(|()| true)
+    }
+
+    async fn put_away(&mut self, lock: PostgresLock, _: &Token, _: bool) {
+        drop(lock);
     }
 
     async fn amend(&mut self, key: &Key, change: Amendment<'_>) -> Result<bool> {
+        let name = self.name_of(key);
         match change {
-            Amendment::Note(note) => self.remember(key, note).await.map(|()| true),
-            Amendment::Warn(fence, level) => self.claim(key, fence, level).await,
-            Amendment::Mark(fence, mark) => self.mark_hold(key, fence, mark).await,
-            Amendment::Evict(fence, mark) => self.evict_hold(key, fence, mark).await,
+            Amendment::Note(note) => {
+                self.aside(async |table| history::note(table.session, table.tables, &name, note).await).await.map(|()| true)
+            }
+            Amendment::Warn(fence, level) => self.aside(async |table| table.warn(&name, fence, level).await).await,
+            Amendment::Mark(fence, mark) => self.mark_hold(&name, fence, mark).await,
+            Amendment::Evict(fence, mark) => self.evict_hold(&name, fence, mark).await,
         }
-    }
-
-    async fn inspect(&mut self, key: &Key) -> Result<LockState> {
-        self.look_at(key).await
-    }
-
-    async fn list(&mut self, start: &str) -> Result<Vec<LockState>> {
-        self.look_at_all(start).await
-    }
-
-    async fn known(&mut self, start: &str, which: Which) -> Result<Vec<Key>> {
-        self.known_keys(start, which).await
-    }
-
-    async fn history(&mut self, key: &Key) -> Result<History> {
-        self.recall(key).await
-    }
-
-    fn notices(&mut self) -> Vec<Notice> {
-        std::mem::take(&mut self.notices)
-    }
-
-    fn tether(&mut self) -> Option<&mut dyn Tether> {
-        Some(self)
     }
 }
 
-#[async_trait(?Send)]
-impl Tether for Sessions {
-    fn lifelines(&self) -> io::Result<Vec<OwnedFd>> {
-        self.holds.iter().map(|hold| hold.keeper.session.lifeline()).collect()
-    }
-
-    async fn watch(&mut self, key: &Key, token: &Token) {
-        match self.hold_of(key, token) {
-            Some(at) => self.holds[at].keeper.session.unasked().ended().await,
-            None => std::future::pending().await,
-        }
-    }
+/// Returns the statement that begins a hold; `others`: whether there may be rows of other holds.
+fn begin_sql(others: bool, waiting: bool) -> String {
+    const IN_THE_WAY: &str = " AND s.hold <> $6 AND NOT ($3 AND s.shared) AND {left}";
+    let (in_the_way, gone) = if others { (IN_THE_WAY, "(SELECT count(*) FROM gone)") } else { ("", "0::bigint") };
+    include_str!("sql/begin_hold.sql")
+        .replace("{in_the_way}", in_the_way)
+        .replace("{gone_holds}", &part(others, include_str!("sql/begin_hold_gone.sql")))
+        .replace("{waited}", &part(waiting, include_str!("sql/begin_hold_waited.sql")))
+        .replace("{gone}", gone)
 }

@@ -1,8 +1,8 @@
 //! Which lock libraries share a lock on PostgreSQL.
 
-use super::{AdvisoryKey, Mode, Options};
+use super::{AdvisoryKey, PostgresOptions};
 use crate::{
-    backends::sql,
+    backends::sql::{self, SqlMode},
     lock::{Key, Library, Sharing},
 };
 
@@ -20,17 +20,17 @@ pub(in crate::backends) const ADVISORY: [Library; 3] = [
     ),
 ];
 
-/// What each library is given for a lock.
-pub fn sharing(options: &Options, key: &Key) -> Sharing {
-    match options.mode {
-        Mode::Lease => sql::sharing(&options.sql, key),
-        Mode::Row => Sharing::new(sql::Names::new(&options.sql.namespace).of(key), &[], &[]),
-        Mode::Advisory => Sharing::new(advisory_name(options, key), &ADVISORY, &[]),
+/// Returns the lock's name for each library.
+pub fn sharing(options: &PostgresOptions, key: &Key) -> Sharing {
+    match options.sql.mode {
+        SqlMode::Lease => sql::sharing(&options.sql, key),
+        SqlMode::Row => Sharing::new(sql::Names::new(&options.sql.namespace).of(key), &[], &[]),
+        SqlMode::Advisory => Sharing::new(advisory_name(options, key), &ADVISORY, &[]),
     }
 }
 
-/// What `pg_advisory_lock` takes with `mode=advisory`, as SQL.
-pub(super) fn advisory_name(options: &Options, key: &Key) -> String {
+/// Returns the arguments of `pg_advisory_lock` with `mode=advisory`, as SQL.
+pub(super) fn advisory_name(options: &PostgresOptions, key: &Key) -> String {
     match options.advisory_key {
         None => format!("hashtextextended('{}', 0)", sql::Names::new(&options.sql.namespace).of(key).replace('\'', "''")),
         Some(AdvisoryKey::One(key)) => key.to_string(),

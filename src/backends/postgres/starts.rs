@@ -1,24 +1,22 @@
-//! The starts of runs, as parts of the statements that grant a lock and give it back.
+//! Run records, as parts of the statements that grant a lock and give it back.
 //!
-//! Worst cases: the statement that grants waits for the row while another run is granted the lock and gives it back (the row is looked
-//! at as it is then, and by a time from before the wait: what began since lies in the future, which is in the way); the server's clock
-//! is set back (likewise, and then judged with the row's own time); a row was judged and is changed (its revision says so).
-
-use sqlx::{Row as _, postgres::PgRow};
+//! Worst cases: the granting statement waits for the row while another run is granted the lock and gives it back (the statement checks
+//! the row after the wait, by a time from before the wait: a run that began since lies in the future, and denies the grant); the server's
+//! clock is set back (likewise, and the row is then judged by its own time); a row changes after it was judged (its revision differs).
 
 use super::{
-    statement::{Value, fill},
+    statement::{Value, literal},
     table::ascii,
 };
 use crate::{
-    backends::sql::{Begin, Columns},
+    backends::sql::{Begin, Column, columns},
     lock::{RunRecord, RunState, Which},
 };
 
-/// The parameters that [`granting`] adds to a statement, as they are named in it.
+/// The names of the parameters that [`granting`] adds to a statement.
 const NAMES: [&str; 7] = ["{place}", "{guard}", "{at_least}", "{window}", "{tries}", "{who}", "{hold}"];
 
-/// Their values. `who` is what the runner says of itself.
+/// Returns the values of [`NAMES`]. `who` is the runner's metadata.
 pub(super) fn values<'a>(begin: &'a Begin<'a>, who: Option<&'a str>, hold: &'a str) -> [Value<'a>; NAMES.len()] {
     [
         Value::Maybe(begin.place),
@@ -31,8 +29,8 @@ pub(super) fn values<'a>(begin: &'a Begin<'a>, who: Option<&'a str>, hold: &'a s
     ]
 }
 
-/// A statement that grants, with what it asks of the starts in the row `l` and writes into it. It has `own` parameters, before those of
-/// [`values`]. `now` is the time in its condition, unless the rules were asked about these starts before.
+/// Fills the run record's condition and assignments for the row `l` into a granting statement, which has `own` parameters before those of
+/// [`values`]. `now` is the time in the condition; `None` if the run record was judged before.
 pub(super) fn granting(sql: &str, begin: &Begin<'_>, own: usize, now: Option<&str>) -> String {
     let [mut columns, mut values, mut set] = [const { String::new() }; 3];
     if begin.is_paced() {
@@ -58,7 +56,7 @@ pub(super) fn granting(sql: &str, begin: &Begin<'_>, own: usize, now: Option<&st
     NAMES.iter().zip(own + 1..).fold(sql, |sql, (name, number)| sql.replace(name, &format!("${number}")))
 }
 
-/// That nothing can be, whatever else is in the row.
+/// Returns the condition that no run record can deny the grant.
 fn nothing_in_the_way(begin: &Begin<'_>) -> String {
     let mut sql = "AND coalesce(l.paced_at + l.at_least_ms * interval '1 millisecond' <= {now}, true)".to_owned();
     if begin.guard_ms.is_some() {
@@ -70,8 +68,8 @@ fn nothing_in_the_way(begin: &Begin<'_>) -> String {
     sql
 }
 
-/// What a statement that gives the hold with this fence back sets in the row `l`, after its other columns.
-pub(super) fn became(stage: Option<RunState>, fence: &str) -> String {
+/// Returns the assignments of a statement that releases the hold with this fence, for the row `l`, after its other columns.
+pub(super) fn outcome(stage: Option<RunState>, fence: &str) -> String {
     let Some(stage) = stage else { return String::new() };
     let undone = ", paced_at = CASE WHEN l.paced_fence = {fence} THEN NULL ELSE l.paced_at END";
     let sql = ", start_stage = CASE WHEN l.start_fence = {fence} AND l.start_stage = 'started' THEN '{stage}' ELSE l.start_stage END"
@@ -80,54 +78,23 @@ pub(super) fn became(stage: Option<RunState>, fence: &str) -> String {
     sql.replace("{fence}", fence).replace("{stage}", stage.as_str())
 }
 
-/// What a statement that writes the row `l` back also sets, where other starts are recorded by now.
+/// Returns the assignments of a changed run record in a statement that writes the row `l` back.
 pub(super) fn recorded(record: &RunRecord) -> String {
-    let columns = Columns::from(record);
-    let [paced_who, start_who] = [columns.paced_who, columns.start_who].map(|who| who.map(|json| ascii(&json)));
-    fill(
-        ", paced_at = timestamp 'epoch' + $1 * interval '1 millisecond', paced_fence = $2, paced_place = $3, guard_ms = $4, at_least_ms = $5, \
-         paced_who = $6, paced_hold = $7, start_at = timestamp 'epoch' + $8 * interval '1 millisecond', start_fence = $9, start_stage = $10, \
-         start_tries = $11, start_window_ms = $12, start_who = $13, start_hold = $14",
-        &[
-            Value::MaybeInt(columns.paced_at_ms),
-            Value::MaybeInt(columns.paced_fence),
-            Value::Maybe(columns.paced_place.as_deref()),
-            Value::MaybeInt(columns.guard_ms),
-            Value::MaybeInt(columns.at_least_ms),
-            Value::Maybe(paced_who.as_deref()),
-            Value::Maybe(columns.paced_hold.as_deref()),
-            Value::MaybeInt(columns.start_at_ms),
-            Value::MaybeInt(columns.start_fence),
-            Value::Maybe(columns.start_stage.as_deref()),
-            Value::MaybeInt(columns.start_tries),
-            Value::MaybeInt(columns.start_window_ms),
-            Value::Maybe(start_who.as_deref()),
-            Value::Maybe(columns.start_hold.as_deref()),
-        ],
-    )
+    let assign = |(name, column): (&str, Column)| {
+        let json = if let Column::Json(Some(json)) = &column { Some(ascii(json)) } else { None };
+        let int = |number: Option<i64>| literal(Value::MaybeInt(number));
+        let value = match &column {
+            Column::Time(ms) => format!("timestamp 'epoch' + {} * interval '1 millisecond'", int(*ms)),
+            Column::Int(number) => int(*number),
+            Column::Bytes(text) | Column::Text(text) => literal(Value::Maybe(text.as_deref())),
+            Column::Json(_) => literal(Value::Maybe(json.as_deref())),
+        };
+        format!(", {name} = {value}")
+    };
+    columns(record).into_iter().map(assign).collect()
 }
 
-/// What `{starts}` asks for.
-pub(super) fn read(row: &PgRow) -> Result<RunRecord, sqlx::Error> {
-    Ok(RunRecord::from(Columns {
-        paced_at_ms: row.try_get("paced_at_ms")?,
-        paced_fence: row.try_get("paced_fence")?,
-        paced_place: row.try_get("paced_place")?,
-        guard_ms: row.try_get("guard_ms")?,
-        at_least_ms: row.try_get("at_least_ms")?,
-        paced_who: row.try_get("paced_who")?,
-        paced_hold: row.try_get("paced_hold")?,
-        start_at_ms: row.try_get("start_at_ms")?,
-        start_fence: row.try_get("start_fence")?,
-        start_stage: row.try_get("start_stage")?,
-        start_tries: row.try_get("start_tries")?,
-        start_window_ms: row.try_get("start_window_ms")?,
-        start_who: row.try_get("start_who")?,
-        start_hold: row.try_get("start_hold")?,
-    }))
-}
-
-/// The names that start with $1, in one of the tables; for [`Which::Kept`] those whose run records may keep other runs away.
+/// Returns the statement for the names in a table that start with $1; for [`Which::Kept`] those whose run records may deny other runs.
 pub(super) fn known(table: &str, which: Which) -> String {
     let kept = match which {
         Which::All => "",

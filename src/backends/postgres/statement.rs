@@ -1,10 +1,10 @@
-//! Statements as text with their values in them: sqlx prepares a statement that has parameters, which is one round trip more.
+//! Fills values into statements: sqlx prepares a statement with parameters, which costs one more round trip.
 //!
-//! A value can't end its literal, nor a dollar-quoted body around it, whatever the server's settings are.
+//! No value can end its literal, or a dollar-quoted body around it, under any settings of the server.
 
 use std::fmt::Write as _;
 
-/// What stands in the place of a parameter.
+/// The value of a parameter.
 #[derive(Clone, Copy, Debug)]
 pub(super) enum Value<'a> {
     /// Text.
@@ -17,13 +17,13 @@ pub(super) enum Value<'a> {
     Int(i64),
     /// A `bigint` or NULL.
     MaybeInt(Option<i64>),
-    /// The number of a process of the server's.
+    /// The number of a process of the server.
     Pid(i32),
     /// A `double precision`.
     Real(f64),
     /// A truth value.
     Bool(bool),
-    /// A part of a statement, filled before.
+    /// A part of a statement that has its values.
     Sql(&'a str),
 }
 
@@ -54,7 +54,14 @@ impl Value<'_> {
     }
 }
 
-/// A literal with escapes, which no setting changes. None is needed for what lies beyond ASCII: the session speaks UTF-8.
+/// Returns a value by itself, as SQL.
+pub(super) fn literal(value: Value<'_>) -> String {
+    let mut out = String::new();
+    value.write(&mut out);
+    out
+}
+
+/// Writes a literal with escapes, which no setting changes. Characters beyond ASCII need no escape: the session speaks UTF-8.
 fn quote(out: &mut String, text: &str) {
     out.push_str("E'");
     for c in text.chars() {
@@ -67,10 +74,10 @@ fn quote(out: &mut String, text: &str) {
     out.push_str("'::text");
 }
 
-/// A statement with each `$n` replaced by the nth value, once, and without its comments.
+/// Returns a statement with the nth value for each `$n`, without its comments. `$n` in a value is left alone.
 ///
 /// # Panics
-/// If a value is missing, which is a mistake in a statement of ours.
+/// If a value is missing, which is a mistake in a statement of dlock.
 pub(super) fn fill(sql: &str, values: &[Value<'_>]) -> String {
     let mut out = String::with_capacity(sql.len() * 2);
     for line in sql.lines().map(str::trim).filter(|line| !line.is_empty() && !line.starts_with("--")) {
@@ -112,7 +119,7 @@ mod tests {
             quote(&mut out, &text);
             let inner = out.strip_prefix("E'").and_then(|rest| rest.strip_suffix("'::text")).expect("a literal");
             prop_assert!(!inner.contains(['\'', '$', '\n', '\0']));
-            // Read as the server does: a backslash is always the begin of two hexadecimal digits.
+            // Read as the server does: two hexadecimal digits follow each backslash.
             let mut parts = inner.split('\\');
             let mut read = parts.next().unwrap_or_default().to_owned();
             for part in parts {

@@ -1,14 +1,12 @@
-//! The lock table in PostgreSQL's SQL: each statement by itself, in autocommit, one round trip each.
+//! The lock table in PostgreSQL's SQL. Each statement is a transaction and a round trip of its own.
 //!
-//! All of them judge by `clock_timestamp()`, since `now()` stands still in a transaction, as UTC without a time zone, which is
-//! what ShedLock compares with. Nothing here waits but for another statement on the same row.
+//! The statements judge by `clock_timestamp()`, since `now()` stands still in a transaction, as UTC without a time zone, as
+//! ShedLock does. A statement waits only for another statement on the same row.
 
 use std::{fmt::Write as _, time::Duration};
 
-use sqlx::{Row as _, postgres::PgRow};
-
 use super::{
-    connection::Session,
+    connection::PostgresSession,
     failure, history,
     names::Tables,
     starts,
@@ -16,35 +14,35 @@ use super::{
 };
 use crate::{
     backends::sql::{
-        self, Begin, LAST_FENCE, LAYOUT, LockRow, Plain, SHARED_BY, locked_by, micros,
+        self, Begin, Fields, LAST_FENCE, LAYOUT, LockRow, Plain, Row, SHARED_BY, Session as _, fence_int, locked_by,
         row::{self, Write},
     },
-    lock::{Effect, Error, Fence, Kind, Metadata, Request, Result, Token, Ttl, Which},
+    lock::{Effect, Fence, Metadata, Request, Result, Token, Ttl, Which},
 };
 
 /// A lock table over a session.
 pub(super) struct LockTable<'a> {
-    pub session: &'a mut Session,
+    pub session: &'a mut PostgresSession,
     pub tables: &'a Tables,
-    /// The session has the gate, which a grant gives up.
-    pub gate: bool,
-    /// The new holder is out of the queue, and has no gate any more.
+    /// The session has the row's advisory lock, which a grant unlocks.
+    pub has_advisory_lock: bool,
+    /// A grant has removed the new holder from the queue, and unlocked the advisory lock.
     pub left: bool,
 }
 
 impl<'a> LockTable<'a> {
-    /// Takes the row for a fresh exclusive hold, creating it if need be, unless it is held or of another layout, a start in it may be in
-    /// the way, or it has a document.
+    /// Takes the row for a fresh exclusive hold, or creates the row. Returns `None` if the row is held, has another layout or a document,
+    /// or has a run record that may deny the grant.
     pub(super) async fn grant(&mut self, name: &str, request: &Request) -> Result<Option<LockRow>> {
         let (by, hold, metadata) = (locked_by(&request.token), request.token.hold_text(), json(request.metadata.as_ref())?);
         let document = row::granted(request).map(|document| ascii(&document));
         let begin = Begin::of(request, None);
-        // A hold that is granted is not concerned with other waiters.
+        // A granted hold needs no information about waiters.
         let columns = include_str!("sql/columns.sql").replace("{waited}", "false");
         let sql = include_str!("sql/grant.sql")
             .replace("{columns}", &columns)
             .replace("{waited}", &part(request.waiting, include_str!("sql/grant_waited.sql")))
-            .replace("{gate}", leaving(self.gate));
+            .replace("{gate}", leaving(self.has_advisory_lock));
         let sql = format!("{}{}", self.session.look_for_client(), self.tables.fill(&sql));
         let values = [
             Value::Text(name),
@@ -56,41 +54,41 @@ impl<'a> LockTable<'a> {
         ];
         let sql = starts::granting(&sql, &begin, values.len(), Some("excluded.locked_at"));
         let values = [&values[..], &starts::values(&begin, metadata.as_deref(), &hold)].concat();
-        // An acquire that is given up must not arrive later; a release may.
+        // An acquire that is given up must not arrive later.
         self.session.drop_unsent = true;
         let rows = self.session.query(&sql, &values).await;
         self.session.drop_unsent = false;
         let rows = rows?;
         self.left = !rows.is_empty();
-        rows.first().map(|row| record(row).map_err(failure::malformed)).transpose()
+        rows.first().map(lock_row).transpose()
     }
 
-    /// The names that start so, by name.
+    /// Returns the names with this start, in order.
     pub(super) async fn known(&mut self, start: &str, which: Which) -> Result<Vec<String>> {
         let sql = self.tables.fill(&starts::known("{table}", which));
         let rows = self.session.query(&sql, &[Value::Text(start)]).await?;
-        rows.iter().map(|row| row.try_get(0).map_err(failure::malformed)).collect()
+        rows.iter().map(|row| Fields::of(row).text()).collect()
     }
 
-    /// Extends a hold that has the lock alone, unless the row was changed since, or that would shorten the hold.
+    /// Extends an exclusive hold. Returns `None` if the row was changed since, or the hold would become shorter.
     pub(super) async fn extend(&mut self, row: &LockRow, ttl: Ttl) -> Result<Option<LockRow>> {
         let values = [Value::Text(&row.name), Value::Text(&row.locked_by), Value::Int(row.revision), Value::Int(sql::ms(ttl))];
         let rows = self.session.query(&self.tables.fill(include_str!("sql/extend.sql")), &values).await?;
         let Some(extended) = rows.first() else { return Ok(None) };
-        let read = || Ok((extended.try_get("lock_until_us")?, extended.try_get("now_us")?));
-        let (lock_until_us, now_us) = read().map_err(failure::malformed)?;
+        let mut fields = Fields::of(extended);
+        let (lock_until_us, now_us) = (fields.int()?, fields.int()?);
         Ok(Some(LockRow { lock_until_us, now_us, renewed_us: now_us, revision: row.revision + 1, ..row.clone() }))
     }
 
-    /// The row as it is, after a pause of the server's.
+    /// Reads a row, after a pause in the server.
     pub(super) async fn read(&mut self, name: &str, pause: Duration) -> Result<Option<LockRow>> {
         let first = if pause.is_zero() { String::new() } else { format!("SELECT pg_sleep({:.4});\n", pause.as_secs_f64()) };
         let sql = first + &self.tables.fill(include_str!("sql/read.sql"));
         let rows = self.session.query(&sql, &[Value::Text(name)]).await?;
-        rows.first().map(|row| record(row).map_err(failure::malformed)).transpose()
+        rows.first().map(lock_row).transpose()
     }
 
-    /// Makes a row for a lock that was never taken, which is free; nothing if there is one.
+    /// Creates a free row for a lock that was never taken. Does nothing if there is a row.
     pub(super) async fn create(&mut self, name: &str) -> Result<()> {
         self.session
             .query(&self.tables.fill(include_str!("sql/create.sql")), &[Value::Text(name), Value::Text(SHARED_BY)])
@@ -98,7 +96,7 @@ impl<'a> LockTable<'a> {
             .map(|_| ())
     }
 
-    /// Writes a row back. False, and nothing was done, if it is not as it was read, or it is too late.
+    /// Writes a row back. Returns false, with nothing changed, if the row changed since it was read, or it is too late.
     pub(super) async fn write(&mut self, write: &Write) -> Result<bool> {
         let Write { was, is, .. } = write;
         let mut channels: Vec<_> = write.wake.iter().map(|hold| self.tables.waiter(&was.name, hold)).collect();
@@ -127,10 +125,10 @@ impl<'a> LockTable<'a> {
             Value::Sql(&past),
             Value::Sql(&wake),
         ];
-        let gate = leaving(self.gate && write.granted.is_some());
+        let gate = leaving(self.has_advisory_lock && write.granted.is_some());
         let sql = |remembers| self.tables.fill(&write_sql(write, remembers)).replace("{gate}", gate);
         let (whole, without) = (sql(!past.is_empty()), sql(false));
-        // As with `grant`: a hold that is given up must not be taken later.
+        // As in `grant`: a grant that is given up must not arrive later.
         self.session.drop_unsent = write.granted.is_some();
         let mut rows = self.session.query(&whole, &values).await;
         if !past.is_empty() && self.may_be_the_history(&rows) {
@@ -142,40 +140,48 @@ impl<'a> LockTable<'a> {
         Ok(written)
     }
 
-    /// Over a session without a gate.
-    pub(super) fn over(session: &'a mut Session, tables: &'a Tables) -> Self {
-        Self { session, tables, gate: false, left: false }
+    /// Asks a question that only reads: a standby can answer it, too.
+    pub(super) async fn read_anywhere<T>(&mut self, question: impl AsyncFn(&mut LockTable<'_>) -> Result<T>) -> Result<T> {
+        let answer = question(self).await;
+        if !answer.as_ref().is_err_and(failure::is_in_recovery) {
+            return answer;
+        }
+        let tables = self.tables.on_standby();
+        question(&mut LockTable::over(self.session, &tables)).await
     }
 
-    /// Whether a statement failed that may not if it remembers nothing: for want of room, or of a right. A history is no reason to
-    /// fail.
+    /// Returns the table over a session without an advisory lock.
+    pub(super) fn over(session: &'a mut PostgresSession, tables: &'a Tables) -> Self {
+        Self { session, tables, has_advisory_lock: false, left: false }
+    }
+
+    /// Whether a statement failed that may succeed without its history entry: for want of disk space or of a right. The history must not
+    /// stop a release.
     fn may_be_the_history<T>(&self, rows: &Result<T>) -> bool {
         rows.as_ref().is_err_and(|error| error.effect == Effect::NotApplied) && self.session.is_open()
     }
 
-    /// Every held lock whose name starts with `start`, by name.
+    /// Returns every held lock whose name starts with `start`, in order.
     pub(super) async fn list(&mut self, start: &str) -> Result<Vec<LockRow>> {
         let rows = self.session.query(&self.tables.fill(include_str!("sql/list.sql")), &[Value::Text(start)]).await?;
-        rows.iter().map(|row| record(row).map_err(failure::malformed)).collect()
+        rows.iter().map(lock_row).collect()
     }
 
-    /// Puts a waiter into the queue; its place.
+    /// Puts a waiter into the queue, and returns its position.
     pub(super) async fn join_queue(&mut self, name: &str, request: &Request) -> Result<u32> {
         let (hold, metadata) = (request.token.hold_text(), json(request.metadata.as_ref())?);
         let sql = self.tables.fill(include_str!("sql/join.sql"));
         let row = self.session.query_one(&sql, &[Value::Text(name), Value::Text(&hold), Value::Maybe(metadata.as_deref())]).await?;
-        let place: i64 = row.try_get("position").map_err(failure::malformed)?;
-        Ok(u32::try_from(place).unwrap_or(u32::MAX))
+        Ok(u32::try_from(Fields::of(&row).int()?).unwrap_or(u32::MAX))
     }
 
-    /// Claims a warning of what sessions keep.
+    /// Claims a warning for a hold of a session.
     pub(super) async fn warn(&mut self, name: &str, fence: Fence, level: u32) -> Result<bool> {
         let sql = self.tables.fill(include_str!("sql/warn.sql"));
-        let fence = i64::try_from(fence.0).unwrap_or(i64::MAX);
-        Ok(!self.session.query(&sql, &[Value::Text(name), Value::Int(fence), Value::Int(level.into())]).await?.is_empty())
+        Ok(!self.session.query(&sql, &[Value::Text(name), Value::Int(fence_int(fence)), Value::Int(level.into())]).await?.is_empty())
     }
 
-    /// Takes a waiter out of the queue, after what `first` does; whether there is a document that it may be in.
+    /// Runs `first`, and removes a waiter from the queue. Returns whether there is a document that may have the waiter.
     pub(super) async fn leave_queue(&mut self, first: &str, name: &str, token: &Token) -> Result<bool> {
         let sql = format!("{first}\n{}", self.tables.fill(include_str!("sql/leave.sql")));
         Ok(!self.session.query(&sql, &[Value::Text(name), Value::Text(&token.hold_text())]).await?.is_empty())
@@ -185,22 +191,11 @@ impl<'a> LockTable<'a> {
     pub(super) async fn queue(&mut self, name: &str, whole: bool) -> Result<Vec<Plain>> {
         let sql = self.tables.fill(include_str!("sql/queue.sql"));
         let rows = self.session.query(&sql, &[Value::Text(name), Value::Bool(whole)]).await?;
-        let read = |row: &PgRow| {
-            let ms = |column| Ok::<_, sqlx::Error>(u64::try_from(row.try_get::<i64, _>(column)?).unwrap_or_default());
-            Ok(Plain {
-                name: row.try_get("name")?,
-                hold: row.try_get("hold")?,
-                since_ms: ms("since_ms")?,
-                seen_ms: ms("seen_ms")?,
-                waited: micros(row.try_get("waited_us")?),
-                metadata: row.try_get("metadata")?,
-            })
-        };
-        rows.iter().map(|row| read(row).map_err(failure::malformed)).collect()
+        rows.iter().map(|row| Fields::of(row).plain()).collect()
     }
 }
 
-/// The statement that writes a row back, with the parts that have something to do.
+/// Returns the statement that writes a row back, without the parts that would do nothing.
 fn write_sql(write: &Write, remembers: bool) -> String {
     let trims = remembers && write.past.iter().any(|past| past.fence.is_none_or(|fence| fence.0.is_multiple_of(4)));
     include_str!("sql/write.sql")
@@ -210,7 +205,7 @@ fn write_sql(write: &Write, remembers: bool) -> String {
         .replace("{absorbed}", &part(!write.absorbed.is_empty(), include_str!("sql/write_absorbed.sql")))
 }
 
-/// The columns of which each is written only if it changes.
+/// Returns the assignments of the columns that change.
 fn changed(was: &LockRow, is: &LockRow) -> String {
     let columns = [
         (was.locked_at_us != is.locked_at_us, ", locked_at = timestamp 'epoch' + $7 * interval '1 microsecond'"),
@@ -223,23 +218,22 @@ fn changed(was: &LockRow, is: &LockRow) -> String {
     columns.iter().filter(|(changes, _)| *changes).map(|(_, set)| *set).collect()
 }
 
-/// A further part of a `WITH`.
+/// Returns a further part of a `WITH`, or nothing.
 pub(super) fn part(there: bool, sql: &str) -> String {
     if there { format!(", {}", sql.trim_end()) } else { String::new() }
 }
 
-/// What a statement that grants also answers, if it leaves the gate.
-fn leaving(gate: bool) -> &'static str {
-    if gate { ", pg_advisory_unlock_all()::text" } else { "" }
+/// Returns the column by which a granting statement unlocks the advisory lock.
+fn leaving(unlock: bool) -> &'static str {
+    if unlock { ", pg_advisory_unlock_all()::text" } else { "" }
 }
 
-/// What people say of themselves, as columns have it.
+/// Returns metadata as the columns have it.
 pub(super) fn json(metadata: Option<&Metadata>) -> Result<Option<String>> {
-    let write = |metadata| serde_json::to_string(metadata).map(|json| ascii(&json));
-    metadata.map(write).transpose().map_err(|error| Error::new(Kind::Internal, "the metadata can't be written").source(error))
+    Ok(sql::json(metadata)?.map(|json| ascii(&json)))
 }
 
-/// JSON in ASCII, which every encoding has.
+/// Returns JSON in ASCII, which every encoding has.
 pub(super) fn ascii(json: &str) -> String {
     let mut out = String::with_capacity(json.len());
     for c in json.chars() {
@@ -255,21 +249,24 @@ pub(super) fn ascii(json: &str) -> String {
     out
 }
 
-fn record(row: &PgRow) -> Result<LockRow, sqlx::Error> {
+/// Reads the columns of `columns.sql`.
+fn lock_row(row: &Row) -> Result<LockRow> {
+    let mut fields = Fields::of(row);
+    let (name, locked_by, layout, owner) = (fields.text()?, fields.text()?, fields.int_or_null()?, fields.text_or_null()?);
     Ok(LockRow {
-        name: row.try_get("name")?,
-        now_us: row.try_get("now_us")?,
-        lock_until_us: row.try_get("lock_until_us")?,
-        locked_at_us: row.try_get("locked_at_us")?,
-        locked_by: row.try_get("locked_by")?,
-        layout: row.try_get("layout")?,
-        owner: row.try_get("owner")?,
-        fence: row.try_get("fence")?,
-        renewed_us: row.try_get("renewed_us")?,
-        document: row.try_get("document")?,
-        mode: row.try_get("mode")?,
-        waited: row.try_get("waited")?,
-        revision: row.try_get("revision")?,
-        starts: starts::read(row)?,
+        name,
+        locked_by,
+        layout: layout.map(|layout| i16::try_from(layout).unwrap_or(i16::MAX)),
+        owner,
+        fence: fields.int()?,
+        revision: fields.int()?,
+        document: fields.text_or_null()?,
+        mode: fields.text_or_null()?,
+        waited: fields.flag()?,
+        now_us: fields.int()?,
+        lock_until_us: fields.int()?,
+        locked_at_us: fields.int()?,
+        renewed_us: fields.int()?,
+        starts: fields.run_record()?,
     })
 }

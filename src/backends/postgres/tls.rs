@@ -1,6 +1,4 @@
-//! TLS over a connected stream, as PostgreSQL's protocol agrees on it.
-
-use std::sync::Arc;
+//! TLS over a connected stream, as PostgreSQL's protocol negotiates it.
 
 use rustls::pki_types::ServerName;
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
@@ -8,7 +6,7 @@ use tokio_rustls::TlsConnector;
 
 use super::{dial::Stream, failure};
 use crate::{
-    backends::sql::{Options, Server, TlsMode, tls},
+    backends::sql::{Server, SqlOptions, TlsMode, tls},
     lock::{Error, Kind, Result},
 };
 
@@ -16,27 +14,25 @@ use crate::{
 pub(super) struct Tls {
     connector: TlsConnector,
     name: ServerName<'static>,
-    /// A server that doesn't speak it is believed in clear.
+    /// Whether to connect in clear to a server that doesn't speak TLS.
     optional: bool,
 }
 
-/// Asks the server for TLS: its length, and a number in the place of a version.
+/// The request for TLS: its length, and a number in place of a version.
 const REQUEST: [u8; 8] = [0, 0, 0, 8, 0x04, 0xd2, 0x16, 0x2f];
 
 impl Tls {
-    /// What `options` ask for; nothing is read from disk otherwise.
-    pub(super) fn new(options: &Options) -> Result<Option<Self>> {
+    /// Returns what `options` need for TLS; `None`, with no file read, if they need none.
+    pub(super) fn new(options: &SqlOptions) -> Result<Option<Self>> {
         let Server::Tcp { host, .. } = &options.server else { return Ok(None) };
         if options.tls == TlsMode::Disable {
             return Ok(None);
         }
-        let name = ServerName::try_from(host.clone())
-            .map_err(|error| Error::new(Kind::Config, "the host's name can't be one in a certificate").source(error))?;
-        let connector = TlsConnector::from(Arc::new(tls::config(options)?));
+        let (connector, name) = tls::connector(options, host)?;
         Ok(Some(Self { connector, name, optional: options.tls == TlsMode::Prefer }))
     }
 
-    /// Has the stream encrypted. The password is not bound to it: PostgreSQL's proof of that needs the certificate's own hash.
+    /// Encrypts the stream. The login is not bound to the TLS channel, since that needs the hash of the certificate.
     pub(super) async fn shake_hands(self, mut stream: Box<dyn Stream>) -> Result<Box<dyn Stream>> {
         let asked = async {
             stream.write_all(&REQUEST).await?;

@@ -4,53 +4,80 @@
 //! dlock exclude each other, and further columns of dlock, which count only while `locked_by` is dlock's value. A release
 //! never deletes a row: ShedLock's nodes remember that the row exists, and its fence must not start again.
 //!
-//! The usual case of a grant, a renewal and a release is one statement. All else is decided by
-//! [`CasBackend`](crate::backends::cas::CasBackend): a row is read ([`LockRow::document`]), and written back ([`row::Write`]) if no
-//! other client changed it meanwhile.
+//! With `mode=lease`, one statement serves the usual case of a grant, a renewal and a release. In all other cases
+//! [`CasBackend`](crate::backends::cas::CasBackend) reads a row ([`LockRow::document`]), and writes the row back ([`row::Write`]) if no other
+//! client changed it. With `mode=row` and `mode=advisory`, a session has the lock ([`sessions`]).
 //!
 //! Worst interleavings of `mode=lease`, and why they are harmless:
 //! - *The reply to a grant is lost.* On a retry the row names this hold's token: same fence, counted once.
-//! - *A request arrives late, after it was given up.* Its connection is reset with what it had not delivered; what was
-//!   delivered all the same is freed by the release that the core sends, or ends with its lease.
+//! - *A request arrives late, after it was given up.* dlock resets its connection, which discards undelivered data. If the request was
+//!   delivered anyway, the core's release frees the lock, or the lock ends with its lease.
 //! - *The row changes between the read and the write.* `revision` differs, and dlock reads again. ShedLock counts no revision, but
 //!   changes `locked_by` or `lock_until`, which are compared as well.
-//! - *A decision is written late.* The write names the end of the holds that the decision relies on. A new hold's end counts from when the
-//!   row was read.
-//! - *ShedLock takes the row over after our lease ended.* The document stays behind: it counts only while `owner` is what `locked_by`
-//!   says, which ShedLock changes. While several share the lock, ShedLock sees one holder that ends with the last of them.
-//! - *A waiter joins the queue while the lock is released, or granted to a newcomer.* The statement that grants does nothing while there is a
-//!   document, also if that came while it waited for the row; a release compares the revision.
-//! - *A run begins and ends while another one's grant waits for the row.* The row is judged as it is then ([`Columns`]).
+//! - *A decision is written late.* The write names the end of the holds that the decision relies on. A new hold's lease counts from the
+//!   read of the row.
+//! - *ShedLock takes the row over after dlock's lease ended.* The document stays: it counts only while `owner` equals `locked_by`,
+//!   which ShedLock changes. While several clients share the lock, ShedLock sees one holder that ends with the last of them.
+//! - *A waiter joins the queue while the lock is released, or granted to a newcomer.* The granting statement does nothing if there is a
+//!   document, even one that came while the statement waited for the row; a release compares the revision.
+//! - *A run begins and ends while another one's grant waits for the row.* The statement judges the row after its wait ([`columns`]).
 //! - *A waiter that was notified is frozen or dead.* Two are notified; the second waits a second for the first
 //!   ([`crate::lock::document`]).
 //! - *A client freezes at any point.* No transaction spans a round trip, so that a frozen client keeps no row locked.
-//! - *The server's clock is stepped.* A step forward ends leases early, a step back keeps them longer; fences always rise.
+//! - *The server's clock is stepped.* A step forward ends leases early, and a step back keeps them longer; fences always rise.
 //!
-//! This module may not: know a driver, speak SQL, do I/O by itself but read certificates.
+//! This module may not: know a driver, contain SQL, do I/O by itself except to read certificates.
 
+mod client;
+mod fields;
+pub(super) mod loopback;
 mod names;
 mod options;
 mod record;
 pub(super) mod rights;
 pub mod row;
+mod session_store;
+mod sessions;
 mod sharing;
 mod starts;
 pub mod tls;
 
-pub(super) use self::sharing::{SHEDLOCK, sharing};
+pub(super) use self::{
+    client::{Client, Database, HasClient, Session},
+    fields::{Fields, Row, as_fence, fence_int, foreign_holder, json},
+    session_store::{Begun, SessionLock, SessionReads, SessionStore, Tries},
+    sessions::{SessionLocks, pause},
+    sharing::{SHEDLOCK, sharing},
+};
 pub use self::{
     names::{Names, locked_by},
-    options::{Options, Server, TlsMode},
+    options::{Server, SqlMode, SqlOptions, TlsMode},
     record::{LAST_FENCE, LAYOUT, LAYOUT_REFUSED, LockRow, Plain, SHARED_BY, micros, ms, other_mode},
-    starts::{Begin, Columns},
+    starts::{Begin, Column, columns},
 };
 
-/// With `mode=row`, a waiter in one of these first places keeps a second session ready, to count the fence when its turn
-/// comes. All others have one session each: many waiters must not take twice as many.
+use crate::lock::Capabilities;
+
+/// What `mode=lease` can do, in any database.
+pub(super) const LEASE: Capabilities = Capabilities {
+    shared: true,
+    permits: true,
+    fair: true,
+    history: true,
+    run_policy: true,
+    breakable: true,
+    ..Capabilities::usual("sql")
+};
+
+/// What `mode=row` and `mode=advisory` can do, in any database.
+pub(super) const SESSIONS: Capabilities = Capabilities { permits: false, fair: false, detached: false, reentrant: false, ..LEASE };
+
+/// With `mode=row`, a waiter in one of these first positions keeps a second session ready, to count the fence once it has the
+/// lock. All other waiters have one session each, so that many waiters don't need twice as many sessions.
 pub const NEAR: u32 = 32;
 
-/// Whether the waiter at this place looks at the lock when its lease ends. A thousand of them at once would keep the server
-/// busy for seconds: the others are woken, or look every few seconds.
+/// Whether the waiter at this position polls the lock when its lease ends. A thousand waiters at once would keep the server
+/// busy for seconds: the others are woken, or poll every few seconds.
 pub fn looks_at_the_end(position: Option<u32>) -> bool {
     position.is_none_or(|place| place <= 3)
 }

@@ -2,8 +2,8 @@
 
 use crate::lock::{Key, Namespace, Token};
 
-/// The names of a namespace: `<namespace>:<key>`, or the bare key where the namespace is empty. Keys stand as they are,
-/// since a column can hold any of them; the table must tell names apart by their bytes.
+/// The names of a namespace: `<namespace>:<key>`, or the bare key if the namespace is empty. A column can hold any key;
+/// the table must compare names by their bytes.
 #[derive(Clone, Debug)]
 pub struct Names(String);
 
@@ -35,8 +35,8 @@ impl Names {
 /// The prefix of `locked_by`.
 pub(super) const OWNER: &str = "dlock:";
 
-/// What stands in `locked_by` while a token's owner has the lock: unique per lease, so that no other client's "is it
-/// mine?" can be answered with yes.
+/// Returns the value of `locked_by` while a token's owner has the lock. It is unique per lease, so that no other client
+/// takes the lock for its own.
 pub fn locked_by(token: &Token) -> String {
     format!("{OWNER}{}", token.owner)
 }

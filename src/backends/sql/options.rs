@@ -2,17 +2,20 @@
 
 use std::path::PathBuf;
 
-use crate::backends::{Secret, net::tls::Tls};
+use crate::backends::{
+    Secret,
+    net::{tls::Tls, transport},
+};
 use crate::lock::{Error, Kind, Namespace, Result};
 
 /// The server's address, its protocol options, and the location of the locks.
 #[derive(Clone, Debug)]
-pub struct Options {
+pub struct SqlOptions {
     /// The address at which the server listens.
     pub server: Server,
     /// Whether to encrypt, and how to verify the server.
     pub tls: TlsMode,
-    /// The certificates for that.
+    /// The certificates for TLS.
     pub files: Tls,
     /// The user; `None` for the driver's default.
     pub user: Option<String>,
@@ -24,15 +27,17 @@ pub struct Options {
     pub table: String,
     /// The namespace of every key.
     pub namespace: Namespace,
+    /// How locks are kept.
+    pub mode: SqlMode,
     /// The configuration vouches that no ShedLock shares the table.
     pub no_shedlock: bool,
 }
 
-impl Options {
+impl SqlOptions {
     /// The table's default name.
     pub const TABLE: &str = "dlock";
 
-    /// The table `dlock` on `server` with the namespace `dlock`, as the safest way there allows.
+    /// Returns the options for the table `dlock` on `server` with the namespace `dlock`, with the default TLS mode.
     pub fn new(server: Server) -> Self {
         let tls = TlsMode::default_for(&server);
         Self {
@@ -44,11 +49,12 @@ impl Options {
             database: None,
             table: Self::TABLE.into(),
             namespace: Namespace::default(),
+            mode: SqlMode::Lease,
             no_shedlock: false,
         }
     }
 
-    /// Refuses to remove rows that a ShedLock node may remember: it never makes a row twice, and its job would not run again.
+    /// Refuses to remove rows that a ShedLock node may remember: the node creates no row twice, and its job would not run again.
     ///
     /// # Errors
     /// Unless the table is dlock's own, or the configuration vouches that it is.
@@ -63,16 +69,46 @@ impl Options {
         .hint("?shedlock=no says that no ShedLock shares it"))
     }
 
-    /// Returns the URL without user and password.
-    pub fn redacted_url(&self, scheme: &str, usual_port: u16) -> String {
+    /// Returns the error that [`SqlOptions::check_collect`] can't foresee.
+    pub fn shares_table() -> Error {
+        Error::new(Kind::Unsupported, "other programs than dlock keep locks in this table, and some remember which rows exist")
+            .hint("remove the rows by hand while those programs are stopped")
+    }
+
+    /// Returns the URL without user and password. `socket` is the URL's parameter for a Unix socket.
+    pub fn redacted_url(&self, scheme: &str, usual_port: u16, socket: &str) -> String {
         let database = self.database.as_deref().map(|name| format!("/{name}")).unwrap_or_default();
-        match &self.server {
+        let url = match &self.server {
             Server::Tcp { host, port } => {
                 let host = if host.contains(':') { format!("[{host}]") } else { host.clone() };
                 let port = if *port == usual_port { String::new() } else { format!(":{port}") };
                 format!("{scheme}://{host}{port}{database}")
             }
-            Server::Unix { path, .. } => format!("{scheme}://{database}?host={}", path.display()),
+            Server::Unix { path, .. } => format!("{scheme}://{database}?{socket}={}", path.display()),
+        };
+        let join = if url.contains('?') { '&' } else { '?' };
+        if self.mode == SqlMode::Lease { url } else { format!("{url}{join}mode={}", self.mode.name()) }
+    }
+}
+
+/// How a SQL server keeps a lock.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum SqlMode {
+    /// A row with an end.
+    Lease,
+    /// A row that a transaction keeps locked.
+    Row,
+    /// An advisory lock of a session: `GET_LOCK`, `pg_advisory_lock`.
+    Advisory,
+}
+
+impl SqlMode {
+    /// Returns the name in URLs and tables.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Lease => "lease",
+            Self::Row => "row",
+            Self::Advisory => "advisory",
         }
     }
 }
@@ -82,7 +118,7 @@ impl Options {
 pub enum Server {
     /// A host name or address (IPv6 without brackets) and a port.
     Tcp {
-        /// The name, which a certificate must be for.
+        /// The host's name, which the certificate must contain.
         host: String,
         /// The port.
         port: u16,
@@ -97,13 +133,11 @@ pub enum Server {
 }
 
 impl Server {
-    /// Whether only this host's root could listen in, or answer in the server's place.
+    /// Whether only this host's root could read the traffic or impersonate the server.
     pub fn is_local(&self) -> bool {
         match self {
             Self::Unix { .. } => true,
-            Self::Tcp { host, .. } => {
-                host.eq_ignore_ascii_case("localhost") || host.parse::<std::net::IpAddr>().is_ok_and(|address| address.is_loopback())
-            }
+            Self::Tcp { host, .. } => transport::is_here(host),
         }
     }
 }
@@ -111,20 +145,20 @@ impl Server {
 /// How a connection is encrypted, as libpq and MySQL's clients name it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum TlsMode {
-    /// Never.
+    /// No TLS.
     Disable,
-    /// If the server can; any certificate is accepted.
+    /// TLS if the server offers it, with any certificate.
     Prefer,
-    /// Always; any certificate is accepted.
+    /// TLS with any certificate.
     Require,
-    /// Always, with a certificate by a known authority.
+    /// TLS with a certificate of a known authority.
     VerifyCa,
-    /// Always, with a certificate by a known authority for this host.
+    /// TLS with a certificate of a known authority for this host.
     VerifyFull,
 }
 
 impl TlsMode {
-    /// Verified over a network, in clear on this host.
+    /// Returns verified TLS for a server on the network, and no TLS for one on this host.
     pub fn default_for(server: &Server) -> Self {
         if server.is_local() { Self::Disable } else { Self::VerifyFull }
     }

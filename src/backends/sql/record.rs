@@ -18,9 +18,9 @@ pub const LAYOUT_REFUSED: i16 = 300;
 
 /// From this number on a fence can't be raised: programs that read JSON have no exact numbers beyond.
 pub const LAST_FENCE: i64 = (1 << 53) - 2;
-/// The value of `locked_by` while several may hold the lock: no hold's name.
+/// The value of `locked_by` while several holders may share the lock.
 pub const SHARED_BY: &str = "dlock:shared";
-/// When a lock that was given back ended, in µs since 1970: 2000, before any clock's now.
+/// The end of a released lock, in µs since 1970: the year 2000, before any clock's present.
 pub const ENDED_US: i64 = 946_684_800_000_000;
 
 /// One row, with the time by the server's clock when it was read. Times are microseconds since 1970.
@@ -30,34 +30,34 @@ pub struct LockRow {
     pub name: String,
     /// The time of the read.
     pub now_us: i64,
-    /// ShedLock's: held until then, by any client.
+    /// ShedLock's column: the end of the hold.
     pub lock_until_us: i64,
-    /// ShedLock's: the time of the grant.
+    /// ShedLock's column: the time of the grant.
     pub locked_at_us: i64,
-    /// ShedLock's: the owner.
+    /// ShedLock's column: the owner.
     pub locked_by: String,
-    /// The layout of what follows; `None` if no dlock ever had the lock.
+    /// The layout of dlock's columns; `None` if no dlock ever had the lock.
     pub layout: Option<i16>,
-    /// The value that dlock wrote into `locked_by`. While both are the same, no other program has taken the lock since.
+    /// The value that dlock wrote into `locked_by`. While both are equal, no other program has taken the lock since.
     pub owner: Option<String>,
     /// The last fence given out; 0 for none.
     pub fence: i64,
     /// The time of the last renewal.
     pub renewed_us: i64,
-    /// The holders and the queue, as [`Document`] writes them; `None` if there are none. Of a hold that has the lock alone, the times and the
-    /// fence are in their columns, since the statement that grants or extends it knows them first.
+    /// The holders and the queue, as [`Document`] writes them; `None` if there are none. The times and the fence of an exclusive hold are
+    /// in columns, since the statement that grants or extends the hold sets them.
     pub document: Option<String>,
-    /// There are plain waiters, which are not in the document.
+    /// Whether there are plain waiters, which are not in the document.
     pub waited: bool,
-    /// The mode that the lock is kept in, if it is another one than `mode=lease`.
+    /// The mode that keeps the lock, unless it is `mode=lease`.
     pub mode: Option<String>,
-    /// Counts the changes: a writer must find the row as it was read.
+    /// The number of changes: a write succeeds only if the row is still at the revision that was read.
     pub revision: i64,
     /// The run records that later runs depend on.
     pub starts: lock::RunRecord,
 }
 
-/// An unfair exclusive waiter, which is stored by itself while the row has no document. Times are ms since 1970.
+/// An unfair exclusive waiter, which is stored separately while the row has no document. Times are ms since 1970.
 #[derive(Clone, Debug)]
 pub struct Plain {
     /// The lock's name in the table.
@@ -70,7 +70,7 @@ pub struct Plain {
     pub seen_ms: u64,
     /// The waiting time.
     pub waited: Duration,
-    /// The waiter's description of itself, as JSON.
+    /// The waiter's metadata, as JSON.
     pub metadata: Option<String>,
 }
 
@@ -84,44 +84,44 @@ impl Plain {
         document.absorb(self.hold.clone(), self.metadata(), self.since_ms, self.seen_ms);
     }
 
-    /// As people are shown it.
+    /// Returns the waiter for `inspect`.
     pub fn waiter(&self) -> Waiter {
         Waiter { metadata: self.metadata(), waiting_for: Some(self.waited), in_order: false }
     }
 }
 
 impl LockRow {
-    /// The time of the read, in ms.
+    /// Returns the time of the read, in ms.
     pub fn now_ms(&self) -> u64 {
         floor_ms(self.now_us)
     }
 
-    /// The document as it is stored. What can't be read says nothing here: [`LockRow::document`] tells.
+    /// Returns the stored document, or an empty one if it is unreadable, which [`LockRow::document`] reports.
     fn stored(&self) -> Document {
         Document::read(self.document.as_deref()).unwrap_or_default()
     }
 
-    /// Whether the lock has a holder. A lock that was released may be kept for a while from other programs than dlock.
+    /// Whether the lock has a holder. The row of a released lock may keep other programs out for a while.
     pub fn is_held(&self) -> bool {
         self.lock_until_us > self.now_us && (!self.is_ours() || self.stored().has_holders())
     }
 
-    /// Whether a dlock was the last to take it.
+    /// Whether dlock was the last program to take the lock.
     pub fn is_ours(&self) -> bool {
         self.owner.as_deref() == Some(&*self.locked_by)
     }
 
-    /// Whether several may hold it.
+    /// Whether several holders may share the lock.
     pub fn is_shared(&self) -> bool {
         self.locked_by == SHARED_BY
     }
 
-    /// Whether this token's owner has the lock alone.
+    /// Whether this token's owner has the lock exclusively.
     pub fn is_held_by(&self, token: &Token) -> bool {
         self.is_ours() && self.locked_by == locked_by(token) && self.is_held()
     }
 
-    /// Whether the rules of the queue concern a request, or make it concern others.
+    /// Whether the queue's rules apply to a request.
     pub fn has_rules_for(&self, request: &Request) -> bool {
         let stored = self.stored();
         !stored.queue().is_empty()
@@ -130,12 +130,12 @@ impl LockRow {
             || (request.fair && request.waiting && self.is_held())
     }
 
-    /// The last fence given out.
+    /// Returns the last fence given out.
     pub fn fence(&self) -> Fence {
         Fence(u64::try_from(self.fence).unwrap_or_default())
     }
 
-    /// Another program's hold.
+    /// Returns another program's hold.
     pub fn outside(&self) -> Option<Outside> {
         if self.is_ours() || !self.is_held() {
             return None;
@@ -157,7 +157,7 @@ impl LockRow {
         Some(Outside { holder, left: Some(ceil_ms(self.lock_until_us).saturating_sub(self.now_ms())), transient: false })
     }
 
-    /// All that the row says, with holds that may be over.
+    /// Returns the row's document, with holds that may be over.
     ///
     /// # Errors
     /// [`Kind::Config`] if sessions keep the lock, [`Kind::Layout`] if another version of dlock wrote the row, [`Kind::Data`] if no dlock did.
@@ -168,8 +168,8 @@ impl LockRow {
         check_layout(self.layout)?;
         let mut document = Document::read(self.document.as_deref())?;
         document.set_run_record(self.starts.clone());
-        // The columns of a lock that another program took say nothing of the hold before: it began when its fence was counted, and ended
-        // before the lock was taken.
+        // If another program took the lock, the columns say nothing about dlock's last hold: that hold began when its fence was counted,
+        // and ended before the lock was taken.
         let (since, ends) = if self.is_ours() {
             (floor_ms(self.locked_at_us), ceil_ms(self.lock_until_us))
         } else {
@@ -182,7 +182,7 @@ impl LockRow {
         Ok(document)
     }
 
-    /// The row to write for this document.
+    /// Returns the row to write for this document.
     #[must_use]
     pub fn with(&self, document: &Document, granted: Option<Fence>) -> Self {
         let (mut rest, mut is) = (document.clone(), self.clone());
@@ -199,14 +199,14 @@ impl LockRow {
             }
             (is.renewed_us, is.lock_until_us) = (self.now_us, micros_of(ends));
             if let Some(times) = rest.take_times() {
-                // Times that are the same as before keep their microseconds.
+                // Unchanged times keep their microseconds.
                 let same = |us: i64, ms: u64, now: u64| if ms == now { us } else { micros_of(now) };
                 is.locked_at_us = same(self.locked_at_us, floor_ms(self.locked_at_us), times.since);
                 is.renewed_us = same(self.renewed_us, floor_ms(self.renewed_us), times.renewed);
                 is.lock_until_us = same(self.lock_until_us, ceil_ms(self.lock_until_us), times.ends);
             }
         } else if self.is_ours() {
-            // ShedLock too is kept out for as long as the run counts at least.
+            // The run's at-least time keeps ShedLock out, too.
             let cooldown = is.starts.cooldown.as_ref().filter(|cooldown| cooldown.fence == self.fence());
             let kept = cooldown.map_or(0, |cooldown| cooldown.at_ms.saturating_add(cooldown.at_least_ms));
             is.lock_until_us = ENDED_US.max(micros_of(kept));
@@ -216,7 +216,7 @@ impl LockRow {
     }
 }
 
-/// Refuses what another version of dlock wrote.
+/// Refuses rows that another version of dlock wrote.
 ///
 /// # Errors
 /// [`Kind::Layout`].
@@ -231,18 +231,18 @@ fn check_layout(layout: Option<i16>) -> Result<()> {
     })
 }
 
-/// The lock is kept in another mode, so that holds of either would not exclude each other.
+/// Returns the error that another mode keeps the lock: holds of the two modes would not exclude each other.
 pub fn other_mode(mode: &str) -> Error {
     Error::new(Kind::Config, format!("the lock is kept in mode={mode}, which does not exclude holds of other modes"))
         .hint(format!("?mode={mode} in the URL; or, once no holder is left, dlock init with the mode that all are to use"))
 }
 
-/// A TTL in ms, as columns have it.
+/// Returns a TTL in ms, as columns have it.
 pub fn ms(ttl: Ttl) -> i64 {
     i64::try_from(ttl.as_millis()).unwrap_or(i64::MAX)
 }
 
-/// Not below zero: a clock that was set back makes times lie in the future.
+/// Returns a duration from µs; zero for a negative number, which comes from a clock that was set back.
 pub fn micros(us: i64) -> Duration {
     Duration::from_micros(u64::try_from(us).unwrap_or_default())
 }
@@ -251,12 +251,12 @@ fn floor_ms(us: i64) -> u64 {
     u64::try_from(us / 1000).unwrap_or_default()
 }
 
-/// No hold ends before its time.
+/// Rounds up, so that no hold ends early.
 fn ceil_ms(us: i64) -> u64 {
     u64::try_from(us).unwrap_or_default().div_ceil(1000)
 }
 
-/// Times of a document as columns have them.
+/// Converts a document's time to a column's.
 fn micros_of(ms: u64) -> i64 {
     i64::try_from(ms.saturating_mul(1000)).unwrap_or(i64::MAX)
 }

@@ -1,13 +1,13 @@
-//! What is said of SQL servers in the same words, whatever the dialect.
+//! The findings of `dlock doctor` that all SQL servers share.
 
-use super::{Options, Server, TlsMode};
+use super::{Server, SqlOptions, TlsMode};
 use crate::{
     backends::net::transport,
-    lock::{Finding, Severity},
+    lock::{Error, Finding, Result, Severity},
 };
 
-/// The way to the server.
-pub fn tls(options: &Options, fix: &str) -> Finding {
+/// Returns the finding about the connection's encryption.
+pub fn tls(options: &SqlOptions, fix: &str) -> Finding {
     let host = match &options.server {
         Server::Unix { .. } => None,
         Server::Tcp { host, .. } => Some(host.as_str()),
@@ -29,7 +29,7 @@ pub fn tls(options: &Options, fix: &str) -> Finding {
     }
 }
 
-/// How many sessions are used of those that there can be.
+/// Returns the finding about the number of used sessions.
 pub fn sessions(check: &'static str, used: i64, most: i64) -> Finding {
     let text = format!("{used} of {most} sessions are used; each waiter takes one");
     if used > most / 10 * 8 {
@@ -39,7 +39,25 @@ pub fn sessions(check: &'static str, used: i64, most: i64) -> Finding {
     Finding::ok(check, text)
 }
 
-/// Whether `init` reports findings, too.
+/// Returns the finding for tables that have this version's layout.
+pub fn usable_tables(table: &str) -> Finding {
+    Finding::ok("schema", format!("the table {table} and its companions have this version's layout"))
+}
+
+/// Returns the finding for tables that dlock can't use; `None` if they are complete.
+pub fn unusable_tables(complete: Result<bool>, table: &str) -> Option<Finding> {
+    let risk = "no lock can be taken";
+    match complete {
+        Ok(true) => None,
+        Ok(false) => {
+            let text = format!("the table {table} or one of its companions is missing, or has an older layout");
+            Some(Finding::not_safe("schema", text, risk).fix("dlock init"))
+        }
+        Err(Error { message, hint, .. }) => Some(Finding { fix: hint, ..Finding::not_safe("schema", message, risk) }),
+    }
+}
+
+/// Whether `dlock init` reports the finding, too.
 pub fn is_bad(finding: &Finding) -> bool {
     finding.severity != Severity::Ok
 }

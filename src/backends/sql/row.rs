@@ -1,4 +1,4 @@
-//! A row as [`cas`](crate::backends::cas) has a lock: read, and written back if no other client changed it meanwhile.
+//! A lock's row for [`kept`](crate::backends::cas): read, and written back if no other client changed the row meanwhile.
 
 use std::time::Duration;
 
@@ -20,26 +20,26 @@ pub struct Version {
     releases: Option<Token>,
 }
 
-/// A change of a row: from `was`, which must still have its `revision`, `locked_by` and `lock_until`, to `is`. ShedLock changes the
-/// last two only.
+/// A change of a row from `was` to `is`. The row must still have the `revision`, `locked_by` and `lock_until` of `was`; ShedLock
+/// changes only the last two.
 pub struct Write {
     /// The row as it was read.
     pub was: LockRow,
     /// The row to write.
     pub is: LockRow,
-    /// The server time at which the first hold ends that the decision relies on: after that the change must not be written.
+    /// The server time after which the change must not be written: the end of the first hold that the decision relies on.
     pub by_us: Option<i64>,
     /// Ended holds, for the history.
     pub past: Vec<HistoryEntry>,
-    /// The waiters that are in the document now, or have the lock, and so are no longer plain waiters.
+    /// The holds that are no longer plain waiters: they are in the document, or have the lock.
     pub absorbed: Vec<String>,
     /// Whether to wake one of the plain waiters.
     pub wake_plain: bool,
-    /// One of those that are in the document; any other will do.
+    /// A plain waiter in the document to wake; any other plain waiter can replace it.
     pub plain: Option<String>,
     /// The other holds to wake.
     pub wake: Vec<String>,
-    /// The row was not read before the write: its ended holds end at the time of the write.
+    /// Whether the row was not read before the write: its ended holds end at the time of the write.
     pub unread: bool,
     /// The request that is granted a fresh hold.
     pub granted: Option<Request>,
@@ -59,7 +59,7 @@ impl Write {
     }
 }
 
-/// The holds whose lock needed the queue's rules at the last read: a one-step change without these rules would be in vain.
+/// The holds whose lock needed the queue's rules at the last read: a one-step change without these rules would fail.
 #[derive(Default)]
 pub struct Documented(Vec<u64>);
 
@@ -69,7 +69,7 @@ impl Documented {
         self.0.contains(&token.hold)
     }
 
-    /// Notes what was read for a hold.
+    /// Notes whether the lock needs the rules, from a read for a hold.
     pub fn note(&mut self, token: &Token, has: bool) {
         self.forget(token);
         if has {
@@ -86,7 +86,7 @@ impl Documented {
 /// Returns whether plain waiters must be read together with this row: each that a rule may concern now.
 pub fn needs_waiters(row: &LockRow, purpose: ReadFor<'_>) -> bool {
     match purpose {
-        // A request that neither waits nor can be granted goes past no waiter.
+        // A request that neither waits nor can be granted overtakes no waiter.
         ReadFor::Acquire { request, .. } => {
             row.waited && row.has_rules_for(request) && (request.waiting || !row.is_held() || row.is_shared())
         }
@@ -135,7 +135,7 @@ pub fn snapshot(row: Option<LockRow>, waiters: &[Plain], purpose: ReadFor<'_>) -
 pub fn snapshots(names: &Names, rows: Vec<LockRow>, waiters: &[Plain]) -> Result<Vec<(Key, Snapshot<Version>)>> {
     let mut found = Vec::new();
     for row in rows {
-        // What no dlock can have written is no lock.
+        // No dlock wrote a row with such a name.
         let Some(key) = names.key(&row.name) else { continue };
         let waiters: Vec<_> = waiters.iter().filter(|waiter| waiter.name == row.name).cloned().collect();
         found.push((key, snapshot(Some(row), &waiters, ReadFor::Look)?));
@@ -143,7 +143,7 @@ pub fn snapshots(names: &Names, rows: Vec<LockRow>, waiters: &[Plain]) -> Result
     Ok(found)
 }
 
-/// The row as this client last wrote it, while a hold of its has the lock alone: that is extended and released without being read.
+/// The row as this client last wrote it for an exclusive hold of its own, which is extended and released without a read.
 #[derive(Default)]
 pub struct Own(Option<LockRow>);
 
@@ -153,12 +153,12 @@ impl Own {
         self.0 = Some(row);
     }
 
-    /// Notes that the row may be another one by now.
+    /// Notes that the row may have changed.
     pub fn forget(&mut self) {
         self.0 = None;
     }
 
-    /// The row of this lock if the hold has it alone, and the TTL that the hold was taken with.
+    /// Returns the row of this lock if the hold has the lock exclusively, and the TTL of the hold's grant.
     pub fn of(&self, name: &str, token: &Token) -> Option<(LockRow, Ttl)> {
         let row = self.0.as_ref().filter(|row| row.name == name && row.is_held_by(token))?;
         let document = row.document().ok()?;
@@ -207,7 +207,7 @@ pub fn write(was: Snapshot<Version>, change: Change<'_>) -> Option<Write> {
     let granted = change.granted.and(change.request).cloned();
     absorbed.extend(granted.iter().filter(|request| request.waiting).map(|request| request.token.hold_text()));
     let now = was.now_ms();
-    // Holds that were over when the row was read are no reason.
+    // The decision does not rely on holds that were over when the row was read.
     let by = document.holds_end_after(now);
     Some(Write {
         by_us: by.map(|by| i64::try_from(by.saturating_mul(1000)).unwrap_or(i64::MAX)),
@@ -224,8 +224,8 @@ pub fn write(was: Snapshot<Version>, change: Change<'_>) -> Option<Write> {
     })
 }
 
-/// How long the server should let the read wait that comes after so many writes in vain. Of many clients that come at once, all but one have
-/// read in vain: if they came again at once, the work would grow with the square of their number.
+/// Returns the server's pause before the next read after so many failed writes. Of many simultaneous clients, all but one fail: if they
+/// repeated at once, the work would grow with the square of their number.
 pub fn pause(failed: u32) -> Duration {
     match failed {
         0 => Duration::ZERO,
@@ -233,7 +233,7 @@ pub fn pause(failed: u32) -> Duration {
     }
 }
 
-/// Whether a request wants the whole lock in no order, so that any other such waiter will do.
+/// Whether a request is exclusive and unfair, so that any other such waiter can replace it.
 pub fn is_plain(request: &Request) -> bool {
     request.mode == Mode::Exclusive && !request.fair
 }

@@ -1,6 +1,6 @@
 //! ShedLock, which shares tables of leases.
 
-use super::{Names, Options};
+use super::{Names, SqlOptions};
 use crate::lock::{Key, Library, Sharing};
 
 pub(in crate::backends) const SHEDLOCK: [Library; 2] = [
@@ -16,8 +16,8 @@ pub(in crate::backends) const SHEDLOCK: [Library; 2] = [
     ),
 ];
 
-/// What ShedLock is given for a lock.
-pub(in crate::backends) fn sharing(options: &Options, key: &Key) -> Sharing {
+/// Returns the lock's name for ShedLock.
+pub(in crate::backends) fn sharing(options: &SqlOptions, key: &Key) -> Sharing {
     let table = format!("\"{}\"", options.table);
     Sharing::new(Names::new(&options.namespace).of(key), &SHEDLOCK, &[("table", &table)])
 }

@@ -1,102 +1,85 @@
-//! The starts of runs in a row's columns, which [`RunRecord::judge`] reads.
+//! The run record in a row's columns, which [`RunRecord::judge`] reads.
 //!
-//! The statement that grants looks at the columns of the row that it takes, so that no other grant can come in between, also while it
-//! waits for that row. It only knows when nothing can be in the way: then it grants. If not, the row is read and judged here, and
-//! the statement is asked once more, for that row as it was read.
+//! The statement that grants checks the columns of the row that it takes, so that no other grant can come in between, even while the
+//! statement waits for that row. The statement grants only if no record can deny the grant. Otherwise dlock reads and judges the row, and
+//! repeats the statement for the row as it was read.
 
-use crate::lock::{Cooldown, Fence, LastRun, Metadata, Request, RunRecord, RunState, whole_ms};
+use super::Fields;
+use crate::lock::{Cooldown, Fence, LastRun, Metadata, Request, Result, RunRecord, RunState, whole_ms};
 
 /// The longest time that columns can have: a hundred years, in ms.
 const LONGEST: u64 = 100 * 366 * 24 * 3_600_000;
 
-/// The columns, times in ms since 1970.
-#[derive(Debug, Default)]
-pub struct Columns {
-    /// The start of the last run with a skew guard or at-least; `None` if there was none, or if it was cancelled.
-    pub paced_at_ms: Option<i64>,
-    /// See [`Cooldown`].
-    pub paced_fence: Option<i64>,
-    /// See [`Cooldown`].
-    pub paced_place: Option<String>,
-    /// See [`Cooldown`].
-    pub guard_ms: Option<i64>,
-    /// See [`Cooldown`].
-    pub at_least_ms: Option<i64>,
-    /// As JSON.
-    pub paced_who: Option<String>,
-    /// See [`Cooldown`].
-    pub paced_hold: Option<String>,
-    /// The start of the last run with once.
-    pub start_at_ms: Option<i64>,
-    /// See [`LastRun`].
-    pub start_fence: Option<i64>,
-    /// The outcome of that run. A cancelled run changes no other column.
-    pub start_stage: Option<String>,
-    /// See [`LastRun`].
-    pub start_tries: Option<i64>,
-    /// See [`LastRun`].
-    pub start_window_ms: Option<i64>,
-    /// As JSON.
-    pub start_who: Option<String>,
-    /// See [`LastRun`].
-    pub start_hold: Option<String>,
+/// The value of a run record's column.
+pub enum Column {
+    /// A time in ms since 1970.
+    Time(Option<i64>),
+    /// A number.
+    Int(Option<i64>),
+    /// A text that is compared by its bytes.
+    Bytes(Option<String>),
+    /// A text.
+    Text(Option<String>),
+    /// Metadata, as JSON.
+    Json(Option<String>),
 }
 
-impl From<Columns> for RunRecord {
-    fn from(columns: Columns) -> Self {
-        let number = |of: Option<i64>| of.and_then(|of| u64::try_from(of).ok());
-        let who = |json: Option<String>| -> Option<Metadata> { serde_json::from_str(&json?).ok() };
-        let stage = columns.start_stage.as_deref().map_or(RunState::Started, RunState::from);
-        let cooldown = number(columns.paced_at_ms).map(|at_ms| Cooldown {
-            at_ms,
-            fence: Fence(number(columns.paced_fence).unwrap_or_default()),
-            place: columns.paced_place.unwrap_or_default(),
-            guard_ms: number(columns.guard_ms).unwrap_or_default(),
-            at_least_ms: number(columns.at_least_ms).unwrap_or_default(),
-            metadata: who(columns.paced_who),
-            hold: columns.paced_hold.unwrap_or_default(),
-        });
-        let start = number(columns.start_at_ms).map(|at_ms| LastRun {
-            at_ms,
-            fence: Fence(number(columns.start_fence).unwrap_or_default()),
-            state: if stage == RunState::Cancelled { RunState::Started } else { stage },
-            tries: number(columns.start_tries).and_then(|tries| u32::try_from(tries).ok()).unwrap_or(1),
-            window_ms: number(columns.start_window_ms).unwrap_or_default(),
-            metadata: who(columns.start_who),
-            hold: columns.start_hold.unwrap_or_default(),
-        });
-        let mut record = Self { cooldown, start };
-        if let Some(fence) = record.start.as_ref().map(|start| start.fence).filter(|_| stage == RunState::Cancelled) {
-            let cooldown = record.cooldown.take();
-            record.end(fence, stage);
-            record.cooldown = cooldown;
-        }
-        record
-    }
+/// Returns the columns of a run record, in their order.
+pub fn columns(record: &RunRecord) -> [(&'static str, Column); 14] {
+    // Texts and numbers, which can always be written.
+    let json = |metadata: &Option<Metadata>| serde_json::to_string(metadata.as_ref()?).ok();
+    let int = |number: u64| i64::try_from(number).ok();
+    let (cooldown, start) = (record.cooldown.as_ref(), record.start.as_ref());
+    [
+        ("paced_at", Column::Time(cooldown.and_then(|cooldown| int(cooldown.at_ms)))),
+        ("paced_fence", Column::Int(cooldown.and_then(|cooldown| int(cooldown.fence.0)))),
+        ("paced_place", Column::Bytes(cooldown.map(|cooldown| cooldown.place.clone()))),
+        ("guard_ms", Column::Int(cooldown.and_then(|cooldown| int(cooldown.guard_ms.min(LONGEST))))),
+        ("at_least_ms", Column::Int(cooldown.and_then(|cooldown| int(cooldown.at_least_ms.min(LONGEST))))),
+        ("paced_who", Column::Json(cooldown.and_then(|cooldown| json(&cooldown.metadata)))),
+        ("paced_hold", Column::Text(cooldown.map(|cooldown| cooldown.hold.clone()))),
+        ("start_at", Column::Time(start.and_then(|start| int(start.at_ms)))),
+        ("start_fence", Column::Int(start.and_then(|start| int(start.fence.0)))),
+        ("start_stage", Column::Text(start.map(|start| start.state.as_str().to_owned()))),
+        ("start_tries", Column::Int(start.and_then(|start| int(start.tries.into())))),
+        ("start_window_ms", Column::Int(start.and_then(|start| int(start.window_ms.min(LONGEST))))),
+        ("start_who", Column::Json(start.and_then(|start| json(&start.metadata)))),
+        ("start_hold", Column::Text(start.map(|start| start.hold.clone()))),
+    ]
 }
 
-impl From<&RunRecord> for Columns {
-    fn from(record: &RunRecord) -> Self {
-        let int = |number: u64| i64::try_from(number).ok();
-        // Texts and numbers, which can always be written.
-        let json = |metadata: &Option<Metadata>| serde_json::to_string(metadata.as_ref()?).ok();
-        let (cooldown, start) = (record.cooldown.as_ref(), record.start.as_ref());
-        Self {
-            paced_at_ms: cooldown.and_then(|cooldown| int(cooldown.at_ms)),
-            paced_fence: cooldown.and_then(|cooldown| int(cooldown.fence.0)),
-            paced_place: cooldown.map(|cooldown| cooldown.place.clone()),
-            guard_ms: cooldown.and_then(|cooldown| int(cooldown.guard_ms.min(LONGEST))),
-            at_least_ms: cooldown.and_then(|cooldown| int(cooldown.at_least_ms.min(LONGEST))),
-            paced_who: cooldown.and_then(|cooldown| json(&cooldown.metadata)),
-            paced_hold: cooldown.map(|cooldown| cooldown.hold.clone()),
-            start_at_ms: start.and_then(|start| int(start.at_ms)),
-            start_fence: start.and_then(|start| int(start.fence.0)),
-            start_stage: start.map(|start| start.state.as_str().to_owned()),
-            start_tries: start.map(|start| i64::from(start.tries)),
-            start_window_ms: start.and_then(|start| int(start.window_ms.min(LONGEST))),
-            start_who: start.and_then(|start| json(&start.metadata)),
-            start_hold: start.map(|start| start.hold.clone()),
+impl Fields<'_> {
+    /// Reads a run record, from its [`columns`]. A cancelled run changed no column but its state.
+    pub fn run_record(&mut self) -> Result<RunRecord> {
+        let at_ms = self.unsigned()?;
+        let cooldown = Cooldown {
+            at_ms: at_ms.unwrap_or_default(),
+            fence: Fence(self.unsigned()?.unwrap_or_default()),
+            place: self.text_or_null()?.unwrap_or_default(),
+            guard_ms: self.unsigned()?.unwrap_or_default(),
+            at_least_ms: self.unsigned()?.unwrap_or_default(),
+            metadata: self.json()?,
+            hold: self.text_or_null()?.unwrap_or_default(),
+        };
+        let cooldown = at_ms.map(|_| cooldown);
+        let at_ms = self.unsigned()?;
+        let start = LastRun {
+            at_ms: at_ms.unwrap_or_default(),
+            fence: Fence(self.unsigned()?.unwrap_or_default()),
+            state: self.text_or_null()?.as_deref().map_or(RunState::Started, RunState::from),
+            tries: self.unsigned()?.and_then(|tries| u32::try_from(tries).ok()).unwrap_or(1),
+            window_ms: self.unsigned()?.unwrap_or_default(),
+            metadata: self.json()?,
+            hold: self.text_or_null()?.unwrap_or_default(),
+        };
+        let Some(start) = at_ms.map(|_| start) else { return Ok(RunRecord { cooldown, start: None }) };
+        if start.state != RunState::Cancelled {
+            return Ok(RunRecord { cooldown, start: Some(start) });
         }
+        let fence = start.fence;
+        let mut record = RunRecord { cooldown: None, start: Some(LastRun { state: RunState::Started, ..start }) };
+        record.end(fence, RunState::Cancelled);
+        Ok(RunRecord { cooldown, ..record })
     }
 }
 
@@ -116,7 +99,7 @@ pub struct Begin<'a> {
 }
 
 impl<'a> Begin<'a> {
-    /// Of a request. What was recorded before counts if it was `judged` at this time; otherwise nothing of it matters any more.
+    /// Returns the run policy of a request. With `judged`, the earlier run record was judged at this time in ms; otherwise none counts.
     pub fn of(request: &'a Request, judged: Option<(&RunRecord, u64)>) -> Self {
         let Some(run_policy) = &request.run_policy else { return Self::default() };
         let ms = |length| i64::try_from(whole_ms(length).min(LONGEST)).unwrap_or(i64::MAX);
@@ -131,7 +114,7 @@ impl<'a> Begin<'a> {
         }
     }
 
-    /// Whether there is something for skew guard and at-least.
+    /// Whether the request has a skew guard or an at-least time.
     pub const fn is_paced(&self) -> bool {
         self.guard_ms.is_some() || self.at_least_ms.is_some()
     }
@@ -140,28 +123,27 @@ impl<'a> Begin<'a> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::{
+        backends::sql::Row,
+        lock::{Error, Kind},
+    };
 
     #[test]
-    fn a_cancelled_start_is_read_as_the_state_before_it() {
-        let columns = |tries, stage: &str| Columns {
-            start_at_ms: Some(5),
-            start_fence: Some(7),
-            start_stage: Some(stage.into()),
-            start_tries: Some(tries),
-            start_window_ms: Some(9),
-            paced_at_ms: Some(5),
-            paced_fence: Some(7),
-            ..Columns::default()
+    fn what_was_undone_is_read_as_it_was_before() {
+        let record = |values: [Option<&str>; 14]| {
+            let values = values.map(|value| value.map(|text| text.as_bytes().to_vec())).to_vec();
+            Fields::of(&Row { values, unreadable: || Error::new(Kind::Data, "unreadable") }).run_record().unwrap()
         };
         let read = |tries, stage| {
-            let record = RunRecord::from(columns(tries, stage));
+            let [n, at, fence, window] = [None, Some("5"), Some("7"), Some("9")];
+            let record = record([at, fence, n, n, n, n, n, at, fence, Some(stage), Some(tries), window, n, n]);
             assert!(record.cooldown.is_some());
             record.start.map(|start| (start.state, start.tries))
         };
-        assert_eq!(read(2, "undone"), Some((RunState::Failed, 1)));
-        assert_eq!(read(1, "undone"), Some((RunState::Cancelled, 0)));
-        assert_eq!(read(2, "failed"), Some((RunState::Failed, 2)));
-        assert_eq!(read(1, "words of a newer one"), Some((RunState::Started, 1)));
-        assert_eq!(RunRecord::from(Columns::default()), RunRecord::default());
+        assert_eq!(read("2", "undone"), Some((RunState::Failed, 1)));
+        assert_eq!(read("1", "undone"), Some((RunState::Cancelled, 0)));
+        assert_eq!(read("2", "failed"), Some((RunState::Failed, 2)));
+        assert_eq!(read("1", "words of a newer one"), Some((RunState::Started, 1)));
+        assert_eq!(record([None; 14]), RunRecord::default());
     }
 }

@@ -1,6 +1,6 @@
-//! What a TLS handshake is begun with, as libpq and MySQL's clients mean their modes.
+//! The parameters of a TLS handshake, with the modes of libpq and MySQL's clients.
 //!
-//! An authority that the user names is the only one that is trusted then.
+//! If the user names an authority, no other one is trusted.
 
 use std::sync::Arc;
 
@@ -10,14 +10,19 @@ use rustls::{
     pki_types::{CertificateDer, ServerName, UnixTime},
 };
 
-use super::{Options, TlsMode};
-use crate::{backends::net, lock::Result};
+use tokio_rustls::TlsConnector;
 
-/// What `options` ask for.
+use super::{SqlOptions, TlsMode};
+use crate::{
+    backends::net,
+    lock::{Error, Kind, Result},
+};
+
+/// Returns the parameters for `options`.
 ///
 /// # Errors
-/// A file that can't be read, or has nothing of use in it.
-pub fn config(options: &Options) -> Result<ClientConfig> {
+/// A file that can't be read, or contains no certificate or key.
+fn config(options: &SqlOptions) -> Result<ClientConfig> {
     net::tls::config_with(&options.files, |authority| match options.tls {
         TlsMode::VerifyFull => authority,
         // As with libpq: a named authority is checked in every mode.
@@ -25,7 +30,17 @@ pub fn config(options: &Options) -> Result<ClientConfig> {
     })
 }
 
-/// What `prefer`, `require` and `verify-ca` stand for: no host name is checked, and without an authority nothing.
+/// Returns what a handshake with `host` needs.
+///
+/// # Errors
+/// As [`config`], or if no certificate can be for the host's name.
+pub fn connector(options: &SqlOptions, host: &str) -> Result<(TlsConnector, ServerName<'static>)> {
+    let name = ServerName::try_from(host.to_owned())
+        .map_err(|error| Error::new(Kind::Config, "the host's name can't be one in a certificate").source(error))?;
+    Ok((TlsConnector::from(Arc::new(config(options)?)), name))
+}
+
+/// The verifier of `prefer`, `require` and `verify-ca`, which checks no host name, and without an authority nothing.
 #[derive(Debug)]
 struct Lenient {
     authority: Arc<dyn ServerCertVerifier>,
@@ -45,7 +60,7 @@ impl ServerCertVerifier for Lenient {
             return Ok(ServerCertVerified::assertion());
         }
         match self.authority.verify_server_cert(end_entity, intermediates, name, ocsp, now) {
-            // Found out last, after the chain was checked.
+            // The name is checked last, after the chain.
             Err(rustls::Error::InvalidCertificate(CertificateError::NotValidForName | CertificateError::NotValidForNameContext { .. })) => {
                 Ok(ServerCertVerified::assertion())
             }

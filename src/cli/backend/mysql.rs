@@ -10,10 +10,10 @@ use super::{
         url::Url,
     },
     my_cnf::{self, ClientOptions},
-    namespace, parameter, password,
+    namespace, parameter, password, sql_mode,
 };
 use crate::{
-    commands::{MysqlMode, MysqlOptions, Secret, SqlOptions, SqlServer, TlsMode},
+    commands::{MysqlOptions, Secret, SqlMode, SqlOptions, SqlServer, TlsMode},
     lock::{Error, Result},
 };
 
@@ -60,12 +60,9 @@ pub fn options(globals: &Globals, url: Url, wrong: &dyn Fn(&str) -> Error, layer
     if sql.database.is_none() && !sql.table.contains('.') {
         return Err(wrong("it names no database").hint("mysql://HOST/DATABASE, or ?table=DATABASE.TABLE"));
     }
-    let mode = match parameter(layers, "mode") {
-        Some(setting) => setting.choice(&[("lease", MysqlMode::Lease), ("row", MysqlMode::Row), ("advisory", MysqlMode::Advisory)])?,
-        None => MysqlMode::Lease,
-    };
+    sql.mode = sql_mode(layers)?;
     let raw_names = match parameter(layers, "lock_name") {
-        Some(setting) if mode != MysqlMode::Advisory => return Err(setting.refuse("only mode=advisory has names of its own")),
+        Some(setting) if sql.mode != SqlMode::Advisory => return Err(setting.refuse("only mode=advisory has names of its own")),
         Some(setting) => setting.choice(&[("raw", true), ("qualified", false)])?,
         None => false,
     };
@@ -78,7 +75,7 @@ pub fn options(globals: &Globals, url: Url, wrong: &dyn Fn(&str) -> Error, layer
         },
     }
     .map(Secret::new);
-    Ok(MysqlOptions { sql, mode, raw_names, single_writer })
+    Ok(MysqlOptions { sql, raw_names, single_writer })
 }
 
 /// Returns the server to which the clients would connect.

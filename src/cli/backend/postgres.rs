@@ -11,9 +11,10 @@ use super::{
     },
     namespace, parameter, password,
     pgpass::{self, Login},
+    sql_mode,
 };
 use crate::{
-    commands::{AdvisoryKey, PostgresMode, PostgresOptions, Secret, SqlOptions, SqlServer, TlsMode},
+    commands::{AdvisoryKey, PostgresOptions, Secret, SqlMode, SqlOptions, SqlServer, TlsMode},
     lock::{Error, Result},
 };
 
@@ -64,14 +65,9 @@ pub fn options(globals: &Globals, url: Url, wrong: &dyn Fn(&str) -> Error, layer
     if let Some(setting) = parameter(layers, "table") {
         sql.table = table(&setting)?;
     }
-    let mode = match parameter(layers, "mode") {
-        Some(setting) => {
-            setting.choice(&[("lease", PostgresMode::Lease), ("row", PostgresMode::Row), ("advisory", PostgresMode::Advisory)])?
-        }
-        None => PostgresMode::Lease,
-    };
+    sql.mode = sql_mode(layers)?;
     let advisory_key = match parameter(layers, "pg_key") {
-        Some(setting) if mode != PostgresMode::Advisory => return Err(setting.refuse("only mode=advisory has a key")),
+        Some(setting) if sql.mode != SqlMode::Advisory => return Err(setting.refuse("only mode=advisory has a key")),
         Some(setting) => Some(setting.text.parse::<AdvisoryKey>().map_err(|_| {
             setting.refuse("it is no key of an advisory lock").hint("one whole number of 64 bits, or two of 32 bits with a comma")
         })?),
@@ -82,7 +78,7 @@ pub fn options(globals: &Globals, url: Url, wrong: &dyn Fn(&str) -> Error, layer
         None => psql_password(&sql, layers)?,
     }
     .map(Secret::new);
-    Ok(PostgresOptions { sql, mode, advisory_key })
+    Ok(PostgresOptions { sql, advisory_key })
 }
 
 /// Returns a variable of psql's environment.

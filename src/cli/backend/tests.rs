@@ -3,7 +3,7 @@ use std::{path::Path, time::Duration};
 use super::*;
 use crate::{
     cli::{env::Env, file::File},
-    commands::{AdvisoryKey, MysqlMode, MysqlOptions, PostgresMode, PostgresOptions, RedlockOptions, Replicas, Secret, SqlServer, TlsMode},
+    commands::{AdvisoryKey, MysqlOptions, PostgresOptions, RedlockOptions, Replicas, Secret, SqlMode, SqlServer, TlsMode},
 };
 
 fn find(url: Option<&str>, env: &[(&str, &str)], file: &str) -> Result<Target> {
@@ -240,7 +240,7 @@ fn postgres_defaults_are_those_of_psql() {
     assert_eq!(options.sql.server, SqlServer::Tcp { host: "db1".into(), port: 6000 });
     assert_eq!((options.sql.user.as_deref(), options.sql.database.as_deref()), (Some("ana"), Some("app")));
     assert_eq!((options.sql.tls, options.sql.table.as_str()), (TlsMode::Require, "jobs.shedlock"));
-    assert_eq!((options.mode, options.advisory_key), (PostgresMode::Advisory, Some(AdvisoryKey::Two(7, -8))));
+    assert_eq!((options.sql.mode, options.advisory_key), (SqlMode::Advisory, Some(AdvisoryKey::Two(7, -8))));
     assert_eq!(options.sql.namespace.as_str(), "x");
 
     let env = [("PGHOST", "db2"), ("PGPORT", "6001"), ("PGUSER", "eve"), ("PGPASSWORD", "pw"), ("PGSSLMODE", "prefer")];
@@ -318,7 +318,7 @@ fn mysql_defaults_are_those_of_its_clients() {
 
     let options = of("mariadb://ana@db1:3310/app?ssl-mode=verify_ca&ssl-ca=/ca.pem&table=jobs.shedlock&mode=advisory&lock_name=raw", &[]);
     assert_eq!((options.sql.tls, options.sql.files.ca_file), (TlsMode::VerifyCa, Some("/ca.pem".into())));
-    assert_eq!((options.sql.table.as_str(), options.mode, options.raw_names), ("jobs.shedlock", MysqlMode::Advisory, true));
+    assert_eq!((options.sql.table.as_str(), options.sql.mode, options.raw_names), ("jobs.shedlock", SqlMode::Advisory, true));
     assert_eq!(of("mysql://db1/app", &[]).sql.tls, TlsMode::VerifyFull, "over a network");
     assert_eq!(of("mysql://127.0.0.1/app", &[]).sql.tls, TlsMode::Disable);
     let options = of("mysql:///app?socket=/run/m.sock&single_writer=yes", &[]);

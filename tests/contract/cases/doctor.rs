@@ -281,7 +281,7 @@ async fn a_standby_is_unsafe(_: &Lab) {
     let mut server = support::postgres::Postgres::plain();
     let database = server.database();
     server.standby();
-    let mut options = dlock::backends::postgres::Options::new(sql::Server::Tcp { host: "127.0.0.1".into(), port: server.port });
+    let mut options = dlock::backends::postgres::PostgresOptions::new(sql::Server::Tcp { host: "127.0.0.1".into(), port: server.port });
     options.sql.user = Some(support::postgres::USER.into());
     options.sql.database = Some(database);
     let found = examine(&mut Client(dlock::backends::postgres::backend(options))).await;

@@ -4,8 +4,8 @@ use std::time::{Duration, Instant};
 
 use dlock::{
     backends::{
-        mysql::{Mode, Options, backend},
-        sql::Server,
+        mysql::{MysqlOptions, backend},
+        sql::{Server, SqlMode},
     },
     lease::{self, BootClock, Limits, Outcome, WaitPolicy},
     lock::{Effect, Kind as ErrorKind, Request, Wake},
@@ -145,10 +145,10 @@ async fn other_clients_can_take_the_same_mysql_lock(lab: &Lab) {
     assert_eq!(take(&format!("'{name}'")), "0");
     assert_eq!(b.inspect(&key(&name)).await.holders[0].metadata, Some(crate::lab::runner("web1")));
     b.free(&held).await;
-    assert_eq!(lab.mariadb().options("dlock").mode, Mode::Advisory);
+    assert_eq!(lab.mariadb().options("dlock").sql.mode, SqlMode::Advisory);
 }
 
-fn on(lab: &Lab, server: &MariaDb) -> Options {
+fn on(lab: &Lab, server: &MariaDb) -> MysqlOptions {
     let mut options = lab.mariadb().options("dlock");
     options.sql.server = Server::Tcp { host: "127.0.0.1".into(), port: server.port };
     options.sql.database = Some("app".into());

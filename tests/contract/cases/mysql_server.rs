@@ -5,8 +5,8 @@ use std::path::PathBuf;
 
 use dlock::{
     backends::{
-        mysql::{Mode, Options, backend},
-        sql::Server,
+        mysql::{MysqlOptions, backend},
+        sql::{Server, SqlMode},
     },
     lease::{self, BootClock, Limits, Outcome, Released, WaitPolicy},
     lock::{Backend, Effect, Kind as ErrorKind, Release, Renewal, Request, Scope},
@@ -41,14 +41,14 @@ pub fn all() -> Vec<Case> {
 }
 
 /// Returns the options of a client on the case's own server.
-fn on(lab: &Lab, server: &MariaDb) -> Options {
+fn on(lab: &Lab, server: &MariaDb) -> MysqlOptions {
     let mut options = lab.mariadb().options("dlock");
     options.sql.server = Server::Tcp { host: "127.0.0.1".into(), port: server.port };
     options.sql.database = Some("app".into());
     options
 }
 
-async fn client(options: &Options) -> Client {
+async fn client(options: &MysqlOptions) -> Client {
     let mut client = Client(backend(options.clone()));
     client.0.init().await.expect("init");
     client
@@ -59,7 +59,7 @@ struct Stepped {
     server: MariaDb,
     offset: PathBuf,
     _folder: tempfile::TempDir,
-    options: Options,
+    options: MysqlOptions,
 }
 
 impl Stepped {
@@ -226,7 +226,7 @@ async fn a_galera_node_is_refused_unless_it_is_the_only_writer(lab: &Lab) {
     }
     options.single_writer = true;
     let (mut a, mut b) = (client(&options).await, Client(backend(options.clone())));
-    if options.mode == Mode::Advisory {
+    if options.sql.mode == SqlMode::Advisory {
         let error = a.0.try_acquire(&request(&job, LONG)).await.expect_err("GET_LOCK on a cluster");
         assert_eq!((error.kind, error.effect), (ErrorKind::Config, Effect::NotApplied), "{error:?}");
         assert!(error.hint.as_deref().is_some_and(|hint| hint.contains("mode=lease")), "{error:?}");

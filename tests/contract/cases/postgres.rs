@@ -4,8 +4,8 @@ use std::time::{Duration, Instant};
 
 use dlock::{
     backends::{
-        postgres::{AdvisoryKey, Mode, Options, backend},
-        sql::Server,
+        postgres::{AdvisoryKey, PostgresOptions, backend},
+        sql::{Server, SqlMode},
     },
     lease::{self, BootClock, Limits, Outcome, WaitPolicy},
     lock::{Effect, Kind as ErrorKind, Release, Renewal, Request, Scope},
@@ -166,7 +166,7 @@ async fn other_clients_can_take_the_same_advisory_lock(lab: &Lab) {
         assert_eq!(b.inspect(&key("job")).await.holders[0].metadata, Some(crate::lab::runner("web1")));
         b.free(&held).await;
     }
-    assert_eq!(lab.postgres().options("dlock").mode, Mode::Advisory);
+    assert_eq!(lab.postgres().options("dlock").sql.mode, SqlMode::Advisory);
 }
 
 /// A server whose clock follows a file, and how to reach it.
@@ -174,7 +174,7 @@ struct Stepped {
     _server: postgres::Postgres,
     offset: std::path::PathBuf,
     _folder: tempfile::TempDir,
-    options: Options,
+    options: PostgresOptions,
 }
 
 impl Stepped {

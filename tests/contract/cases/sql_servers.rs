@@ -5,7 +5,7 @@ use std::{path::PathBuf, time::Duration};
 use dlock::{
     backends::{
         Secret, mysql, postgres,
-        sql::{Server, TlsMode},
+        sql::{Server, SqlMode, TlsMode},
     },
     lease::{self, BootClock, Limits, Outcome, WaitPolicy},
     lock::{
@@ -59,8 +59,8 @@ pub fn all() -> Vec<Case> {
 
 /// The case's own server, which can crash.
 enum Own {
-    Postgres(Postgres, postgres::Options),
-    MariaDb(MariaDb, mysql::Options),
+    Postgres(Postgres, postgres::PostgresOptions),
+    MariaDb(MariaDb, mysql::MysqlOptions),
 }
 
 impl Own {
@@ -189,18 +189,18 @@ async fn modes_of_one_table_exclude_each_other(lab: &Lab) {
     let open = |mode: &str| {
         Client(if lab.kind.is_postgres() {
             let mut options = lab.postgres().options("dlock");
-            options.mode = match mode {
-                "lease" => postgres::Mode::Lease,
-                "row" => postgres::Mode::Row,
-                _ => postgres::Mode::Advisory,
+            options.sql.mode = match mode {
+                "lease" => SqlMode::Lease,
+                "row" => SqlMode::Row,
+                _ => SqlMode::Advisory,
             };
             postgres::backend(options)
         } else {
             let mut options = lab.mariadb().options("dlock");
-            options.mode = match mode {
-                "lease" => mysql::Mode::Lease,
-                "row" => mysql::Mode::Row,
-                _ => mysql::Mode::Advisory,
+            options.sql.mode = match mode {
+                "lease" => SqlMode::Lease,
+                "row" => SqlMode::Row,
+                _ => SqlMode::Advisory,
             };
             mysql::backend(options)
         })

@@ -45,8 +45,8 @@ enum OwnServer {
 /// The options of the server's clients.
 #[derive(Clone)]
 enum Clients {
-    MariaDb(mysql::Options),
-    Postgres(postgres::Options),
+    MariaDb(mysql::MysqlOptions),
+    Postgres(postgres::PostgresOptions),
 }
 
 impl Clients {

@@ -8,8 +8,8 @@ use std::{
 use async_trait::async_trait;
 use dlock::{
     backends::{
-        mysql::{self, Mode, backend},
-        sql::Server,
+        mysql::{MysqlOptions, backend},
+        sql::{Server, SqlMode},
     },
     lock::{Backend, Namespace},
 };
@@ -22,7 +22,7 @@ use crate::support::{
 };
 
 pub struct Target {
-    mode: Mode,
+    mode: SqlMode,
     pub database: String,
     shared: Arc<MariaDb>,
     /// The case's own server, instead of the shared one.
@@ -43,17 +43,17 @@ pub fn end() {
     SHARED.lock().unwrap_or_else(PoisonError::into_inner).take();
 }
 
-fn options(port: u16, database: &str, mode: Mode, namespace: &str) -> mysql::Options {
-    let mut options = mysql::Options::new(Server::Tcp { host: "127.0.0.1".into(), port });
+fn options(port: u16, database: &str, mode: SqlMode, namespace: &str) -> MysqlOptions {
+    let mut options = MysqlOptions::new(Server::Tcp { host: "127.0.0.1".into(), port });
     options.sql.user = Some(USER.into());
     options.sql.database = Some(database.into());
     options.sql.namespace = Namespace::new(namespace).expect("a namespace");
-    options.mode = mode;
+    options.sql.mode = mode;
     options
 }
 
 impl Target {
-    pub fn make(mode: Mode) -> Self {
+    pub fn make(mode: SqlMode) -> Self {
         let shared = shared();
         let target = Self { mode, database: shared.database(), shared, own: OnceCell::new() };
         target.create_tables();
@@ -65,7 +65,7 @@ impl Target {
         self.sql(&backend(self.options("dlock")).schema().expect("a schema"));
     }
 
-    pub fn options(&self, namespace: &str) -> mysql::Options {
+    pub fn options(&self, namespace: &str) -> MysqlOptions {
         options(self.server().port, &self.database, self.mode, namespace)
     }
 
@@ -115,7 +115,7 @@ impl super::Target for Target {
     async fn lose_data(&self) {
         // Dropped clients end with some delay, and their sessions a little later.
         for _ in 0..200 {
-            if self.mode == Mode::Lease || self.sessions().is_empty() {
+            if self.mode == SqlMode::Lease || self.sessions().is_empty() {
                 break;
             }
             tokio::time::sleep(std::time::Duration::from_millis(5)).await;
@@ -170,20 +170,20 @@ impl Drop for Target {
 
 /// A database on a MySQL server that the tests don't start.
 pub struct Elsewhere {
-    mode: Mode,
+    mode: SqlMode,
     server: External,
     database: String,
 }
 
 impl Elsewhere {
-    pub fn make(mode: Mode) -> Self {
+    pub fn make(mode: SqlMode) -> Self {
         let target = Self { mode, server: External::named(), database: format!("dlock_test_{:016x}", dlock::lock::random()) };
         target.server.try_sql("mysql", &format!("CREATE DATABASE {}", target.database)).expect("a database");
         target.server.try_sql(&target.database, &backend(target.options("dlock")).schema().expect("a schema")).expect("tables");
         target
     }
 
-    fn options(&self, namespace: &str) -> mysql::Options {
+    fn options(&self, namespace: &str) -> MysqlOptions {
         let mut options = options(self.server.port, &self.database, self.mode, namespace);
         options.sql.server = Server::Tcp { host: self.server.host.clone(), port: self.server.port };
         options.sql.user = Some(self.server.user.clone());

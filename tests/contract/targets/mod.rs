@@ -17,7 +17,7 @@ use std::time::Duration;
 
 use async_trait::async_trait;
 use dlock::{
-    backends::{mysql, postgres::Mode, tair::TairMode},
+    backends::{sql::SqlMode, tair::TairMode},
     lock::Backend,
 };
 
@@ -259,15 +259,15 @@ impl Kind {
             Self::Memory => Box::<memory::Target>::default(),
             Self::Sqlite => Box::new(sqlite::Target::make()),
             Self::Redis => Box::new(redis::Target::make()),
-            Self::PostgresLease => Box::new(postgres::Target::make(Mode::Lease)),
-            Self::PostgresRow => Box::new(postgres::Target::make(Mode::Row)),
-            Self::PostgresAdvisory => Box::new(postgres::Target::make(Mode::Advisory)),
-            Self::MariadbLease => Box::new(mariadb::Target::make(mysql::Mode::Lease)),
-            Self::MariadbRow => Box::new(mariadb::Target::make(mysql::Mode::Row)),
-            Self::MariadbAdvisory => Box::new(mariadb::Target::make(mysql::Mode::Advisory)),
-            Self::MysqlLease => Box::new(mariadb::Elsewhere::make(mysql::Mode::Lease)),
-            Self::MysqlRow => Box::new(mariadb::Elsewhere::make(mysql::Mode::Row)),
-            Self::MysqlAdvisory => Box::new(mariadb::Elsewhere::make(mysql::Mode::Advisory)),
+            Self::PostgresLease => Box::new(postgres::Target::make(SqlMode::Lease)),
+            Self::PostgresRow => Box::new(postgres::Target::make(SqlMode::Row)),
+            Self::PostgresAdvisory => Box::new(postgres::Target::make(SqlMode::Advisory)),
+            Self::MariadbLease => Box::new(mariadb::Target::make(SqlMode::Lease)),
+            Self::MariadbRow => Box::new(mariadb::Target::make(SqlMode::Row)),
+            Self::MariadbAdvisory => Box::new(mariadb::Target::make(SqlMode::Advisory)),
+            Self::MysqlLease => Box::new(mariadb::Elsewhere::make(SqlMode::Lease)),
+            Self::MysqlRow => Box::new(mariadb::Elsewhere::make(SqlMode::Row)),
+            Self::MysqlAdvisory => Box::new(mariadb::Elsewhere::make(SqlMode::Advisory)),
             Self::Sentinel => Box::new(sentinel::Target::make()),
             Self::Cluster => Box::new(cluster::Target::make()),
             Self::Redlock => Box::new(redlock::Target::make()),

@@ -8,8 +8,8 @@ use std::{
 use async_trait::async_trait;
 use dlock::{
     backends::{
-        postgres::{self, Mode, backend},
-        sql::Server,
+        postgres::{PostgresOptions, backend},
+        sql::{Server, SqlMode},
     },
     lock::{Backend, Namespace},
 };
@@ -21,7 +21,7 @@ use crate::support::{
 };
 
 pub struct Target {
-    mode: Mode,
+    mode: SqlMode,
     pub database: String,
     shared: Arc<Postgres>,
     /// The case's own server, instead of the shared one.
@@ -42,17 +42,17 @@ pub fn end() {
     SHARED.lock().unwrap_or_else(PoisonError::into_inner).take();
 }
 
-fn options(port: u16, database: &str, mode: Mode, namespace: &str) -> postgres::Options {
-    let mut options = postgres::Options::new(Server::Tcp { host: "127.0.0.1".into(), port });
+fn options(port: u16, database: &str, mode: SqlMode, namespace: &str) -> PostgresOptions {
+    let mut options = PostgresOptions::new(Server::Tcp { host: "127.0.0.1".into(), port });
     options.sql.user = Some(USER.into());
     options.sql.database = Some(database.into());
     options.sql.namespace = Namespace::new(namespace).expect("a namespace");
-    options.mode = mode;
+    options.sql.mode = mode;
     options
 }
 
 impl Target {
-    pub fn make(mode: Mode) -> Self {
+    pub fn make(mode: SqlMode) -> Self {
         let shared = shared();
         let target = Self { mode, database: shared.database(), shared, own: OnceCell::new() };
         target.create_tables();
@@ -65,7 +65,7 @@ impl Target {
         self.sql(&format!("BEGIN; {schema} COMMIT"));
     }
 
-    pub fn options(&self, namespace: &str) -> postgres::Options {
+    pub fn options(&self, namespace: &str) -> PostgresOptions {
         options(self.server().port, &self.database, self.mode, namespace)
     }
 
@@ -110,7 +110,7 @@ impl super::Target for Target {
         // Dropped clients end with some delay, and their sessions a little later.
         let sessions = "SELECT 1 FROM pg_stat_activity WHERE datname = current_database() AND application_name LIKE 'dlock %'";
         for _ in 0..200 {
-            if self.mode == Mode::Lease || self.sql(sessions).is_empty() {
+            if self.mode == SqlMode::Lease || self.sql(sessions).is_empty() {
                 break;
             }
             tokio::time::sleep(std::time::Duration::from_millis(5)).await;

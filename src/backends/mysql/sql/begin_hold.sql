@@ -1,6 +1,6 @@
--- Counts the fence of a hold that was just taken, and says whose it is, unless a start of a run before may be in the way, or the lease of
--- a hold whose server was restarted or replaced, or the lock may be kept in another mode. A retry gets the same fence, and
--- nothing if the hold was undone; so does a request that arrives after its own retry, for an older session, too. The fence is committed while the lock is held, so that it survives however the hold ends.
+-- Counts the fence of a hold that was just taken, and writes its record. Does nothing if an earlier run record may deny the grant, if the
+-- lease of a hold whose server was restarted or replaced may not be over, or if another mode may keep the lock. A retry gets the same
+-- fence, and nothing if the hold was undone; so does a request that arrives after its retry, for an older session, too. The fence is committed while the lock is held, so that it survives every end of the hold.
 UPDATE :sessions
    SET :start_set
        fence = GREATEST(fence + 1, TIMESTAMPDIFF(MICROSECOND, '1970-01-01', UTC_TIMESTAMP(6))),

@@ -1,5 +1,5 @@
--- As begin_hold.sql, for a reader: its fence is counted in the row that all readers have in common, where no writer is any more, unless
--- a start of a run before may be in the way. The reader has a row of its own. Vanished readers are forgotten.
+-- As begin_hold.sql, for a reader: counts the fence in the row that all readers share, which has no writer any more, unless
+-- an earlier run record may deny the grant. The reader gets a row of its own. The rows of vanished readers are deleted.
 UPDATE :sessions
    SET fence = LAST_INSERT_ID(GREATEST(fence + 1, TIMESTAMPDIFF(MICROSECOND, '1970-01-01', UTC_TIMESTAMP(6)))),
        session = NULL, root = NULL, metadata = NULL, server = NULL, ends = NULL

@@ -1,4 +1,4 @@
--- How many holders before vanished: a release takes its session out first. Then makes the rows of a lock that has none yet.
+-- Counts the earlier holders that vanished: a release removes its session first. Then creates the missing rows of a lock.
 SELECT (SELECT COUNT(*) FROM :sessions WHERE name = :name AND session IS NOT NULL AND root <> :root) + :before;
 INSERT IGNORE INTO :table (name, lock_until, locked_at, locked_by, layout, owner, mode, revision)
 SELECT :name, '2000-01-01 00:00:00.000000', UTC_TIMESTAMP(6), :shared, :layout, :shared, :mode, 1 FROM DUAL

@@ -1,6 +1,6 @@
--- What may be in the way of a hold beyond the starts before it, of a lock that was just taken: notes when the leases are over of holds
--- whose server was restarted or is another one by now; claims the lock for this mode if it is free in mode=lease. Says in which mode the
--- lock is kept, and whether such a lease is not over.
+-- Checks what may deny a hold besides run records, for a lock that was just taken: notes the end of the leases of holds
+-- whose server was restarted or is another one by now; claims the lock for this mode if it is free in mode=lease. Returns the mode that
+-- keeps the lock, and whether such a lease is not over.
 UPDATE :sessions SET ends = :ends WHERE name = :name AND session IS NOT NULL AND root <> :root AND NOT :lives
    AND (ends IS NULL OR ends > TIMESTAMPADD(MICROSECOND, ttl_ms * 1000, UTC_TIMESTAMP(6)));
 UPDATE :readers SET ends = :ends WHERE name = :name AND root <> :root AND NOT :lives

@@ -1,4 +1,4 @@
--- Removes rows last used longer ago than this that no later run goes by, what is remembered from before then, and waiters that are gone.
+-- Removes rows last used longer ago than this unless later runs depend on them, history from before then, and waiters that are gone.
 DELETE FROM :table
  WHERE LEFT(name, LENGTH(:start)) = :start AND mode IS NULL AND GREATEST(lock_until, locked_at, COALESCE(renewed_at, locked_at)) < TIMESTAMPADD(MICROSECOND, -:age, UTC_TIMESTAMP(6))
    AND lock_until < UTC_TIMESTAMP(6)

@@ -1,4 +1,4 @@
--- Extends a hold that has the lock alone, unless the row was changed since this client wrote it, or that would end it sooner.
+-- Extends an exclusive hold, unless the row was changed since this client wrote it, or the hold would end sooner.
 UPDATE :table
    SET renewed_at = UTC_TIMESTAMP(6),
        revision = revision + 1,

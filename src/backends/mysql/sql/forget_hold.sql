@@ -1,2 +1,2 @@
--- The hold is over, and was never used: whether or not the session that had it is over.
+-- Removes the record of a hold that was never used, or whose session is over.
 UPDATE :sessions SET :became session = NULL, root = NULL, metadata = NULL WHERE name = :name AND root = :root AND :which;

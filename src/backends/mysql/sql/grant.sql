@@ -1,6 +1,6 @@
--- Takes the lock for a hold that has it alone, if its row is there and free. The end is judged and set by one reading of the server's clock,
--- from when the statement began: if it had to wait for another one on the row, the lease is shorter, never longer, than was asked for. Not if
--- a start in its row may be in the way, or it has a document, whose rules must be asked first.
+-- Takes the lock for an exclusive hold, if its row exists and is free. One reading of the server's clock, at the statement's start, judges
+-- and sets the end: if the statement waited for another one on the row, the lease is shorter, never longer, than requested. Does nothing
+-- if the row's run record may deny the grant, or if the row has a document, whose rules must be checked first.
 UPDATE :table
    SET :start_set
        fence = GREATEST(fence + 1, TIMESTAMPDIFF(MICROSECOND, '1970-01-01', UTC_TIMESTAMP(6))),

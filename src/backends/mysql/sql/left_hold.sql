@@ -1,4 +1,4 @@
--- What is written of holds that were not given back, whether or not they last.
+-- The records of holds that were not released, whether or not they last.
 SELECT s.fence, TIMESTAMPDIFF(MICROSECOND, '1970-01-01', s.since) DIV 1000,
        TIMESTAMPDIFF(MICROSECOND, '1970-01-01', LEAST(TIMESTAMPADD(MICROSECOND, s.ttl_ms * 1000, s.renewed_at), UTC_TIMESTAMP(6))) DIV 1000,
        IF(m.mark IS NULL, 'expired', 'broken'), m.broken, s.metadata

@@ -1,4 +1,4 @@
--- Remembers a hold in its holder's own words, whatever others thought of its end.
+-- Writes a history entry from the holder itself, which replaces an entry from other clients.
 INSERT INTO :runs (name, fence, since, ended, how, why, metadata)
 VALUES (:name, :fence, TIMESTAMPADD(MICROSECOND, :since * 1000, '1970-01-01 00:00:00.000000'),
         TIMESTAMPADD(MICROSECOND, :ended * 1000, '1970-01-01 00:00:00.000000'), :how, :why, :metadata)

@@ -1,5 +1,5 @@
--- Marks the session's hold with this fence as to be broken, if it has the lock, and says which session that is and whether the hold was
--- marked before. One that was keeps whether it was seen. Marks of holds that are over go.
+-- Marks the session's hold with this fence for a break, if it has the lock, and returns the session and whether the hold was
+-- marked before. A repeated mark keeps whether the holder knows it. Marks of ended holds are removed.
 DELETE FROM :marks
  WHERE name = :name AND fence <> :fence
    AND fence NOT IN (SELECT fence FROM :sessions WHERE name = :name)

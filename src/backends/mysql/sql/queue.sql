@@ -1,4 +1,4 @@
--- The waiters for locks whose names start so, or are so, longest first.
+-- The waiters for locks whose names have this start, or are equal to it, longest first.
 SELECT w.name, w.hold, w.metadata, TIMESTAMPDIFF(MICROSECOND, '1970-01-01', w.since) DIV 1000, TIMESTAMPDIFF(MICROSECOND, '1970-01-01', w.seen) DIV 1000,
        TIMESTAMPDIFF(MICROSECOND, w.since, UTC_TIMESTAMP(6))
   FROM :waiters AS w

@@ -1,5 +1,5 @@
--- For people who look: the lease was extended just now. One that arrives late doesn't move its end backwards; what lies in
--- the future was written before the server's clock was set back. A holder that has to stop is told so instead.
+-- Records for inspect that the lease was extended just now. A late update doesn't move the end backwards; a time in the
+-- future was written before the server's clock was set back. Does nothing if the hold is marked and must not be extended.
 UPDATE :sessions SET renewed_at = UTC_TIMESTAMP(6), ttl_ms = :ttl
  WHERE name = :name AND session = :session AND root = :root
    AND (TIMESTAMPADD(MICROSECOND, :ttl * 1000, UTC_TIMESTAMP(6)) >= TIMESTAMPADD(MICROSECOND, ttl_ms * 1000, renewed_at)

@@ -1,4 +1,4 @@
--- As touch_hold.sql, of one who reads.
+-- As touch_hold.sql, for a reader.
 UPDATE :readers SET renewed_at = UTC_TIMESTAMP(6), ttl_ms = :ttl
  WHERE name = :name AND session = :session AND root = :root
    AND (TIMESTAMPADD(MICROSECOND, :ttl * 1000, UTC_TIMESTAMP(6)) >= TIMESTAMPADD(MICROSECOND, ttl_ms * 1000, renewed_at)

@@ -1,4 +1,4 @@
--- Remembers the holder before that never gave the lock back, if there is one, before its row is taken. Asked again it is one record.
+-- Writes the history entry of an earlier holder that never released the lock, before its row is taken. A repeated call writes one entry.
 INSERT IGNORE INTO :runs (name, fence, since, ended, how, why, metadata)
 SELECT s.name, s.fence, s.since, LEAST(TIMESTAMPADD(MICROSECOND, s.ttl_ms * 1000, s.renewed_at), UTC_TIMESTAMP(6)),
        IF(m.mark IS NULL, 'expired', 'broken'), m.broken, s.metadata

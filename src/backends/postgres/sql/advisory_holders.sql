@@ -1,8 +1,8 @@
--- The sessions that have the advisory lock {k}, and their notes.
+-- The sessions that have the advisory lock, and their records.
 -- $1 name
 SELECT l.pid, l.mode = 'ShareLock' AS shared, s.fence, s.metadata,
        (extract(epoch FROM clock_timestamp() - s.since) * 1000000)::bigint AS held_us,
-       -- A session that is just ending keeps its locks for an instant longer than its place among the others.
+       -- An ending session keeps its locks for an instant longer than its entry in pg_stat_activity.
        CASE WHEN a.pid IS NULL THEN s.ttl_ms * 1000
             ELSE (extract(epoch FROM clock_timestamp() - a.state_change) * 1000000)::bigint END AS silent_us,
        s.ttl_ms, m.mark, m.seen, a.backend_start::text AS began,

@@ -1,8 +1,8 @@
--- Counts the fence of a hold that was just taken, and says whose it is, unless a start of a run before may be in the way, or a hold of a
--- server that was restarted or took over since, whose lease may not be over, or the lock may be kept in another mode: then nothing is done.
--- It is committed by itself, while the lock is held by another transaction or by the session, so that it survives however the
--- hold ends. Also how many holders before vanished without a word: a release takes its row out first. They are remembered, except for this
--- hold itself under an older process. That part is asked only when there are rows of holds.
+-- Counts the fence of a hold that was just taken, and writes its record. Does nothing if an earlier run record may deny the grant, if the
+-- lease of a hold whose server was restarted or replaced may not be over, or if another mode may keep the lock.
+-- The fence is committed by itself, while another transaction or the session holds the lock, so that it survives every end of the hold.
+-- Also counts the earlier holders that vanished, since a release removes its row first, and writes their history entries, except for this
+-- hold itself under an older process. This part is left out if there are no rows of other holds.
 -- $1 name, $2 pid, $3 shared, $4 ttl_ms, $5 metadata, $6 hold, $7 mode, $8 locked_by of a free row
 WITH t AS (
     SELECT timezone('utc', clock_timestamp()) AS now, {server} AS server

@@ -1,5 +1,5 @@
--- Extends a hold that has the lock alone. No row comes back if the row was changed since this client wrote it, or the hold is over, or that
--- would end it sooner.
+-- Extends an exclusive hold. Returns no row if the row was changed since this client wrote it, or the hold is over, or the hold would end
+-- sooner.
 -- $1 name, $2 locked_by, $3 revision, $4 ttl_ms
 UPDATE {table} AS l
    SET lock_until = t.now + $4 * interval '1 millisecond', renewed_at = t.now, revision = l.revision + 1

@@ -1,4 +1,4 @@
--- Deletes the rows of a hold, and writes the outcome of its start.
+-- Deletes the row of a hold, and writes the outcome of its run.
 -- $1 name, $2 hold
 WITH freed AS (
     DELETE FROM {sessions} AS s WHERE s.name = $1 AND s.hold = $2 {which} RETURNING s.fence

@@ -1,8 +1,8 @@
--- Takes the lock for a hold that has it alone, if it is free, creating its row if need be. No row comes back if it is held, or of another
--- layout, or if a start in its row may be in the way, or it has a document, whose rules must be asked first.
--- The end is judged and set by one reading of the server's clock. If the row is locked by another statement, that reading
--- is older than the wait: the lease is then shorter, never longer, than was asked for. The new holder waits no more, and
--- lets the next one through the gate, which so listens before the lock is given back.
+-- Takes a free lock for an exclusive hold, or creates its row. Returns no row if the lock is held or of another
+-- layout, if its run record may deny the grant, or if it has a document, whose rules must be checked first.
+-- One reading of the server's clock judges and sets the end. If another statement has locked the row, that reading
+-- is older than the wait: the lease is then shorter, never longer, than requested. The new holder leaves the queue, and
+-- unlocks the advisory lock, so that the next waiter listens before the lock is released.
 -- $1 name, $2 locked_by, $3 hold, $4 ttl_ms, $5 its document, $6 the first fence that is too high
 WITH granted AS (
     INSERT INTO {table} AS l (name, lock_until, locked_at, locked_by, layout, owner, fence, renewed_at, revision, document{start_columns})
@@ -15,7 +15,7 @@ WITH granted AS (
         locked_by = excluded.locked_by,
         layout = excluded.layout,
         owner = excluded.owner,
-        -- Never below the time in microseconds, so that a lost table does not repeat fences.
+        -- At least the time in microseconds, so that a lost table does not repeat fences.
         fence = greatest(l.fence + 1, excluded.fence),
         renewed_at = excluded.renewed_at,
         revision = l.revision + 1,

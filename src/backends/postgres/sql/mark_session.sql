@@ -1,5 +1,5 @@
--- Marks the hold with this fence for a break. A hold that was marked before keeps its note of whether the mark was seen.
--- $1 name, $2 fence, $3 mark, $4 the same as the history has it
+-- Marks the hold with this fence for a break. A repeated mark keeps whether the holder knows it.
+-- $1 name, $2 fence, $3 mark, $4 the mark for the history
 WITH old AS (
     DELETE FROM {marks} AS m WHERE m.name = $1 AND m.fence <> $2
        AND NOT EXISTS (SELECT FROM {sessions} AS s WHERE s.name = $1 AND s.fence = m.fence)

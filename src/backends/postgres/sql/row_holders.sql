@@ -1,11 +1,11 @@
--- The sessions that keep the row locked, and their notes. The row names the transaction that locked it last, which
--- keeps a lock on its own number for as long as it lasts. A waiter for the row got it in a part of a transaction, whose
--- number is locked no more, and several readers share a number of another kind; but their sessions have the table, said that
--- they have the row, and never lock another. Process numbers come again: a session's note was written by this very session.
+-- The sessions that keep the row locked, and their records. The row names the transaction that locked it last, which
+-- keeps a lock on its own number while it lasts. A session that waited locked the row in a subtransaction, whose
+-- number is not locked any more, and several readers share a number of another kind. But such a session has the table locked,
+-- has a record, and never locks another row. Process numbers are reused: a record counts only if this very session wrote it.
 -- $1 name
 SELECT held.pid, coalesce(s.shared, false) AS shared, s.fence, s.metadata,
        (extract(epoch FROM clock_timestamp() - s.since) * 1000000)::bigint AS held_us,
-       -- A session that is just ending keeps its locks for an instant longer than its place among the others.
+       -- An ending session keeps its locks for an instant longer than its entry in pg_stat_activity.
        CASE WHEN a.pid IS NULL THEN s.ttl_ms * 1000
             ELSE (extract(epoch FROM clock_timestamp() - a.state_change) * 1000000)::bigint END AS silent_us,
        s.ttl_ms, m.mark, m.seen, a.backend_start::text AS began,

@@ -1,4 +1,4 @@
--- All but the last hundred go, and all but the last hundred of those that ended badly.
+-- Removes all but the last hundred entries, and all but the last hundred of those that ended badly.
 -- $1 name
 DELETE FROM {runs} AS r
  WHERE r.name = $1

@@ -1,4 +1,4 @@
--- Claims a warning, while there is the hold. A row comes back for the first client that asks for this level of it, or a higher one.
+-- Claims a warning while the hold exists. Returns a row for the first client that asks for this level or a higher one.
 -- $1 name, $2 fence, $3 level
 UPDATE {fences} SET warned_fence = $2, warned_level = $3
  WHERE name = $1 AND (coalesce(warned_fence, 0), coalesce(warned_level, 0)) < ($2, $3)

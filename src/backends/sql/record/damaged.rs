@@ -4,9 +4,9 @@ use serde_json::json;
 
 use super::{
     super::{
+        Column, Fields, Row, columns,
         names::Names,
         row::{self, snapshot},
-        starts::Columns,
     },
     tests::{NOW, SECOND, record, request},
     *,
@@ -30,17 +30,12 @@ fn damaged(row: &LockRow, dice: &mut Dice) -> LockRow {
     let mut of = |value| int(value, dice);
     let [now_us, lock_until_us, locked_at_us, renewed_us] = [row.now_us, row.lock_until_us, row.locked_at_us, row.renewed_us].map(&mut of);
     let [fence, revision] = [row.fence, row.revision].map(&mut of);
-    let columns = Columns::from(&row.starts);
-    let starts = Columns {
-        paced_at_ms: columns.paced_at_ms.map(&mut of),
-        paced_fence: columns.paced_fence.map(&mut of),
-        guard_ms: columns.guard_ms.map(&mut of),
-        at_least_ms: columns.at_least_ms.map(&mut of),
-        start_at_ms: columns.start_at_ms.map(&mut of),
-        start_tries: columns.start_tries.map(&mut of),
-        start_window_ms: columns.start_window_ms.map(&mut of),
-        ..columns
-    };
+    let values = columns(&row.starts).map(|(_, column)| match column {
+        Column::Time(number) | Column::Int(number) => number.map(&mut of).map(|number| number.to_string()),
+        Column::Bytes(text) | Column::Text(text) | Column::Json(text) => text,
+    });
+    let values = values.map(|value| value.map(String::into_bytes)).to_vec();
+    let starts = Fields::of(&Row { values, unreadable: || Error::new(Kind::Data, "unreadable") }).run_record().unwrap();
     let document = row.document.as_ref().map(|document| {
         let json = damage::json(&serde_json::from_str(document).unwrap(), dice).to_string();
         text(&json, dice)
@@ -51,7 +46,7 @@ fn damaged(row: &LockRow, dice: &mut Dice) -> LockRow {
         layout: [row.layout, None, Some(-1), Some(199), Some(300)][[0, 0, 0, 0, 0, 0, 1, 2, 3, 4][dice.below(10)]],
         owner: row.owner.as_ref().map(|owner| text(owner, dice)),
         document,
-        starts: starts.into(),
+        starts,
         now_us,
         lock_until_us,
         locked_at_us,

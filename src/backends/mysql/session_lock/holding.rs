@@ -1,28 +1,30 @@
-//! Keeping a lock, and giving it back.
+//! Keeps a lock, and gives it back.
 
 use std::time::Duration;
 
 use super::{
-    super::{connection::Answers, failure, history, options::Mode, starts, statement::Value},
-    Heard, Keeper, heard, only,
+    super::{connection::Answers, failure, history, starts, statement::Value},
+    MysqlLock, ReadMark, first_row, read_mark,
 };
-use crate::lock::{Fence, Intent, ReleaseInfo, Result, Token};
+use crate::{
+    backends::sql::{SqlMode, fence_int},
+    lock::{Fence, Intent, ReleaseInfo, Result, Token},
+};
 
-impl Keeper {
-    /// Returns the server's time in µs if the lock is still ours, and the break request if there is one. The question keeps the session
-    /// alive for its wait policy, or for a new one.
+impl MysqlLock {
+    /// Returns the server's time in µs if the session still has the lock, and the mark of a break. The statement keeps the session
+    /// for its idle limit, or sets another one.
     pub(in crate::backends::mysql) async fn renew(
         &mut self,
-        patience: Option<Duration>,
-        token: &Token,
-        fence: Fence,
+        idle_limit: Option<Duration>,
+        hold: (&Token, Fence),
         intent: Option<Intent>,
-    ) -> Result<Option<(i64, Heard)>> {
-        let first = patience.map(|patience| self.set_patience(patience)).unwrap_or_default();
+    ) -> Result<Option<(i64, ReadMark)>> {
+        let first = idle_limit.map(|limit| self.set_idle_limit(limit)).unwrap_or_default();
         let (has, touch) = match self.mode {
-            // A proxy may set another session up like the one that it lost.
-            Mode::Row => (format!("CONNECTION_ID() = {}", self.number), String::new()),
-            _ => (format!("IS_USED_LOCK({}) = CONNECTION_ID()", self.lock), self.touch(token, fence, self.patience, intent)),
+            // A proxy may set up another session like the one that it lost.
+            SqlMode::Row => (format!("CONNECTION_ID() = {}", self.own.number), String::new()),
+            _ => (format!("IS_USED_LOCK({}) = CONNECTION_ID()", self.own.lock), self.touch(hold, self.idle_limit, intent)),
         };
         let at = usize::from(!first.is_empty());
         let batch = format!(
@@ -30,30 +32,30 @@ impl Keeper {
         );
         let Answers { answers, server_error } = self.session.try_ask(&batch).await?;
         match (answers.len() > at, server_error) {
-            // What came after it is for other people.
+            // The later statements are only for `inspect`.
             (true, _) => {
-                let mut fields = only(&answers, at)?;
+                let mut fields = first_row(&answers, at)?;
                 let now = fields.int()?;
-                Ok((fields.int_or_null()? == Some(1)).then(|| (now, heard(&answers, at + 1, intent))))
+                Ok((fields.int_or_null()? == Some(1)).then(|| (now, read_mark(&answers, at + 1, intent))))
             }
             (false, Some(server_error)) => Err(failure::refused(&server_error, false)),
             (false, None) => Err(failure::unreadable()),
         }
     }
 
-    /// Reads the mark of a break, as the intent asks, and writes that the hold was extended, for `inspect`.
-    pub(in crate::backends::mysql) fn touch(&self, token: &Token, fence: Fence, length: Duration, intent: Option<Intent>) -> String {
+    /// Returns the SQL that reads the mark of a break, as the intent asks, and records that the hold was extended, for `inspect`.
+    pub(in crate::backends::mysql) fn touch(&self, (token, fence): (&Token, Fence), length: Duration, intent: Option<Intent>) -> String {
         let ttl = i64::try_from(length.as_millis()).unwrap_or(i64::MAX);
         let root = token.hold_text();
         let values = [
             ("name", Value::Bytes(&self.name)),
-            ("session", Value::Int(self.number)),
+            ("session", Value::Int(self.own.number)),
             ("root", Value::Text(&root)),
             ("ttl", Value::Int(ttl)),
-            ("fence", Value::Int(i64::try_from(fence.0).unwrap_or(i64::MAX))),
+            ("fence", Value::Int(fence_int(fence))),
             ("whatever", Value::Int((!matches!(intent, Some(Intent::Extend(_)))).into())),
         ];
-        let fill = |template: &str| self.tables.fill(template, &values);
+        let fill = |template: &str| self.own.tables.fill(template, &values);
         let (see, read) = (include_str!("../sql/see_mark.sql"), include_str!("../sql/read_mark.sql"));
         let mark = match intent {
             None | Some(Intent::Probe) => String::new(),
@@ -63,49 +65,49 @@ impl Keeper {
         mark + &fill(if self.shared { include_str!("../sql/touch_reading.sql") } else { include_str!("../sql/touch_hold.sql") })
     }
 
-    /// Gives the lock back that a run before keeps from this one.
+    /// Gives back a lock that was not granted.
     pub(in crate::backends::mysql) async fn let_go(&mut self) -> Result<()> {
-        if self.mode == Mode::Row {
+        if self.mode == SqlMode::Row {
             self.roll_back().await?;
             if !self.shared {
                 return Ok(());
             }
         }
         self.has = false;
-        self.session.ask(&format!("DO RELEASE_LOCK({})", self.lock)).await.map(|_| ())
+        self.session.ask(&format!("DO RELEASE_LOCK({})", self.own.lock)).await.map(|_| ())
     }
 
-    /// Gives back whatever the session has, having said so and remembered how it ended. Whether the lock was still ours.
-    pub(in crate::backends::mysql) async fn give_back(&mut self, token: &Token, fence: Fence, info: &ReleaseInfo) -> Result<bool> {
+    /// Records how the hold ended, and gives back whatever the session has. Returns whether the session still had the lock.
+    pub(in crate::backends::mysql) async fn give_back(&mut self, (token, fence): (&Token, Fence), info: &ReleaseInfo) -> Result<bool> {
         self.has = false;
-        let own = format!("@dlock = CONNECTION_ID() AND CONNECTION_ID() = {}", self.number);
+        let own = format!("@dlock = CONNECTION_ID() AND CONNECTION_ID() = {}", self.own.number);
         let (first, ours, free) = match self.mode {
-            // In the transaction that has the lock: all is seen at once.
-            Mode::Row if self.shared => (
-                // Before it is read: a nested hold reads all of them, and two sessions that wait for more rows than they have deadlock.
+            // In the transaction that has the lock, so that all changes become visible at once.
+            SqlMode::Row if self.shared => (
+                // Lock the record before reading it: two sessions that each wait for another record would deadlock.
                 "SELECT 1 FROM :readers WHERE name = :name AND root = :root FOR UPDATE;\n",
                 own,
-                format!("COMMIT; DO RELEASE_LOCK({});\n", self.lock),
+                format!("COMMIT; DO RELEASE_LOCK({});\n", self.own.lock),
             ),
-            Mode::Row => ("", own, "COMMIT;\n".to_owned()),
+            SqlMode::Row => ("", own, "COMMIT;\n".to_owned()),
             _ => (
                 "START TRANSACTION;\n",
-                format!("IS_USED_LOCK({}) = CONNECTION_ID()", self.lock),
-                format!("COMMIT; DO RELEASE_LOCK({});\n", self.lock),
+                format!("IS_USED_LOCK({}) = CONNECTION_ID()", self.own.lock),
+                format!("COMMIT; DO RELEASE_LOCK({});\n", self.own.lock),
             ),
         };
         let (root, how) = (token.hold_text(), info.end.as_ref().map(ToString::to_string));
-        let became = starts::became(info.run_state);
+        let outcome = starts::outcome(info.run_state);
         let values = [
             ("name", Value::Bytes(&self.name)),
-            ("session", Value::Int(self.number)),
+            ("session", Value::Int(self.own.number)),
             ("root", Value::Text(&root)),
             ("ours", Value::Sql(&ours)),
-            ("became", Value::Sql(&became)),
+            ("became", Value::Sql(&outcome)),
             ("how", Value::text_or_null(how.as_deref())),
             ("why", Value::text_or_null(info.why.as_deref())),
         ];
-        let fill = |template: &str| self.tables.fill(template, &values);
+        let fill = |template: &str| self.own.tables.fill(template, &values);
         let (first, remember, end) = if self.shared {
             (fill(first), include_str!("../sql/remember_reading.sql"), include_str!("../sql/end_reading.sql"))
         } else {
@@ -113,8 +115,9 @@ impl Keeper {
         };
         let remember = how.as_ref().map(|_| fill(remember)).unwrap_or_default();
         let end = fill(end);
-        // Beyond the bounds now and then.
-        let trim = if how.is_some() && fence.0.is_multiple_of(4) { history::trim(&self.tables, &self.name, "1") } else { String::new() };
+        // One release in four trims the history.
+        let trim =
+            if how.is_some() && fence.0.is_multiple_of(4) { history::trim(&self.own.tables, &self.name, "1") } else { String::new() };
         let began = 1 + usize::from(!first.is_empty());
         let freed = began + usize::from(!remember.is_empty()) + 1 + free.matches(';').count();
         let Answers { answers, server_error } =
@@ -123,11 +126,11 @@ impl Keeper {
             Some(server_error) if answers.is_empty() => return Err(failure::refused(&server_error, false)),
             Some(server_error) if answers.len() < freed => {
                 let rest = match server_error.number {
-                    // Cancelled as a whole.
+                    // The server rolled the transaction back.
                     failure::DEADLOCK => remember + &end,
-                    // It can't be remembered.
+                    // The history entry can't be written.
                     _ if answers.len() == began => end,
-                    // It could not be said: the next holder waits a moment for nothing.
+                    // The record can't be removed: the next holder waits a moment without need.
                     _ => String::new(),
                 };
                 if self.session.try_ask(&format!("{rest}{free}")).await?.server_error.is_some() {
@@ -136,6 +139,6 @@ impl Keeper {
             }
             _ => {}
         }
-        Ok(only(&answers, 0)?.int_or_null()? == Some(1))
+        Ok(first_row(&answers, 0)?.int_or_null()? == Some(1))
     }
 }

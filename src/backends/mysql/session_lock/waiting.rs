@@ -1,27 +1,25 @@
-//! Waiting for a lock in the server.
+//! Waits for a lock in the server.
 
 use std::time::Duration;
 
 use super::{
-    super::{failure, options::Mode, statement::Value},
-    Keeper, LOCKED, UNCLAIMED, found, only, pause,
+    super::{failure, statement::Value},
+    LOCKED, MysqlLock, UNCLAIMED, first_row, found,
 };
-use crate::lock::{Result, Ttl, random};
+use crate::{
+    backends::sql::{SqlMode, pause},
+    lock::{Result, Ttl, random},
+};
 
-impl Keeper {
-    /// Waits in the server for the lock, at most for so long. True if it may be ours then.
+impl MysqlLock {
+    /// Waits in the server for the lock, at most for the given time. Returns true if the session may have the lock then.
     pub(in crate::backends::mysql) async fn wait(&mut self, ttl: Ttl, at_most: Duration) -> Result<bool> {
-        if let Some(rests) = self.rests.take() {
-            // The lock is free: taking it would succeed at once.
-            pause(rests.min(at_most)).await;
-            return Ok(false);
-        }
         self.blocked = true;
-        let first = self.set_patience(ttl.get().min(UNCLAIMED));
+        let first = self.set_idle_limit(ttl.get().min(UNCLAIMED));
         let mut rest = at_most;
-        // MariaDB's GET_LOCK alone waits for parts of a second.
+        // Only MariaDB's GET_LOCK waits for parts of a second.
         let blocks = match self.mode {
-            Mode::Advisory if self.session.server.mariadb => at_most.as_secs_f64(),
+            SqlMode::Advisory if self.session.server.mariadb => at_most.as_secs_f64(),
             _ => Duration::from_secs(at_most.as_secs()).as_secs_f64(),
         };
         if blocks > 0.0 {
@@ -35,7 +33,7 @@ impl Keeper {
             let slice = rest.min(Duration::from_millis(30 + random() % 20));
             pause(slice).await;
             rest = rest.saturating_sub(slice);
-            self.has = if self.mode == Mode::Row { self.lock_row(&first).await? } else { self.block(&first, 0.0).await? };
+            self.has = if self.mode == SqlMode::Row { self.lock_row(&first).await? } else { self.block(&first, 0.0).await? };
             if self.has {
                 self.blocked = false;
                 return Ok(true);
@@ -46,16 +44,16 @@ impl Keeper {
     }
 
     pub(in crate::backends::mysql) async fn block(&mut self, first: &str, seconds: f64) -> Result<bool> {
-        if self.mode == Mode::Advisory {
-            let batch = format!("{first}SELECT GET_LOCK({}, {seconds:.3});", self.lock);
+        if self.mode == SqlMode::Advisory {
+            let batch = format!("{first}SELECT GET_LOCK({}, {seconds:.3});", self.own.lock);
             let answers = self.session.ask(&batch).await?;
-            self.has = only(&answers, 1)?.int_or_null()? == Some(1);
+            self.has = first_row(&answers, 1)?.int_or_null()? == Some(1);
             return Ok(self.has);
         }
-        // Of both servers.
+        // Both servers know these words.
         let how = if self.shared { "LOCK IN SHARE MODE" } else { "FOR UPDATE" };
         let values = [("name", Value::Bytes(&self.name)), ("how", Value::Sql(how))];
-        let wait = self.tables.fill("START TRANSACTION; SELECT 1 FROM :rows WHERE name = :name :how;", &values);
+        let wait = self.own.tables.fill("START TRANSACTION; SELECT 1 FROM :rows WHERE name = :name :how;", &values);
         let usual = "SET SESSION innodb_lock_wait_timeout = 1";
         let batch = format!("{first}SET SESSION innodb_lock_wait_timeout = {seconds:.0};\n{wait}{usual}");
         let answers = self.session.try_ask(&batch).await?;

@@ -1,5 +1,5 @@
--- The hold is over, and was never used: whether or not the session that had it is over. What was written of it is taken out; what may yet be
--- asked for it comes too late, for its name stays until the next one takes its place.
+-- Removes the record of a hold that was never used, whether or not its session is over. A late request for the hold writes nothing: the
+-- hold's id stays in the row until the next hold replaces it.
 INSERT INTO :sessions (name, layout, fence, session, root, since, renewed_at, ttl_ms)
 VALUES (:name, 100, 0, NULL, :root, UTC_TIMESTAMP(6), UTC_TIMESTAMP(6), 0)
     ON DUPLICATE KEY UPDATE

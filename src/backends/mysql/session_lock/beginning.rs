@@ -1,0 +1,170 @@
+//! Begins the hold of a lock that a session has: its fence, its run record, and the history entries of vanished holders.
+
+use super::{
+    super::{
+        connection::{Answer, Answers, Connection, ServerError},
+        failure, history,
+        life::Life,
+        readers,
+        starts::Granting,
+        statement::{Value, literal},
+    },
+    Counted, MysqlLock, first_row,
+};
+use crate::{
+    backends::sql::{Begin, Fields, SqlMode, as_fence, json, ms},
+    lock::{Request, Result, RunRecord},
+};
+
+/// The number of answers to the statements for [`Extent::Alone`].
+const ALONE: usize = 2;
+
+/// Which statements begin a hold: each costs the server time.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(super) enum Extent {
+    /// Those that suffice if the lock has its rows and no record of another hold.
+    Alone,
+    /// Those that also write history entries of vanished holders.
+    Whole,
+    /// As [`Extent::Whole`], without the history entries, which can't be written.
+    Forgetting,
+}
+
+impl MysqlLock {
+    /// The number of answers to the statements that write history entries.
+    fn remembering(&self) -> usize {
+        if self.mode == SqlMode::Row { 4 } else { 2 }
+    }
+
+    /// The number of answers to the statements that count the fence; the last one has the fence.
+    fn beginning(&self) -> usize {
+        if self.shared { 6 } else { 5 }
+    }
+
+    /// Counts the fence of a lock that this session has, over `side` if this session is in a transaction.
+    pub(in crate::backends::mysql) async fn count(
+        &mut self,
+        request: &Request,
+        judged: Option<(&RunRecord, u64)>,
+        side: Option<&mut Connection>,
+    ) -> Result<Counted> {
+        if let Some(begun) = self.own.counted.take() {
+            return Ok(begun);
+        }
+        let number = self.own.number.to_string();
+        let mut over = side;
+        // In mode=advisory, the attempt asked this together with the lock.
+        if !self.shared && (self.mode == SqlMode::Row || judged.is_some()) {
+            let alone = self.begin_sql(request, &number, Extent::Alone, judged)?;
+            let Answers { answers, server_error } = over.as_deref_mut().unwrap_or(&mut self.session).try_ask(&alone).await?;
+            if let Some(begun) = Self::begun_alone(&answers, server_error.as_ref(), 0)? {
+                return Ok(begun);
+            }
+        }
+        let whole = self.begin_sql(request, &number, Extent::Whole, judged)?;
+        let bare = self.begin_sql(request, &number, Extent::Forgetting, judged)?;
+        if !std::mem::take(&mut self.own.forgets) {
+            let Answers { answers, server_error } = over.as_deref_mut().unwrap_or(&mut self.session).try_ask(&whole).await?;
+            if let Some(begun) = self.begun_remembering(&answers, server_error.as_ref())? {
+                return Ok(begun);
+            }
+            self.own.forgets = false;
+        }
+        begun(&over.unwrap_or(&mut self.session).ask(&bare).await?, 0, self.beginning())
+    }
+
+    /// Reads the answers for [`Extent::Alone`], from this one on; `None` if more statements are needed.
+    pub(super) fn begun_alone(answers: &[Answer], denial: Option<&ServerError>, at: usize) -> Result<Option<Counted>> {
+        match denial {
+            Some(denial) if answers.len() < at + ALONE => Err(failure::refused(denial, true)),
+            _ => Ok(counted(answers, at + ALONE, false)?.map(Some)),
+        }
+    }
+
+    /// Reads the answers for [`Extent::Whole`]; `None` if the history entries can't be written, and nothing was done.
+    fn begun_remembering(&mut self, answers: &[Answer], denial: Option<&ServerError>) -> Result<Option<Counted>> {
+        self.own.forgets = denial.is_some() && answers.is_empty();
+        match denial {
+            _ if self.own.forgets => Ok(None),
+            // Later statements only trim the history.
+            Some(denial) if answers.len() < self.remembering() + self.beginning() => Err(failure::refused(denial, true)),
+            _ => begun(answers, self.remembering(), self.beginning()).map(Some),
+        }
+    }
+
+    /// Returns the SQL that counts the fence, for the session with this number as SQL.
+    pub(super) fn begin_sql(&self, request: &Request, number: &str, extent: Extent, judged: Option<(&RunRecord, u64)>) -> Result<String> {
+        let (root, metadata) = (request.token.hold_text(), json(request.metadata.as_ref())?);
+        let mut life = Life::of(&self.session.server);
+        if extent == Extent::Alone {
+            // The record of any other hold prevents this way.
+            life.left = "1".into();
+        }
+        let starts = Granting::of(&Begin::of(request, judged), &root, metadata.as_deref());
+        let clear = if judged.is_some() { "1" } else { &starts.clear };
+        let has = match self.mode {
+            SqlMode::Row if self.shared => {
+                format!(
+                    "IS_USED_LOCK({}) = {number}",
+                    readers::presence(&self.own.tables, &self.name, number, &literal(Value::Text(&root)))
+                )
+            }
+            SqlMode::Row => "1".to_owned(),
+            _ => format!("IS_USED_LOCK({}) = CONNECTION_ID()", self.own.lock),
+        };
+        let reads = readers::reads(&self.own.tables, &self.name);
+        // If this session has the row alone, all recorded readers have vanished.
+        let read = match self.mode {
+            SqlMode::Row if self.shared => "(SELECT COUNT(*) FROM :readers AS r WHERE r.name = :name AND r.root <> :root AND NOT :reads)",
+            SqlMode::Row => "(SELECT COUNT(*) FROM :readers WHERE name = :name)",
+            _ => "0",
+        };
+        let over = if self.shared { format!("NOT {reads}") } else { "1".to_owned() };
+        let values = [
+            ("name", Value::Bytes(&self.name)),
+            ("session", Value::Sql(number)),
+            ("root", Value::Text(&root)),
+            ("ttl", Value::Int(ms(request.ttl))),
+            ("metadata", Value::text_or_null(metadata.as_deref())),
+            ("has", Value::Sql(&has)),
+            ("start_set", Value::Sql(&starts.set)),
+            ("clear", Value::Sql(clear)),
+            ("reads", Value::Sql(&reads)),
+            ("over", Value::Sql(&over)),
+            ("mode", Value::Text(self.mode.name())),
+        ];
+        let values = [&values[..], &life.values()].concat();
+        let fill = |template: &str| self.own.tables.fill(template, &values);
+        let count = fill(if self.shared { include_str!("../sql/begin_reading.sql") } else { include_str!("../sql/begin_hold.sql") });
+        if extent == Extent::Alone {
+            return Ok(count);
+        }
+        let mut begin = fill(&include_str!("../sql/begin_rows.sql").replace(":before", read)) + &count;
+        if self.mode == SqlMode::Row && !self.shared {
+            begin += &fill(include_str!("../sql/forget_readers.sql"));
+        }
+        if extent == Extent::Forgetting {
+            return Ok(begin);
+        }
+        let mut before = fill(include_str!("../sql/vanished.sql"));
+        if self.mode == SqlMode::Row {
+            before += &fill(include_str!("../sql/vanished_readers.sql"));
+        }
+        Ok(before + &begin + &history::trim(&self.own.tables, &self.name, "@dlock_vanished > 0"))
+    }
+}
+
+/// Reads the answers to [`MysqlLock::begin_sql`] beyond [`Extent::Alone`], from this one on.
+fn begun(answers: &[Answer], at: usize, length: usize) -> Result<Counted> {
+    let vanished = first_row(answers, at)?.int()? > 0;
+    counted(answers, at + length, vanished)
+}
+
+/// Reads the fence from the last of `length` answers.
+fn counted(answers: &[Answer], length: usize, vanished: bool) -> Result<Counted> {
+    let Some(row) = answers.get(length - 1).ok_or_else(failure::unreadable)?.rows.first() else { return Ok(None) };
+    let mut fields = Fields::of(row);
+    let (fence, layout, now) = (fields.int()?, fields.int()?, fields.int()?);
+    failure::check_layout(layout)?;
+    Ok(Some((as_fence(fence), now, vanished)))
+}

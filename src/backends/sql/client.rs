@@ -1,0 +1,169 @@
+//! One client of a SQL server, and the operator's view of that server.
+
+use std::{io, os::fd::OwnedFd, time::Duration};
+
+use async_trait::async_trait;
+
+use super::{Names, SqlMode, SqlOptions};
+use crate::lock::{Admin, Capabilities, Check, Finding, Grants, Identity, Init, Notice, Result, Role, ServerTime};
+
+/// A session of a SQL server.
+pub(in crate::backends) trait Session {
+    /// Whether the session is open and no request is under way, as far as this process knows.
+    fn is_open(&self) -> bool;
+
+    /// As [`Session::is_open`], but the answer to a dropped request may still come.
+    fn is_alive(&self) -> bool;
+
+    /// Returns a duplicate of the socket.
+    fn lifeline(&self) -> io::Result<OwnedFd>;
+
+    /// Ready when the server ends the session. Never ready if the socket can't be watched.
+    async fn ended(&self);
+}
+
+/// A kind of SQL server.
+pub(in crate::backends) trait Database: 'static {
+    type Options;
+    type Tables;
+    type Session: Session;
+    /// What `mode=lease`, `mode=row` and `mode=advisory` can do.
+    const CAPABILITIES: [&'static Capabilities; 3];
+    const CHECKS: &'static [Check];
+
+    fn sql(options: &Self::Options) -> &SqlOptions;
+    fn tables(options: &SqlOptions) -> Self::Tables;
+    /// Returns the URL without user and password.
+    fn url(options: &SqlOptions) -> String;
+
+    /// Opens a session, and returns what the client noticed about the server.
+    async fn open(options: &Self::Options) -> Result<(Self::Session, Vec<Notice>)>;
+
+    /// See [`Admin::init`].
+    async fn init(session: &mut Self::Session, tables: &Self::Tables, mode: SqlMode) -> Result<(Init, Vec<Notice>)>;
+
+    /// Returns the SQL of [`Admin::schema`].
+    fn schema(tables: &Self::Tables) -> String;
+
+    /// Removes rows that were last used so long ago, and waiters that are gone.
+    ///
+    /// A row that is taken again is created anew, with a fence of the server's time in µs. A row is removed only if its fence is less than
+    /// the time in µs of its last use: a fence repeats only if a clock is set back by all of `unused_for`.
+    async fn collect(session: &mut Self::Session, tables: &Self::Tables, options: &SqlOptions, unused_for: Duration) -> Result<u64>;
+
+    /// See [`Admin::examine`].
+    async fn examine(options: &Self::Options, tables: &Self::Tables) -> Result<Vec<Finding>>;
+
+    /// Returns the server's time in µs since 1970.
+    async fn time_us(session: &mut Self::Session) -> Result<i64>;
+
+    /// See [`Admin::grants`].
+    fn grants(options: &Self::Options, tables: &Self::Tables, role: Role) -> Grants;
+}
+
+/// One client: it has at most one session that keeps no lock, opened by the first call that needs it.
+///
+/// A dropped or failed call loses the session, and the next call opens another.
+pub(in crate::backends) struct Client<D: Database> {
+    pub options: D::Options,
+    pub tables: D::Tables,
+    pub names: Names,
+    pub session: Option<D::Session>,
+    pub notices: Vec<Notice>,
+}
+
+impl<D: Database> Client<D> {
+    /// Returns a client without I/O.
+    pub fn new(options: D::Options) -> Self {
+        let sql = D::sql(&options);
+        let (tables, names) = (D::tables(sql), Names::new(&sql.namespace));
+        Self { options, tables, names, session: None, notices: Vec::new() }
+    }
+
+    pub fn mode(&self) -> SqlMode {
+        D::sql(&self.options).mode
+    }
+
+    pub fn capabilities(&self) -> &'static Capabilities {
+        D::CAPABILITIES[self.mode() as usize]
+    }
+
+    pub fn identity(&self) -> Identity {
+        let sql = D::sql(&self.options);
+        let url = D::url(sql);
+        Identity::new(self.capabilities(), url.clone(), &[&url, &sql.table, sql.namespace.as_str()])
+    }
+
+    /// Takes the session out. The caller puts it back once no request is under way.
+    pub async fn take(&mut self) -> Result<D::Session> {
+        match self.session.take().filter(Session::is_open) {
+            Some(session) => Ok(session),
+            None => self.open().await,
+        }
+    }
+
+    /// Opens another session.
+    pub async fn open(&mut self) -> Result<D::Session> {
+        let (session, notices) = D::open(&self.options).await?;
+        if !notices.is_empty() {
+            self.notices = notices;
+        }
+        Ok(session)
+    }
+}
+
+/// A backend with a [`Client`], whose [`Admin`] follows from the client.
+pub(in crate::backends) trait HasClient {
+    type Database: Database;
+
+    fn client(&self) -> &Client<Self::Database>;
+
+    fn client_mut(&mut self) -> &mut Client<Self::Database>;
+}
+
+#[async_trait(?Send)]
+impl<T: HasClient> Admin for T {
+    async fn init(&mut self) -> Result<Init> {
+        let client = self.client_mut();
+        let mut session = client.take().await?;
+        let (done, notices) = T::Database::init(&mut session, &client.tables, client.mode()).await?;
+        client.notices.extend(notices);
+        client.session = Some(session);
+        Ok(done)
+    }
+
+    fn schema(&self) -> Option<String> {
+        Some(T::Database::schema(&self.client().tables))
+    }
+
+    async fn collect(&mut self, unused_for: Duration) -> Result<Option<u64>> {
+        let client = self.client_mut();
+        if client.mode() != SqlMode::Lease {
+            return Ok(None);
+        }
+        let mut session = client.take().await?;
+        let removed = T::Database::collect(&mut session, &client.tables, T::Database::sql(&client.options), unused_for).await?;
+        client.session = Some(session);
+        Ok(Some(removed))
+    }
+
+    fn checks(&self) -> Vec<Check> {
+        T::Database::CHECKS.to_vec()
+    }
+
+    async fn examine(&mut self) -> Result<Vec<Finding>> {
+        T::Database::examine(&self.client().options, &self.client().tables).await
+    }
+
+    async fn clocks(&mut self) -> Result<Vec<ServerTime>> {
+        let client = self.client_mut();
+        let mut session = client.take().await?;
+        let time = T::Database::time_us(&mut session).await;
+        client.session = Some(session);
+        Ok(vec![ServerTime { server: "the server".into(), since_epoch: super::micros(time?) }])
+    }
+
+    fn grants(&self, role: Role) -> Grants {
+        T::Database::grants(&self.client().options, &self.client().tables, role)
+    }
+}

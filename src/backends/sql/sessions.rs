@@ -1,0 +1,346 @@
+//! `mode=row` and `mode=advisory`: a session has the lock, and the lock ends with the session.
+//!
+//! Another process can't take over or enter a hold. dlock checks a hold over the hold's own session only:
+//! an error that ended the session ended the hold. dlock counts and commits the fence once it has the lock, before
+//! it reports the grant, over a second session if the first is in a transaction.
+//!
+//! Worst interleavings, and why they are harmless:
+//! - *The reply to a grant is lost.* dlock asks the same session again, which has the lock already. After two unanswered
+//!   requests dlock leaves the session to the server, which ends the session after the TTL, and dlock asks over another session.
+//! - *The holder's fence is counted and the holder dies.* The fence is skipped.
+//! - *The session is ended by an administrator, a restart or the idle timeout.* The socket says so at once ([`Tether::watch`]),
+//!   or the next renewal does, and dlock kills the command. The next holder may have the lock in that instant: the record
+//!   of the previous holder makes it wait a moment before it starts anything.
+//! - *The server crashes or fails over, and a holder does not notice.* The holder's record names the server that had its session:
+//!   the lock is busy until the holder's lease is over by the server's clock.
+//! - *Another mode is used for the same lock.* The lock's row in the table of leases names its mode: other modes are refused.
+//! - *A waiter gets the lock while it is frozen.* The server ends that session after a few seconds of silence.
+//! - *A holder vanishes.* Its record stays, and is reported as expired, or as broken if it was marked. The next grant writes it to
+//!   the history before it replaces the record.
+//! - *Readers come one after the other while a writer waits.* The server lets no reader in while a writer waits. A wait ends every few
+//!   seconds and begins again: a reader that comes in just that instant gets in.
+//! - *dlock is killed.* The guardian has the socket as well, and closes it when the command's tree is dead.
+
+use std::{io, os::fd::OwnedFd, time::Duration};
+
+use async_trait::async_trait;
+
+use super::{
+    NEAR, SqlMode,
+    client::{Client, HasClient, Session as _},
+    looks_at_the_end, micros, ms,
+    session_store::{Beginning, Begun, LockOf, SessionStore, Tries},
+};
+use crate::lock::{
+    Amendment, Attempt, Backend, Busy, Fence, Grant, History, Identity, Intent, Key, LockState, Notice, Release, ReleaseInfo, Renewal,
+    Request, Result, Tether, Token, Ttl, Wake, Which,
+};
+
+/// Locks that sessions keep.
+pub(in crate::backends) struct SessionLocks<S: SessionStore> {
+    store: S,
+    holds: Vec<SessionHold<LockOf<S>>>,
+    tries: Tries<LockOf<S>>,
+    /// The requests that may be in the queue.
+    queued: Vec<(Key, Token)>,
+}
+
+/// A lock that one of this process's sessions has.
+struct SessionHold<L> {
+    key: Key,
+    token: Token,
+    lock: L,
+    fence: Fence,
+    ttl: Ttl,
+    /// The end of the lease by the server's clock, in µs.
+    ends_us: i64,
+    /// The lock is being given back and must not be relied on.
+    leaving: bool,
+}
+
+impl<S: SessionStore> SessionLocks<S> {
+    /// Returns a backend, without I/O.
+    pub(in crate::backends) fn of(store: S) -> Self {
+        Self { store, holds: Vec::new(), tries: Tries::new(), queued: Vec::new() }
+    }
+
+    fn hold_of(&self, key: &Key, token: &Token) -> Option<usize> {
+        self.holds.iter().position(|hold| hold.key == *key && hold.token == *token)
+    }
+
+    fn is_queued(&self, key: &Key, token: &Token) -> bool {
+        self.queued.iter().any(|(of, by)| of == key && by == token)
+    }
+
+    fn leave_queued(&mut self, key: &Key, token: &Token) {
+        self.queued.retain(|(of, by)| of != key || by != token);
+    }
+
+    /// Keeps the session of a request that does not wait, for the next request.
+    fn keep_session(&mut self, request: &Request) {
+        if let Some(lock) = self.tries.take(&request.key, &request.token) {
+            self.store.client_mut().session.get_or_insert(lock.session);
+        }
+    }
+
+    async fn acquire(&mut self, request: &Request) -> Result<Attempt> {
+        self.store.client().capabilities().check(request)?;
+        let (key, token) = (&request.key, &request.token);
+        if let Some(at) = self.hold_of(key, token) {
+            let fence = self.holds[at].fence;
+            return Ok(match self.extend(key, token, Some(request.ttl), None).await? {
+                Renewal::NotHeld => Attempt::Busy(Busy { notifies: true, transient: true, ..Busy::default() }),
+                _ => Attempt::Granted(grant(fence, request.ttl, Duration::ZERO)),
+            });
+        }
+        if request.waiting && !self.is_queued(key, token) {
+            self.queued.push((key.clone(), *token));
+        }
+        let lock = match self.store.take_try(&mut self.tries, key, token).await {
+            Some(lock) => lock,
+            None => self.store.open_lock(request).await?,
+        };
+        // Among the tries, so that a dropped question can be asked again.
+        let lock = self.tries.put(key, token, lock);
+        let begun = match self.store.attempt(lock, request).await {
+            Ok(true) => self.store.begin(lock, request).await.map(Some),
+            Ok(false) => Ok(None),
+            Err(error) => Err(error),
+        };
+        if begun.as_ref().is_err_and(|error| !error.is_transient())
+            && let Some(lock) = self.tries.take(key, token)
+        {
+            // No request will repeat this one: the session would keep the lock for nothing.
+            S::give_up(lock).await;
+        }
+        let Begun { fence, now_us, drain_delay } = match begun? {
+            Some(Beginning::Begun(begun)) => begun,
+            Some(Beginning::Denied(denial)) => {
+                self.let_go(request).await?;
+                if !request.waiting {
+                    self.keep_session(request);
+                }
+                return Ok(Attempt::Denied(denial));
+            }
+            Some(Beginning::Left) => {
+                self.let_go(request).await?;
+                return self.refuse(request).await;
+            }
+            None => return self.refuse(request).await,
+        };
+        if S::GRANT_LEAVES_QUEUE {
+            self.leave_queued(key, token);
+        }
+        if let Some(lock) = self.tries.take(key, token) {
+            let ends_us = now_us.saturating_add(ms(request.ttl).saturating_mul(1000));
+            self.holds.push(SessionHold { key: key.clone(), token: *token, lock, fence, ttl: request.ttl, ends_us, leaving: false });
+        }
+        Ok(Attempt::Granted(grant(fence, request.ttl, drain_delay)))
+    }
+
+    async fn let_go(&mut self, request: &Request) -> Result<()> {
+        match self.tries.get(&request.key, &request.token) {
+            Some(lock) => S::let_go(lock).await,
+            None => Ok(()),
+        }
+    }
+
+    /// Reports the holders. The session stays for a waiter.
+    async fn refuse(&mut self, request: &Request) -> Result<Attempt> {
+        let Some(lock) = self.tries.get(&request.key, &request.token) else { return Ok(Attempt::Busy(Busy::default())) };
+        let (holders, position) = self.store.look_and_queue(lock, request).await?;
+        let client = self.store.client_mut();
+        if !request.waiting {
+            self.keep_session(request);
+        } else if client.mode() == SqlMode::Row && client.session.is_none() && position.is_some_and(|position| position <= NEAR) {
+            // The grant counts the fence over this session: connecting then would keep the lock idle. A failure is repeated then.
+            client.session = client.open().await.ok();
+        }
+        Ok(Attempt::Busy(Busy {
+            expires_in: holders.iter().filter_map(|holder| holder.expires_in).max().filter(|_| looks_at_the_end(position)),
+            transient: holders.is_empty(),
+            holders,
+            notifies: true,
+            position,
+        }))
+    }
+
+    /// Extends a hold. With an intent it also reads the mark of a break.
+    async fn extend(&mut self, key: &Key, token: &Token, ttl: Option<Ttl>, intent: Option<Intent>) -> Result<Renewal> {
+        let Some(at) = self.hold_of(key, token).filter(|at| !self.holds[*at].leaving) else { return Ok(Renewal::NotHeld) };
+        let SessionHold { lock, fence, ttl: granted, ends_us, .. } = &mut self.holds[at];
+        let length = ttl.unwrap_or(*granted);
+        let (now_us, mark) = match self.store.renew(lock, (token, *fence), length, intent).await {
+            Ok(Some(renewed)) => renewed,
+            // A statement can fail by itself; a session that is over has ended the hold.
+            Err(error) if lock.session.is_open() => return Err(error),
+            Ok(None) | Err(_) => {
+                self.holds.swap_remove(at);
+                return Ok(Renewal::NotHeld);
+            }
+        };
+        if let Some(mark) = mark {
+            return Ok(Renewal::Broken(mark));
+        }
+        // The session lasts for its idle limit, even if the server's clock was set back.
+        let left = micros(*ends_us - now_us).min(lock.idle_limit);
+        if length.get() < left {
+            return Ok(Renewal::Kept { expires_in: Some(left) });
+        }
+        if length.get() != lock.idle_limit {
+            match self.store.change_idle_limit(lock, (token, *fence), length.get()).await {
+                Ok(true) => {}
+                Err(error) if lock.session.is_open() => return Err(error),
+                Ok(false) | Err(_) => {
+                    self.holds.swap_remove(at);
+                    return Ok(Renewal::NotHeld);
+                }
+            }
+        }
+        *ends_us = now_us.saturating_add(ms(length).saturating_mul(1000));
+        Ok(Renewal::Renewed { ttl: length, fence: *fence })
+    }
+}
+
+fn grant(fence: Fence, ttl: Ttl, drain_delay: Duration) -> Grant {
+    Grant { fence, ttl, holds: 1, drain_delay, session: None, permit: None }
+}
+
+/// Waiting is what a backend's `wait` is for.
+#[allow(clippy::disallowed_methods)]
+pub(in crate::backends) async fn pause(length: Duration) {
+    tokio::time::sleep(length).await;
+}
+
+impl<S: SessionStore> HasClient for SessionLocks<S> {
+    type Database = S::Database;
+
+    fn client(&self) -> &Client<S::Database> {
+        self.store.client()
+    }
+
+    fn client_mut(&mut self) -> &mut Client<S::Database> {
+        self.store.client_mut()
+    }
+}
+
+#[async_trait(?Send)]
+impl<S: SessionStore> Backend for SessionLocks<S> {
+    fn identity(&self) -> Identity {
+        self.store.client().identity()
+    }
+
+    async fn try_acquire(&mut self, request: &Request) -> Result<Attempt> {
+        self.acquire(request).await
+    }
+
+    async fn wait(&mut self, request: &Request, at_most: Duration) -> Result<Wake> {
+        let Some(lock) = self.tries.get(&request.key, &request.token) else { return Ok(Wake::Changed) };
+        if lock.has || !lock.session.is_open() {
+            return Ok(Wake::Changed);
+        }
+        if let Some(left_for) = lock.left_for.take() {
+            // The lock is free: taking it would succeed at once.
+            pause(left_for.min(at_most)).await;
+            return Ok(Wake::TimedOut);
+        }
+        Ok(if S::wait(lock, request.ttl, at_most).await? { Wake::Changed } else { Wake::TimedOut })
+    }
+
+    async fn leave_queue(&mut self, request: &Request) -> Result<()> {
+        // Readers of the queue pass over a holder: the command need not wait for the queue.
+        if self.is_queued(&request.key, &request.token) && self.hold_of(&request.key, &request.token).is_none() {
+            self.store.leave(&mut self.tries, request).await?;
+            self.leave_queued(&request.key, &request.token);
+        }
+        Ok(())
+    }
+
+    async fn renew(&mut self, key: &Key, token: &Token, intent: Intent) -> Result<Renewal> {
+        if let Some(ttl) = intent.ttl() {
+            self.store.client().capabilities().check_ttl(ttl)?;
+        }
+        if intent == Intent::Probe {
+            return self.store.probe(key, token).await;
+        }
+        self.extend(key, token, intent.ttl(), Some(intent)).await
+    }
+
+    async fn release(&mut self, key: &Key, token: &Token, info: &ReleaseInfo) -> Result<Release> {
+        if self.tries.get(key, token).is_some() && self.store.withdraw(&mut self.tries, key, token, info).await {
+            return Ok(Release::NotHeld);
+        }
+        let Some(at) = self.hold_of(key, token) else {
+            self.store.forget(key, token, info, true).await;
+            return Ok(Release::NotHeld);
+        };
+        if !self.holds[at].lock.session.is_alive() {
+            self.holds.swap_remove(at);
+            self.store.forget(key, token, info, false).await;
+            return Ok(Release::NotHeld);
+        }
+        // It stays here until it is done: dropped half-way and asked again, the same session goes on with it.
+        let SessionHold { lock, fence, leaving, .. } = &mut self.holds[at];
+        *leaving = true;
+        let released = self.store.give_back(lock, (token, *fence), info).await;
+        let hold = self.holds.swap_remove(at);
+        let released = released?;
+        let queued = self.is_queued(key, token);
+        self.store.put_away(hold.lock, token, queued).await;
+        self.leave_queued(key, token);
+        Ok(if released { Release::Released } else { Release::NotHeld })
+    }
+
+    async fn amend(&mut self, key: &Key, change: Amendment<'_>) -> Result<bool> {
+        self.store.amend(key, change).await
+    }
+
+    async fn inspect(&mut self, key: &Key) -> Result<LockState> {
+        self.store.look(key).await
+    }
+
+    async fn list(&mut self, start: &str) -> Result<Vec<LockState>> {
+        let start = self.store.client().names.starting_with(start);
+        let mut states = Vec::new();
+        for name in self.store.names(S::HELD_NAMES, &start).await? {
+            let Some(key) = self.store.client().names.key(&name) else { continue };
+            let state = self.store.look(&key).await?;
+            if !state.holders.is_empty() {
+                states.push(state);
+            }
+        }
+        Ok(states)
+    }
+
+    async fn known(&mut self, start: &str, which: Which) -> Result<Vec<Key>> {
+        let start = self.store.client().names.starting_with(start);
+        let names = self.store.names(&S::known_names(which), &start).await?;
+        Ok(names.iter().filter_map(|name| self.store.client().names.key(name)).collect())
+    }
+
+    async fn history(&mut self, key: &Key) -> Result<History> {
+        self.store.history(key).await
+    }
+
+    fn notices(&mut self) -> Vec<Notice> {
+        std::mem::take(&mut self.store.client_mut().notices)
+    }
+
+    fn tether(&mut self) -> Option<&mut dyn Tether> {
+        Some(self)
+    }
+}
+
+#[async_trait(?Send)]
+impl<S: SessionStore> Tether for SessionLocks<S> {
+    fn lifelines(&self) -> io::Result<Vec<OwnedFd>> {
+        self.holds.iter().map(|hold| hold.lock.session.lifeline()).collect()
+    }
+
+    async fn watch(&mut self, key: &Key, token: &Token) {
+        match self.hold_of(key, token) {
+            Some(at) => self.holds[at].lock.session.ended().await,
+            None => std::future::pending().await,
+        }
+    }
+}
