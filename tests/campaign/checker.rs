@@ -260,8 +260,10 @@ fn idle(facts: &Facts, violations: &mut Vec<Violation>) {
                 if taken <= free {
                     continue;
                 }
-                let disturbed =
-                    facts.injected.iter().any(|injected| injected.from < taken && free < injected.until + facts.ttl + 5 * SECOND);
+                let disturbed = facts
+                    .injected
+                    .iter()
+                    .any(|injected| injected.from < taken && free < injected.until + facts.ttl + facts.can.handover_s.max(5) * SECOND);
                 let limit = if facts.calm || !disturbed {
                     // Less than the interval at which a waiter retries without a wake-up.
                     (1500 + 700 * facts.slow) * MS

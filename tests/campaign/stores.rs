@@ -271,7 +271,8 @@ fn redlock() -> Box<dyn Store> {
         thaw: |nodes| nodes.0[..2].iter().for_each(Redis::thaw),
         kill: |nodes| nodes.0[1..3].iter_mut().for_each(Redis::kill),
         start: |nodes| nodes.0[1..3].iter_mut().for_each(Redis::start),
-        ..ServerStore::new(nodes, Abilities { permits: false, fair: false, ..ALL }, "redlock://{}", ports)
+        // A writer that died in the queue keeps readers out for 15 s.
+        ..ServerStore::new(nodes, Abilities { permits: false, fair: false, handover_s: 15, ..ALL }, "redlock://{}", ports)
     })
 }
 

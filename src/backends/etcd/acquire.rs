@@ -278,7 +278,7 @@ impl AcquireAttempt<'_> {
         let mut success = vec![ops::put(&open, hold_record.write(), 0)];
         success.extend(look.runs.begin(names, self.request, Some(own.fence()), &leases));
         let puts = success.len();
-        success.push(ops::under(&names.side_keys(), false));
+        success.push(ops::under(&names.below_fence(), false));
         // A late request of an earlier attempt must not begin the hold again.
         let known = look.record_of(own).map_or(0, |record| record.revision);
         let compare = vec![ops::created_at(&own.name, own.created), ops::unchanged(&open, known)];

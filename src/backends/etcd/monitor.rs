@@ -188,8 +188,8 @@ async fn check_front(client: &mut EtcdClient, names: &EtcdNames, own: &str) -> E
 /// Reads the first `most` contenders, with their records and the keys that concern them.
 async fn front(client: &mut EtcdClient, names: &EtcdNames, most: usize) -> EtcdResult<LockAtRevision> {
     let limit = i64::try_from(most).unwrap_or(i64::MAX);
-    let mut answers = client.run(vec![ops::first(&names.folder, limit), ops::under(&names.side_keys(), false)]).await?;
-    let (keys, side_keys) = (answers.keys()?, answers.keys()?);
+    let mut answers = client.run(vec![ops::first(&names.folder, limit), ops::under(&names.below_fence(), false)]).await?;
+    let (keys, below_fence) = (answers.keys()?, answers.keys()?);
     let ids = keys.iter().filter_map(|kv| Some(names.open_as(str::from_utf8(&kv.key).ok()?.rsplit('/').next()?.rsplit('-').next()?)));
     let records: Vec<_> = ids.map(|record| ops::get(&record)).collect();
     let mut open = Vec::new();
@@ -202,7 +202,7 @@ async fn front(client: &mut EtcdClient, names: &EtcdNames, most: usize) -> EtcdR
     Ok(LockAtRevision::new(
         names,
         answers.revision,
-        Keys { contenders: keys.clone(), with_values: keys, open, side_keys, ..Keys::default() },
+        Keys { contenders: keys.clone(), with_values: keys, open, below_fence, ..Keys::default() },
     )?)
 }
 

@@ -71,7 +71,7 @@ impl EtcdNames {
 
     /// Returns the folder of the held permits.
     pub(super) fn numbers(&self) -> String {
-        self.side_keys() + "permit/"
+        self.below_fence() + "permit/"
     }
 
     /// Returns the key of the permit with this number.
@@ -136,7 +136,7 @@ impl EtcdNames {
     }
 
     /// Returns the folder of the run records, of the permits, and of the queue monitor.
-    pub(super) fn side_keys(&self) -> String {
+    pub(super) fn below_fence(&self) -> String {
         self.last() + "/"
     }
 
@@ -147,17 +147,17 @@ impl EtcdNames {
 
     /// Returns the run record of this name.
     pub(super) fn run_record(&self, name: &str) -> String {
-        self.side_keys() + name
+        self.below_fence() + name
     }
 
     /// Returns the key of the queue monitor: see [`super::monitor`].
     pub(super) fn monitor(&self) -> String {
-        self.side_keys() + "lookout"
+        self.below_fence() + "lookout"
     }
 
     /// Returns the folder of the probes.
     pub(super) fn probes(&self) -> String {
-        self.side_keys() + "call/"
+        self.below_fence() + "call/"
     }
 
     /// Returns the probe of the waiter with this lease.

@@ -178,7 +178,7 @@ pub(super) fn look(names: &EtcdNames, values: i64) -> Vec<RequestOp> {
         first(&names.folder, values),
         under(&names.open(), false),
         under(&names.all_nested(), true),
-        under(&names.side_keys(), false),
+        under(&names.below_fence(), false),
     ]
 }
 
@@ -190,7 +190,7 @@ pub(super) fn look_ahead(names: &EtcdNames, lease: i64, created: i64) -> Vec<Req
         op(OpRequest::Range(RangeRequest { key: start.into(), range_end, max_create_revision: created, ..RangeRequest::default() }))
     };
     let own = get(&names.open_of(lease));
-    vec![older(&names.folder), older(&names.open()), own, under(&names.all_nested(), true), under(&names.side_keys(), false)]
+    vec![older(&names.folder), older(&names.open()), own, under(&names.all_nested(), true), under(&names.below_fence(), false)]
 }
 
 /// The answers of one transaction, in the order of its operations.
@@ -247,15 +247,20 @@ impl TxnAnswers {
 
     /// Returns the answers to [`look`].
     pub(super) fn look(&mut self, names: &EtcdNames) -> Result<LockAtRevision> {
-        let keys =
-            Keys { contenders: self.keys()?, with_values: self.keys()?, open: self.keys()?, nested: self.keys()?, side_keys: self.keys()? };
+        let keys = Keys {
+            contenders: self.keys()?,
+            with_values: self.keys()?,
+            open: self.keys()?,
+            nested: self.keys()?,
+            below_fence: self.keys()?,
+        };
         LockAtRevision::new(names, self.revision, keys)
     }
 
     /// Returns the answers to [`look_ahead`].
     pub(super) fn look_ahead(&mut self, names: &EtcdNames) -> Result<LockAtRevision> {
         let (contenders, open) = (self.keys()?, [self.keys()?, self.keys()?].concat());
-        let keys = Keys { with_values: contenders.clone(), contenders, open, nested: self.keys()?, side_keys: self.keys()? };
+        let keys = Keys { with_values: contenders.clone(), contenders, open, nested: self.keys()?, below_fence: self.keys()? };
         Ok(LockAtRevision { is_ahead: true, ..LockAtRevision::new(names, self.revision, keys)? })
     }
 }

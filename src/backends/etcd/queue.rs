@@ -75,7 +75,7 @@ pub(super) struct Keys {
     pub open: Vec<KeyValue>,
     pub nested: Vec<KeyValue>,
     /// The keys below the last fence.
-    pub side_keys: Vec<KeyValue>,
+    pub below_fence: Vec<KeyValue>,
 }
 
 /// A lock at one revision.
@@ -145,7 +145,7 @@ impl LockAtRevision {
         let folder = names.numbers();
         let number =
             |kv: &KeyValue| Some(Permit { number: rest(kv, &folder)?.parse().ok()?, created: kv.create_revision, lease: kv.lease });
-        let numbers: Vec<_> = keys.side_keys.iter().filter_map(number).collect();
+        let numbers: Vec<_> = keys.below_fence.iter().filter_map(number).collect();
         let contender = |kv: KeyValue| {
             let mode = mode_of(&rest(&kv, &names.folder)?)?;
             Some((mode, ContenderKey { name: String::from_utf8(kv.key).ok()?, created: kv.create_revision, lease: kv.lease, value: None }))
@@ -174,9 +174,9 @@ impl LockAtRevision {
             records,
             nested: keys.nested.into_iter().filter_map(inner).collect(),
             numbers,
-            has_monitor: keys.side_keys.iter().any(|kv| kv.key == names.monitor().as_bytes()),
-            probes: monitor::probes(names, &keys.side_keys),
-            runs: RunKeys::read(names, keys.side_keys)?,
+            has_monitor: keys.below_fence.iter().any(|kv| kv.key == names.monitor().as_bytes()),
+            probes: monitor::probes(names, &keys.below_fence),
+            runs: RunKeys::read(names, keys.below_fence)?,
         })
     }
 

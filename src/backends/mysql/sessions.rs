@@ -162,13 +162,29 @@ impl MysqlSessions {
         self.client.tables.fill(&format!("{undo}{read}"), &values)
     }
 
-    /// Removes the records of a hold that ended with its server, and was given back since: the next holder need not wait.
-    async fn forget_left(&mut self, key: &Key, token: &Token, run_state: Option<RunState>) -> Result<()> {
+    /// Removes the records of a hold that ended with its server, and was given back since: the next holder need not wait. Its history
+    /// entry is written as if it had been released.
+    async fn forget_left(&mut self, key: &Key, token: &Token, info: &ReleaseInfo) -> Result<()> {
         let session = self.client.take().await?;
         let gone = format!("NOT {}", Life::of(&session.server).lives);
         self.client.session = Some(session);
-        let forget = self.removing(include_str!("sql/forget_hold.sql"), key, token, run_state, &gone);
-        self.aside(&forget).await.map(|_| ())
+        let (name, root, how) = (self.name_of(key), token.hold_text(), info.end.as_ref().map(ToString::to_string));
+        let values = [
+            ("name", Value::Bytes(&name)),
+            ("root", Value::Text(&root)),
+            ("session", Value::Sql("session")),
+            ("ours", Value::Sql(&gone)),
+            ("how", Value::text_or_null(how.as_deref())),
+            ("why", Value::text_or_null(info.why.as_deref())),
+        ];
+        let remember = match how {
+            Some(_) if self.is_row() => concat!(include_str!("sql/remember_hold.sql"), include_str!("sql/remember_reading.sql")),
+            Some(_) => include_str!("sql/remember_hold.sql"),
+            None => "",
+        };
+        let remember = self.client.tables.fill(remember, &values);
+        let forget = self.removing(include_str!("sql/forget_hold.sql"), key, token, info.run_state, &gone);
+        self.aside(&(remember + &forget)).await.map(|_| ())
     }
 }
 
@@ -327,7 +343,7 @@ impl SessionStore for MysqlSessions {
         let _: Result<()> = if unused && info.end.is_none() {
             self.aside(&self.undoing(key, token, true)).await.map(|_| ())
         } else {
-            self.forget_left(key, token, info.run_state).await
+            self.forget_left(key, token, info).await
         };
     }
 

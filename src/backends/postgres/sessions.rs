@@ -304,10 +304,18 @@ impl SessionStore for PostgresSessions {
     async fn forget(&mut self, key: &Key, token: &Token, info: &ReleaseInfo, _: bool) {
         let which = if info.run_state == Some(RunState::Cancelled) { "" } else { "AND s.server IS DISTINCT FROM {server}" };
         let (name, hold) = (self.name_of(key), token.hold_text());
-        let sql = include_str!("sql/forget_hold.sql").replace("{which}", which);
+        let (how, why) = (info.end.as_ref().map(ToString::to_string), info.why.as_deref());
+        let remember = include_str!("sql/remember.sql").replace("$4", "$3").replace("$5", "$4");
+        let sql = include_str!("sql/forget_hold.sql").replace("{which}", which).replace("{remembered}", &part(how.is_some(), &remember));
         let sql = self.client.tables.fill(&sql).replace("{became}", &starts::outcome(info.run_state, "f.fence"));
         if self.end_counting().await.is_ok() {
-            let _: Result<_> = self.query(&sql, &[Value::Text(&name), Value::Text(&hold)]).await;
+            let _: Result<_> = self
+                .aside(async |table| {
+                    let why = why.map(|why| table.session.words(why));
+                    let values = [Value::Text(&name), Value::Text(&hold), Value::Maybe(how.as_deref()), Value::Maybe(why.as_deref())];
+                    table.session.query(&sql, &values).await
+                })
+                .await;
         }
     }
 

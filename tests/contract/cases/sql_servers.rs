@@ -178,11 +178,16 @@ async fn a_hold_released_after_a_crash_is_not_waited_out(lab: &Lab) {
     let mut server = Own::start(lab).await;
     let mut a = server.client();
     let job = key("job");
-    let held = a.hold(&job).await;
+    let held = request(&job, LONG);
+    let fence = a.take(&held).await.fence;
     server.restart();
     server.client().refused(&request(&job, LONG)).await;
-    assert_eq!(a.release(&held, Scope::Tree).await, Release::NotHeld, "the hold was lost, and has ended");
+    let info = ReleaseInfo { end: Some(End::Exited(0)), ..Scope::Tree.into() };
+    let released = a.0.release(&job, &held.token, &info).await.expect("released");
+    assert_eq!(released, Release::NotHeld, "the hold was lost, and has ended");
     server.client().hold(&job).await;
+    let past = server.client().0.history(&job).await.expect("history").past;
+    assert!(past.iter().any(|past| past.fence == Some(fence) && past.end == End::Exited(0)), "{past:?}");
 }
 
 async fn modes_of_one_table_exclude_each_other(lab: &Lab) {
