@@ -4,6 +4,7 @@
 //! and is a subreaper. The guardian never talks to a store and never prints: dlock does both.
 
 mod foreground;
+mod sleeping;
 mod stopping;
 
 use std::{ffi::CString, os::fd::OwnedFd, time::Duration};
@@ -21,7 +22,7 @@ use super::{
     command::{Launch, Launched, environment},
     hunt::Hunt,
     message::{Order, Received, Report, decode, encode, receive, transmit},
-    sys::{self, SignalSet, arm},
+    sys::{self, SignalSet},
     terminal,
     tree::Process,
 };
@@ -367,49 +368,6 @@ impl GuardianLoop {
     fn report(&self, report: &Report) {
         // If dlock doesn't read or is gone, the guardian still supervises the tree.
         let _ = transmit(&self.setup.socket, &encode(report), &[]);
-    }
-
-    /// Sleeps until an order, a child's change or the next deadline.
-    fn sleep(&mut self) {
-        let bound = self.bound;
-        let next = match &self.phase {
-            Phase::Idle => None,
-            Phase::Running => bound.then_some(self.deadlines.term_at).into_iter().chain(self.time_up_at).min(),
-            Phase::Stopping(kill_at) if bound && self.lapsed => Some((*kill_at).min(self.deadlines.kill_at)),
-            Phase::Stopping(kill_at) if bound => Some((*kill_at).min(self.deadlines.term_at)),
-            Phase::Stopping(kill_at) => Some(*kill_at),
-            Phase::Killing(hunt) => Some(hunt.next_at()),
-        };
-        // The guardian polls: no event reports that a cgroup became empty after the last child was reaped.
-        let look_again = self.emptied.map(|emptied| {
-            let now = BootClock::read();
-            now.plus(if now.since(emptied) < DRAIN_DELAY { Duration::from_millis(1) } else { DRAIN_DELAY })
-        });
-        let wake = self.wakes_dlock().then(|| BootClock::read().plus(WAKE));
-        let severed = self.severed.filter(|_| !self.lapsed).map(|at| at.plus(DLOCK_FIRST));
-        arm(&self.timer, [next, look_again, wake, severed].into_iter().flatten().min());
-        let mut sources = vec![PollFd::new(&self.children, PollFlags::IN), PollFd::new(&self.timer, PollFlags::IN)];
-        if !self.orphaned {
-            sources.push(PollFd::new(&self.setup.socket, PollFlags::IN));
-        }
-        if let Some(command) = self.command.as_ref().filter(|_| self.verdict.is_none()) {
-            sources.push(PollFd::new(&command.pipe, PollFlags::IN));
-        }
-        let others = sources.len();
-        if self.watches_lifelines() {
-            sources.extend(self.lifelines.iter().map(|line| PollFd::new(line, PollFlags::RDHUP)));
-        }
-        let _ = poll(&mut sources, None);
-        let severed = sources[others..].iter().any(|line| !line.revents().is_empty());
-        drop(sources);
-        if severed {
-            self.severed = Some(BootClock::read());
-        }
-    }
-
-    /// Whether a closed lifeline is news: the lock ends with it, while the command may still run.
-    fn watches_lifelines(&self) -> bool {
-        self.bound && !self.lapsed && self.severed.is_none() && !self.empty
     }
 }
 

@@ -80,8 +80,9 @@ fn overlaps(facts: &Facts, violations: &mut Vec<Violation>) {
                 continue;
             }
             let Some(other_run) = facts.run(other) else { continue };
-            // README promises nothing for a run whose dlock and guardian are both killed.
-            if was_hit(facts, other_run, &[FaultKind::KillDlock]) && was_hit(facts, other_run, &[FaultKind::KillGuardian]) {
+            // README promises nothing for a run that has neither its dlock nor its guardian.
+            let lacks = |faults: &[FaultKind]| was_hit(facts, other_run, faults);
+            if lacks(&[FaultKind::KillDlock, FaultKind::StopDlock]) && lacks(&[FaultKind::KillGuardian, FaultKind::StopGuardian]) {
                 continue;
             }
             if !compatible(run.step.kind, other_run.step.kind) {
