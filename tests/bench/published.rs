@@ -26,8 +26,9 @@ pub fn write(tables: &[Table], version: &str, words: &[&str]) {
     let mut text = String::from("# What dlock costs\n\n");
     let _ = writeln!(
         text,
-        "{version}. Measured on {}, by `cargo bench --bench whole_process -- {}`, in turns, each round in another order.\n",
+        "{version}. Measured on {}, by `{}cargo bench --bench whole_process -- {}`, in turns, each round in another order.\n",
         machine(),
+        if std::env::var_os("DLOCK_BENCH").is_some() { "DLOCK_BENCH=PATH " } else { "" },
         words.join(" ")
     );
     for table in tables {
