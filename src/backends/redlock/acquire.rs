@@ -14,11 +14,14 @@ use crate::{
     backends::redis::{failure, history::to_json, reply, starts},
     lock::{
         Attempt, Busy, Cooldown, Denial, Effect, Entry, Error, Fence, Grant, Kind, LastRun, Mode, Notice, Request, Result, RunRecord,
-        RunState, random,
+        RunState, Token, random,
     },
 };
 
 /// The nodes' replies to phase 1.
+/// How many undone attempts are remembered. Each was counted by a majority first, and can be committed only within its TTL.
+const UNDONE: usize = 128;
+
 #[derive(Default)]
 pub(super) struct Votes {
     /// The nodes that were taken, and their counts.
@@ -78,7 +81,12 @@ impl Redlock {
         {
             let answer = self.second_phase(request, &attempt, bound, votes, fence).await;
             if !matches!(answer, Ok(Attempt::Granted(_))) {
-                self.undo(request, attempts, bound).await;
+                // Noted before asking: it may be committed late, and must not be granted then.
+                self.undone.drain(..self.undone.len().saturating_sub(UNDONE - 1));
+                self.undone.push((request.token, attempt.clone()));
+                if self.undo(request, attempts, bound).await {
+                    self.undone.retain(|(_, undone)| *undone != attempt);
+                }
             }
             return answer;
         }
@@ -123,7 +131,7 @@ impl Redlock {
         let arguments = [
             arguments,
             starts::arguments(request.run_policy.as_ref()).into(),
-            vec![reads, flag(judged), flag(self.undone.contains(&request.token))],
+            vec![reads, flag(judged), self.undone_attempts(&request.token)],
         ]
         .concat();
         let waiting = [names.queue, names.waiters];
@@ -200,20 +208,17 @@ impl Redlock {
             attempts,
         ];
         let keys = release_keys(names);
-        // Noted before asking: these attempts must never be granted, and a node may hear of that late.
-        let known = self.undone.contains(&request.token);
-        if !known {
-            self.undone.push(request.token);
-        }
         let answers = self.ask(bound, &script::RELEASE, keys, |_| Some(arguments.clone())).await;
-        let done = answers.into_iter().flatten().all(|answer| match answer {
+        answers.into_iter().flatten().all(|answer| match answer {
             Ok(_) => true,
             Err(error) => error.effect == Effect::NotApplied,
-        });
-        if done && !known {
-            self.undone.retain(|token| *token != request.token);
-        }
-        done
+        })
+    }
+
+    /// Returns the hold's attempts that were sent to be committed, and whose undoing some node has not confirmed.
+    fn undone_attempts(&self, token: &Token) -> String {
+        let attempts = self.undone.iter().filter(|(of, _)| of == token).map(|(_, attempt)| attempt.as_str());
+        attempts.collect::<Vec<_>>().join(" ")
     }
 
     fn refused(&mut self, votes: Votes, undone: bool) -> Result<Attempt> {

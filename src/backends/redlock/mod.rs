@@ -113,8 +113,8 @@ pub struct Redlock {
     leases: Vec<(Token, Ttl)>,
     /// The release that is repeated until enough nodes have confirmed it, and whether each node has.
     releasing: Option<(Key, Token, Scope, Vec<bool>)>,
-    /// The tokens with an attempt whose undoing was not confirmed by all nodes.
-    undone: Vec<Token>,
+    /// The attempts that may be committed late: they failed in phase 2, and not all nodes confirmed their undoing.
+    undone: Vec<(Token, String)>,
     /// Whether the lock was last busy only in passing: without a certain holder.
     transient: bool,
     notices: Vec<Notice>,

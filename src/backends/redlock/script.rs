@@ -11,7 +11,7 @@ macro_rules! script {
     };
 }
 
-pub(super) static TAKE: Script = script!("lua/take.lua", "80051e394f7fd34d26aafa49a8c104bf78c54e0b");
+pub(super) static TAKE: Script = script!("lua/take.lua", "39b0b99885524aebaf2ae4c09923f80a37478277");
 pub(super) static COMMIT: Script = script!("lua/commit.lua", "aad22256c9227258b5ffafede54be693fe94ef42");
 pub(super) static RENEW: Script = script!("lua/renew.lua", "77bb216564b5f69da9a8d13877393717f21105fd");
 pub(super) static RELEASE: Script = script!("lua/release.lua", "0e2a247fbfb9baf5020a72808ffb86395ae4bca5");

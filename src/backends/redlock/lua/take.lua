@@ -7,7 +7,8 @@
 --       6 "1": join the queue if busy  7 "1": this hold may be in the queue  8 "1": detached  9 metadata as JSON, or ""
 --       10 place  11 skew guard in ms  12 at-least in ms  13 once: window in ms  14 retries of failed runs  15 "1": of crashed ones
 --       16 "1": to read  17 "1": don't deny for a start: the caller has judged the majority's run records
---       18 "1": take over this hold's earlier attempts even if committed: their undoing may be on its way
+--       18 attempts that are taken over even if committed: their undoing may be on its way. It names them, since this may arrive late,
+--          when a later attempt has the node
 -- Reply {"taken", count, now, {field, value, ...} of the run record}
 --       {"entered", attempt, fence, holds}   the owner's committed attempt has the node
 --       {"busy", now, pttl, type, value, {field, value, ...} of the record, position or 0, {JSON of some shares}, for how many ms
@@ -89,7 +90,7 @@ if kind ~= 'none' then
   if own and own.fence and not reads and share_ends(own, now) > now then
     return { 'otherwise' }
   end
-  local undone = ARGV[18] == '1' and record.root == hold
+  local undone = record.attempt and string.find(ARGV[18], record.attempt, 1, true)
   if record.fence and not undone and (own and share_ends(own, now) > now or is_ours(record, value, owner)) then
     local others, latest, ended = other_holds(record, hold, now)
     -- A repeated request must not shorten a hold that was extended since.

@@ -16,7 +16,7 @@ use crate::{
     lab::{Client, LONG, Lab, SHORT, SLACK, key, request},
     support::{
         self,
-        proxy::{Fault, Mode},
+        proxy::{Fault, Mode, Proxy},
     },
     targets::{
         Kind,
@@ -32,6 +32,7 @@ pub fn all() -> Vec<Case> {
         a_late_attempt_does_not_count_in_a_renewal,
         a_late_undo_leaves_a_later_attempt,
         an_attempt_that_is_undone_is_not_granted_later,
+        a_late_attempt_after_an_undo_leaves_a_later_one,
         answers_lost_on_a_minority_change_nothing,
         requests_without_a_majority_of_answers_are_repeated,
         a_commit_after_the_lease_is_refused,
@@ -154,6 +155,26 @@ async fn an_attempt_that_is_undone_is_not_granted_later(lab: &Lab) {
     let Outcome::Granted(lease) = core_acquire(&mut a, wanted.clone()).await.expect("granted") else { panic!("busy") };
     lab.pass(late * 2).await;
     assert!(fronts.0.iter().all(|proxy| proxy.sprung() == 2));
+    assert_eq!(a.renewed(&wanted, None).await, lease.fence);
+    lab.client().await.refused(&request(&key("job"), LONG)).await;
+}
+
+/// Phase 1 of an attempt that follows an undone one is delivered after a later attempt was granted, and its undo after it.
+async fn a_late_attempt_after_an_undo_leaves_a_later_one(lab: &Lab) {
+    let fronts = Fronts::of(lab);
+    let mut a = fronts.client(HASTY).await;
+    let late = HASTY * 10;
+    fronts.0.iter().for_each(|proxy| proxy.trap_nth("", 1, 1, Fault::Swallow));
+    let wanted = request(&key("job"), LONG);
+    a.0.try_acquire(&wanted).await.expect_err("no commit was confirmed");
+    let began = Instant::now();
+    fronts.0.iter().for_each(|proxy| proxy.trap("", Fault::Late(late)));
+    let error = a.0.try_acquire(&wanted).await.expect_err("no node answers");
+    assert!(error.is_transient(), "{error:?}");
+    fronts.0.iter().for_each(Proxy::disarm);
+    let Outcome::Granted(lease) = core_acquire(&mut a, wanted.clone()).await.expect("granted") else { panic!("busy") };
+    assert!(began.elapsed() < late, "granted too late for this case: {:?}", began.elapsed());
+    lab.pass(late + SLACK).await;
     assert_eq!(a.renewed(&wanted, None).await, lease.fence);
     lab.client().await.refused(&request(&key("job"), LONG)).await;
 }
