@@ -105,7 +105,7 @@ impl MysqlLock {
 
     /// Asks for the `GET_LOCK`, and counts the fence in the same round trip.
     async fn get_lock(&mut self, first: &str, request: &Request) -> Result<bool> {
-        let (lock, begin) = (&self.own.lock, self.begin_sql(request, "CONNECTION_ID()", beginning::Extent::Alone, None)?);
+        let (lock, begin) = (&self.own.lock, self.begin_sql(request, "CONNECTION_ID()", beginning::Extent::Alone, None, None)?);
         let batch = format!(
             "{first}SELECT CONNECTION_ID(), @dlock = CONNECTION_ID(), IF(IS_USED_LOCK({lock}) = CONNECTION_ID(), 1, GET_LOCK({lock}, 0));\n{begin}"
         );

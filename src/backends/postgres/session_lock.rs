@@ -33,6 +33,8 @@ pub struct SessionPart {
     tables: Tables,
     /// The server's process.
     pub pid: i32,
+    /// The transaction that keeps the row locked.
+    pub transaction: Option<i64>,
     /// The server counts the silence from an attempt that had the lock, not from the wait before.
     attempted: bool,
     /// The holders at the last look.
@@ -48,7 +50,7 @@ impl PostgresLock {
     pub(super) async fn open(options: &PostgresOptions, tables: &Tables, name: String, shared: bool) -> Result<Self> {
         let session = PostgresSession::open(&options.sql).await?;
         let (key, tables) = (options.advisory_key, tables.clone());
-        let part = SessionPart { key, tables, pid: 0, attempted: false, found: None, matters: false };
+        let part = SessionPart { key, tables, pid: 0, transaction: None, attempted: false, found: None, matters: false };
         Ok(Self::new(session, options.sql.mode, name, shared, part))
     }
 
@@ -121,12 +123,14 @@ impl PostgresLock {
         self.read(&rows)
     }
 
-    /// Reads the number of the server's process, and whether the session has the lock.
+    /// Reads the number of the server's process, whether the session has the lock, and in which transaction.
     fn read(&mut self, rows: &[Row]) -> Result<bool> {
         let row = rows.first().ok_or_else(no_row)?;
         let mut fields = Fields::of(row);
         self.own.pid = i32::try_from(fields.int()?).unwrap_or_default();
-        fields.flag()
+        let has = fields.flag()?;
+        self.own.transaction = if self.mode == SqlMode::Row { fields.int_or_null()? } else { None };
+        Ok(has)
     }
 
     /// Locks the row in a transaction of its own, which ends if another session has the row. A reader ends it too if a writer waits.
@@ -137,7 +141,7 @@ impl PostgresLock {
             "FOR UPDATE".to_owned()
         };
         let lock = self.own.tables.fill(&format!(
-            "SELECT pg_backend_pid(), locked.name IS NOT NULL FROM (SELECT 1) AS one
+            "SELECT pg_backend_pid(), locked.name IS NOT NULL, txid_current_if_assigned() FROM (SELECT 1) AS one
                LEFT JOIN (SELECT name FROM {{rows}} WHERE name = $1 {how} SKIP LOCKED) AS locked ON true",
         ));
         let rows = self.session.run(&format!("{first}{}", self.of_name(&lock))).await;

@@ -4,7 +4,8 @@
 //!
 //! Worst cases of a hold's begin: the answer is lost and the request is repeated (the row says which fence was counted for this hold: its
 //! start is no run before it, and counts once); the request is given up (the session that counts is ended before its rows are removed);
-//! the lock's session ends while the fence is counted over another one (as a holder that vanishes: the start stays).
+//! the lock's session ends while the fence is counted over another one (as a holder that vanishes: the start stays), or before (nothing is
+//! counted: the lock may have its next holder by then).
 
 use std::time::Duration;
 
@@ -171,7 +172,7 @@ impl SessionStore for PostgresSessions {
         let now = if judged.is_none() { Some("timezone('utc', clock_timestamp())") } else { None };
         let parameters = [&parameters[..], &starts::values(&begin, metadata.as_deref(), &hold)].concat();
         let tables = &self.client.tables;
-        let sql = |others| fill(&starts::granting(&tables.fill(&begin_sql(others, request.waiting)), &begin, OWN, now), &parameters);
+        let sql = |others| fill(&starts::granting(&tables.fill(&begin_sql(others, request.waiting, lock.own.transaction)), &begin, OWN, now), &parameters);
         // The server plans the whole statement each time. Mostly there is no row of another hold, and the short one will do.
         let ways = if lock.shared { vec![sql(true)] } else { vec![sql(false), sql(true)] };
         let mut side = if self.is_row() { Some(self.client.take().await?) } else { None };
@@ -340,12 +341,13 @@ impl SessionStore for PostgresSessions {
     }
 }
 
-/// Returns the statement that begins a hold; `others`: whether there may be rows of other holds.
-fn begin_sql(others: bool, waiting: bool) -> String {
+/// Returns the statement that begins a hold; `others`: whether there may be rows of other holds; `transaction`: which one has the lock.
+fn begin_sql(others: bool, waiting: bool, transaction: Option<i64>) -> String {
     const IN_THE_WAY: &str = " AND s.hold <> $6 AND NOT ($3 AND s.shared) AND {left}";
     let (in_the_way, gone) = if others { (IN_THE_WAY, "(SELECT count(*) FROM gone)") } else { ("", "0::bigint") };
     include_str!("sql/begin_hold.sql")
         .replace("{in_the_way}", in_the_way)
+        .replace("{lasts}", &transaction.map_or_else(String::new, |id| format!("AND txid_status({id}) = 'in progress'")))
         .replace("{gone_holds}", &part(others, include_str!("sql/begin_hold_gone.sql")))
         .replace("{waited}", &part(waiting, include_str!("sql/begin_hold_waited.sql")))
         .replace("{gone}", gone)

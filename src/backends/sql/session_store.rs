@@ -8,7 +8,7 @@ use super::{
     other_mode,
 };
 use crate::lock::{
-    Amendment, Break, Denial, Error, Fence, History, Holder, Intent, Key, Kind, LockState, ReleaseInfo, Renewal, Request, Result,
+    Amendment, Break, Denial, Fence, History, Holder, Intent, Key, LockState, ReleaseInfo, Renewal, Request, Result,
     RunRecord, Token, Ttl, Which,
 };
 
@@ -65,7 +65,7 @@ pub(in crate::backends) enum Beginning {
     Begun(Begun),
     /// An earlier run denies this one.
     Denied(Box<Denial>),
-    /// The server of an earlier hold is gone, and that hold's lease may not be over.
+    /// The server of an earlier hold is gone, and that hold's lease may not be over; or something changed meanwhile, and it is asked again.
     Left,
 }
 
@@ -180,8 +180,7 @@ pub(in crate::backends) trait SessionStore: SessionReads {
         if let Some(denial) = judged.and_then(|(record, now_ms)| record.judge(request.run_policy.as_ref(), &request.token, now_ms)) {
             return Ok(Beginning::Denied(Box::new(denial)));
         }
-        let begun = self.count(lock, request, judged).await?;
-        begun.map(Beginning::Begun).ok_or_else(|| Error::new(Kind::Data, "the server's answer has no row"))
+        Ok(self.count(lock, request, judged).await?.map_or(Beginning::Left, Beginning::Begun))
     }
 
     /// Takes out the session that asks for this request, if it may still answer.

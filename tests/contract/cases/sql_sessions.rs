@@ -23,6 +23,7 @@ pub fn all() -> Vec<Case> {
         fences_rise_when_holders_crash,
         each_hold_has_a_lifeline,
         a_late_request_for_a_fence_counts_no_other_one,
+        a_late_request_for_a_fence_leaves_the_next_holder,
     ];
     all.extend(cases![|kind| kind.held_by_session() && kind.shared() =>
         a_stream_of_readers_does_not_starve_a_writer,
@@ -87,6 +88,34 @@ async fn a_late_request_for_a_fence_counts_no_other_one(lab: &Lab) {
         let state = lab.client().await.inspect(&job).await;
         assert!(state.holders.iter().any(|holder| holder.fence == Some(lease.fence)), "{mode:?}: {} in {state:?}", lease.fence);
         assert_eq!(a.0.release(&job, &lease.token, &Scope::Tree.into()).await.expect("released"), Release::Released);
+    }
+}
+
+/// The request that counts the fence is delivered when its client is gone and the lock has its next holder.
+async fn a_late_request_for_a_fence_leaves_the_next_holder(lab: &Lab) {
+    for (mode, next) in [Mode::Exclusive, Mode::Shared].into_iter().flat_map(|mode| [(mode, Mode::Exclusive), (mode, Mode::Shared)]) {
+        let (proxy, mut a) = by_proxy(lab).await;
+        let job = key(&format!("job-{mode:?}-{next:?}"));
+        let [wanted, next] = [mode, next].map(|mode| Request { mode, ..waiting(&job, LONG) });
+        if [&wanted, &next].iter().any(|request| a.0.identity().capabilities.check(request).is_err()) {
+            continue;
+        }
+        // A holder that vanished has left its record.
+        lab.client().await.take(&wanted).await;
+        let late = stretched(Duration::from_secs(2));
+        proxy.trap(lab.either("vanished AS", "@dlock_vanished ="), Fault::Late(late));
+        let asked = tokio::time::timeout(late / 4, a.wait_for(&Request { token: Token::random(), ..wanted }, LONG)).await;
+        assert!(asked.is_err() && proxy.sprung() == 1, "{asked:?}");
+        drop(a);
+        let mut b = lab.client().await;
+        let fence = b.wait_for(&next, late / 2).await.fence;
+        lab.pass(late).await;
+        let state = lab.client().await.inspect(&job).await;
+        assert!(state.holders.iter().any(|holder| holder.fence == Some(fence)), "{fence} in {state:?}");
+        b.free(&next).await;
+        let history = b.0.history(&job).await.expect("history");
+        let ends: Vec<_> = history.past.iter().filter(|past| past.fence == Some(fence)).map(|past| past.end.to_string()).collect();
+        assert_eq!(ends, ["released"], "{history:?}");
     }
 }
 

@@ -55,14 +55,22 @@ impl MysqlLock {
         let mut over = side;
         // In mode=advisory, the attempt asked this together with the lock.
         if !self.shared && (self.mode == SqlMode::Row || judged.is_some()) {
-            let alone = self.begin_sql(request, &number, Extent::Alone, judged)?;
+            let alone = self.begin_sql(request, &number, Extent::Alone, judged, None)?;
             let Answers { answers, server_error } = over.as_deref_mut().unwrap_or(&mut self.session).try_ask(&alone).await?;
             if let Some(begun) = Self::begun_alone(&answers, server_error.as_ref(), 0)? {
                 return Ok(begun);
             }
         }
-        let whole = self.begin_sql(request, &number, Extent::Whole, judged)?;
-        let bare = self.begin_sql(request, &number, Extent::Forgetting, judged)?;
+        // While this session has the row, no other holder counts a fence.
+        let seen = match over.as_deref_mut() {
+            Some(side) if !self.shared => {
+                let read = self.own.tables.fill("SELECT fence FROM :sessions WHERE name = :name;", &[("name", Value::Bytes(&self.name))]);
+                Some(first_row(&side.ask(&read).await?, 0).and_then(|mut fields| fields.int()).unwrap_or_default())
+            }
+            _ => None,
+        };
+        let whole = self.begin_sql(request, &number, Extent::Whole, judged, seen)?;
+        let bare = self.begin_sql(request, &number, Extent::Forgetting, judged, seen)?;
         if !std::mem::take(&mut self.own.forgets) {
             let Answers { answers, server_error } = over.as_deref_mut().unwrap_or(&mut self.session).try_ask(&whole).await?;
             if let Some(begun) = self.begun_remembering(&answers, server_error.as_ref())? {
@@ -92,8 +100,15 @@ impl MysqlLock {
         }
     }
 
-    /// Returns the SQL that counts the fence, for the session with this number as SQL.
-    pub(super) fn begin_sql(&self, request: &Request, number: &str, extent: Extent, judged: Option<(&RunRecord, u64)>) -> Result<String> {
+    /// Returns the SQL that counts the fence, for the session with this number as SQL; with `seen`, only if that is the last fence.
+    pub(super) fn begin_sql(
+        &self,
+        request: &Request,
+        number: &str,
+        extent: Extent,
+        judged: Option<(&RunRecord, u64)>,
+        seen: Option<i64>,
+    ) -> Result<String> {
         let (root, metadata) = (request.token.hold_text(), json(request.metadata.as_ref())?);
         let mut life = Life::of(&self.session.server);
         if extent == Extent::Alone {
@@ -127,6 +142,7 @@ impl MysqlLock {
             ("ttl", Value::Int(ms(request.ttl))),
             ("metadata", Value::text_or_null(metadata.as_deref())),
             ("has", Value::Sql(&has)),
+            ("seen", seen.map_or(Value::Null, Value::Int)),
             ("start_set", Value::Sql(&starts.set)),
             ("clear", Value::Sql(clear)),
             ("reads", Value::Sql(&reads)),

@@ -1,5 +1,6 @@
 -- Counts the fence of a hold that was just taken, and writes its record. Does nothing if an earlier run record may deny the grant, if the
--- lease of a hold whose server was restarted or replaced may not be over, or if another mode may keep the lock.
+-- lease of a hold whose server was restarted or replaced may not be over, if another mode may keep the lock, or if the transaction that
+-- had the lock is over: a late request must not replace the record of the next holder.
 -- The fence is committed by itself, while another transaction or the session holds the lock, so that it survives every end of the hold.
 -- Also counts the earlier holders that vanished, since a release removes its row first, and writes their history entries, except for this
 -- hold itself under an older process. This part is left out if there are no rows of other holds.
@@ -15,7 +16,7 @@ WITH t AS (
     INSERT INTO {fences} AS l (name, fence{start_columns})
     SELECT $1, (extract(epoch FROM t.now) * 1000000)::bigint{start_values} FROM t
      WHERE (EXISTS (SELECT FROM claimed) OR EXISTS (SELECT FROM {table} AS k WHERE k.name = $1 AND k.mode = $7))
-       AND NOT EXISTS (SELECT FROM {sessions} AS s WHERE s.name = $1{in_the_way})
+       AND NOT EXISTS (SELECT FROM {sessions} AS s WHERE s.name = $1{in_the_way}) {lasts}
     ON CONFLICT (name) DO UPDATE SET fence = greatest(l.fence + 1, excluded.fence){start_set}
     WHERE true {nothing_in_the_way}
     RETURNING l.fence

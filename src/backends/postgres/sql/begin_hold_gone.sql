@@ -7,7 +7,7 @@ others AS (
 ), gone AS (
     SELECT * FROM others WHERE hold <> $6
 ), forgotten AS (
-    DELETE FROM {sessions} AS s USING others AS o WHERE s.name = $1 AND s.pid = o.pid AND o.pid <> $2
+    DELETE FROM {sessions} AS s USING others AS o WHERE s.name = $1 AND s.pid = o.pid AND s.hold = o.hold AND o.pid <> $2
 ), vanished AS (
     INSERT INTO {runs} (name, fence, since, how, why, metadata)
     SELECT $1, g.fence, timezone('utc', g.since), CASE WHEN m.broken IS NULL THEN 'expired' ELSE 'broken' END, m.broken, g.metadata
