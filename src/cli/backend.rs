@@ -20,7 +20,7 @@ use super::{
     url::{self, Url},
 };
 use crate::{
-    commands::{BackendConfig, EtcdOptions, RedisOptions, Secret, Server, SqlMode, SqliteOptions, Target, Tls},
+    commands::{BackendConfig, EtcdOptions, RedisOptions, RedisServer, Secret, SqlMode, SqliteOptions, Target, Tls},
     lock::{Error, Kind, Namespace, Result},
 };
 
@@ -146,7 +146,7 @@ fn redis(globals: &Globals, url: Url, wrong: &dyn Fn(&str) -> Error, layers: &La
             if !url.path.starts_with('/') || url.path.ends_with('/') {
                 return Err(wrong("it needs the absolute path of a socket"));
             }
-            Server::Unix(url.path.into())
+            RedisServer::Unix(url.path.into())
         }
         _ => {
             let mut hosts = url.hosts.into_iter();
@@ -160,7 +160,7 @@ fn redis(globals: &Globals, url: Url, wrong: &dyn Fn(&str) -> Error, layers: &La
             if !path.is_empty() {
                 in_path = Some(path.parse().map_err(|_| wrong("the database is not a number"))?);
             }
-            Server::Tcp { host, port: port.unwrap_or(6379) }
+            RedisServer::Tcp { host, port: port.unwrap_or(6379) }
         }
     };
     let db = match (in_path, parameter(layers, "db")) {
@@ -278,7 +278,7 @@ fn check_table(backend: &BackendConfig, layers: &Layers<'_>) -> Result<()> {
             PASSWORD,
             &["db", "replicas", "replica_timeout"],
             when(options.tls.is_some(), TLS),
-            when(matches!(options.server, Server::Sentinel(_)), &["sentinel_user", "sentinel_password", "sentinel_password_file"]),
+            when(matches!(options.server, RedisServer::Sentinel(_)), &["sentinel_user", "sentinel_password", "sentinel_password_file"]),
         ],
         BackendConfig::Redlock(options) => {
             vec![PASSWORD, &["db"], redlock::PARAMETERS, when(options.nodes.iter().any(|node| node.tls.is_some()), TLS)]

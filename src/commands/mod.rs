@@ -36,8 +36,8 @@ pub use key::{KeyArg, KeysArg, ModeArgs, TakingArgs, TokenArg, WantedArgs};
 pub use metadata::{collect as collect_metadata, user as user_name};
 pub use take::WantedLocks;
 pub use target::{
-    Address, AdvisoryKey, BackendConfig, EtcdOptions, MysqlOptions, PostgresOptions, RedisOptions, RedlockOptions, Replicas, Secret,
-    Sentinel, Server, SqlMode, SqlOptions, SqlServer, SqliteOptions, TairMode, TairOptions, Target, Tls, TlsMode, ZooKeeperOptions,
+    Address, AdvisoryKey, BackendConfig, EtcdOptions, MysqlOptions, PostgresOptions, RedisOptions, RedisServer, RedlockOptions, Replicas,
+    Secret, Sentinel, SqlMode, SqlOptions, SqlServer, SqliteOptions, TairMode, TairOptions, Target, Tls, TlsMode, ZooKeeperOptions,
 };
 
 use crate::{

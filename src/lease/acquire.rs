@@ -176,13 +176,7 @@ impl<'a> AcquireLoop<'a> {
         let mut last_error = None;
         loop {
             let sent = clock.now();
-            request.at_ms = Some(wall_ms());
-            if let Some(metadata) = &mut request.metadata {
-                metadata.waited_ms = u64::try_from(sent.since(self.began).as_millis()).ok();
-            }
-            self.in_flight = true;
-            self.waited |= request.waiting;
-            let end = self.attempt_until(sent);
+            let end = self.send(request, sent);
             self.limits.asked(|| url.clone(), sent, self.outage_until);
             let full = self.attempt();
             let answer = bounded(clock, end, backend.try_acquire(request)).await;
@@ -245,6 +239,17 @@ impl<'a> AcquireLoop<'a> {
             last_error = Some(error);
             clock.sleep_until(again).await;
         }
+    }
+
+    /// Makes the request ready for an attempt that is sent now. Returns the time limit for its answer.
+    fn send(&mut self, request: &mut Request, sent: BootTime) -> BootTime {
+        request.at_ms = Some(wall_ms());
+        if let Some(metadata) = &mut request.metadata {
+            metadata.waited_ms = u64::try_from(sent.since(self.began).as_millis()).ok();
+        }
+        self.in_flight = true;
+        self.waited |= request.waiting;
+        self.attempt_until(sent)
     }
 
     /// Whether waiting goes on.

@@ -7,7 +7,7 @@ use std::{
 
 use dlock::{
     backends::{
-        redis::{self, Redis, Server},
+        redis::{self, Redis, RedisServer},
         sqlite::{self, Sqlite},
     },
     lock::{Attempt, Backend, Key, Namespace, ReleaseInfo, Request, Scope, Ttl},
@@ -105,7 +105,7 @@ fn client(stores: &Stores, locker: &Locker, namespace: &str) -> Option<Box<dyn B
     let namespace = Namespace::new(namespace).expect("a namespace");
     match locker.name.as_str() {
         "dlock run, Redis" => {
-            let mut options = redis::RedisOptions::new(Server::Tcp { host: "127.0.0.1".into(), port: stores.redis.port });
+            let mut options = redis::RedisOptions::new(RedisServer::Tcp { host: "127.0.0.1".into(), port: stores.redis.port });
             options.namespace = namespace;
             Some(Box::new(Redis::new(options)))
         }

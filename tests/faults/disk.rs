@@ -9,7 +9,7 @@ use std::{
 use dlock::{
     backends::{
         mysql, postgres,
-        sql::{self, Server},
+        sql::{self, SqlServer},
     },
     lock::{Attempt, Backend, Key, Kind, Request, Ttl},
 };
@@ -152,7 +152,7 @@ fn full_tables_refuse_only_new_keys(test: &str, disk: &Disk, url: &str, backend:
 }
 
 fn at(port: u16, user: &str, database: &str) -> sql::SqlOptions {
-    let mut options = sql::SqlOptions::new(Server::Tcp { host: "127.0.0.1".into(), port });
+    let mut options = sql::SqlOptions::new(SqlServer::Tcp { host: "127.0.0.1".into(), port });
     (options.user, options.database) = (Some(user.into()), Some(database.into()));
     options
 }
@@ -168,7 +168,7 @@ fn mariadb_with_full_tables() {
     // A MariaDB database is a directory, which can be on another disk.
     fs::create_dir(disk.path("app")).unwrap();
     std::os::unix::fs::symlink(disk.path("app"), server.data().join("app")).unwrap();
-    let mut options = mysql::MysqlOptions::new(Server::Tcp { host: "127.0.0.1".into(), port: server.port });
+    let mut options = mysql::MysqlOptions::new(SqlServer::Tcp { host: "127.0.0.1".into(), port: server.port });
     options.sql = at(server.port, mariadb::USER, "app");
     full_tables_refuse_only_new_keys(test, &disk, &format!("{}?ssl-mode=DISABLED", server.url("app")), mysql::backend(options));
     drop(server);
@@ -186,7 +186,7 @@ fn postgres_with_full_tables() {
     pg::give(disk.folder());
     server.sql(pg::USER, &format!("CREATE TABLESPACE space LOCATION '{}'", disk.path("space").display()));
     server.sql(pg::USER, "ALTER ROLE postgres SET default_tablespace = 'space'");
-    let mut options = postgres::PostgresOptions::new(Server::Tcp { host: "127.0.0.1".into(), port: server.port });
+    let mut options = postgres::PostgresOptions::new(SqlServer::Tcp { host: "127.0.0.1".into(), port: server.port });
     options.sql = at(server.port, pg::USER, "postgres");
     full_tables_refuse_only_new_keys(test, &disk, &format!("{}?sslmode=disable", server.url("postgres")), postgres::backend(options));
     drop(server);

@@ -206,7 +206,13 @@ impl Redis {
     pub fn command(&self, words: &[&str]) -> Value {
         let mut command = redis::cmd(words[0]);
         command.arg(&words[1..]);
-        command.query(&mut self.connect()).unwrap_or_else(|error| panic!("{words:?}: {error}"))
+        loop {
+            match command.query(&mut self.connect()) {
+                // The kernel goes on with no read that has a time limit, and the client doesn't either.
+                Err(error) if is_interrupted(&error) => {}
+                answer => return answer.unwrap_or_else(|error| panic!("{words:?}: {error}")),
+            }
+        }
     }
 
     #[track_caller]
@@ -283,4 +289,9 @@ impl Drop for Redis {
     fn drop(&mut self) {
         self.kill();
     }
+}
+
+fn is_interrupted(error: &redis::RedisError) -> bool {
+    let source = std::error::Error::source(error).and_then(|source| source.downcast_ref::<std::io::Error>());
+    source.is_some_and(|source| source.kind() == std::io::ErrorKind::Interrupted)
 }

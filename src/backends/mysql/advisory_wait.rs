@@ -11,7 +11,7 @@
 
 use std::time::Duration;
 
-use super::{failure, lease::LeaseStore};
+use super::{failure, lease::MysqlLeaseStore};
 use crate::{
     backends::sql::{Fields, pause},
     lock::{Result, Wake, random},
@@ -20,7 +20,7 @@ use crate::{
 /// The shortest interval at which the advisory lock's holder polls the row. Jitter adds up to 200 ms.
 const LOOK: Duration = Duration::from_millis(50);
 
-impl LeaseStore {
+impl MysqlLeaseStore {
     /// Waits for a release, or for the next time to poll the row.
     pub(super) async fn await_change(&mut self, name: &str, at_most: Duration) -> Result<Wake> {
         let mut session = self.client.take().await?;

@@ -25,7 +25,7 @@
 
 use std::time::Duration;
 
-use super::{connection::Answer, failure, lease::LeaseStore, names::Tables, statement::Value};
+use super::{connection::Answer, failure, lease::MysqlLeaseStore, names::Tables, statement::Value};
 use crate::{
     backends::sql::{Fields, NEAR, pause},
     lock::{Result, Wake, document::Document, random},
@@ -72,7 +72,7 @@ pub(super) fn wake(tables: &Tables, name: &str, hold: &str) -> String {
     )
 }
 
-impl LeaseStore {
+impl MysqlLeaseStore {
     /// Sleeps in the server until the wake-up counter changes.
     pub(super) async fn await_wake_up(&mut self, name: &str, hold: &str, last: LastAnswer, at_most: Duration) -> Result<Wake> {
         let mut session = self.client.take().await?;

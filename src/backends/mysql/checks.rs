@@ -25,13 +25,13 @@ pub(super) fn question(in_cluster: &str) -> String {
 pub(super) const OLDEST: &str = "MariaDB 10.6 or MySQL 8.0 at least";
 
 /// A server's version.
-pub(super) struct Version {
+pub(super) struct ServerVersion {
     mariadb: bool,
     number: (u32, u32),
     text: String,
 }
 
-impl Version {
+impl ServerVersion {
     /// Parses the answer of `VERSION()`.
     pub(super) fn of(text: &str) -> Self {
         let mut parts = text.split('.').map(|part| part.parse().unwrap_or(0));
@@ -46,7 +46,7 @@ impl Version {
     }
 }
 
-impl fmt::Display for Version {
+impl fmt::Display for ServerVersion {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{} {}", if self.mariadb { "MariaDB" } else { "MySQL" }, self.text)
     }
@@ -90,7 +90,7 @@ impl ServerCheck {
         Ok(Self {
             session,
             mariadb: version.contains("MariaDB"),
-            outdated: Version::of(&version).outdated().map(|_| Version::of(&version).to_string()),
+            outdated: ServerVersion::of(&version).outdated().map(|_| ServerVersion::of(&version).to_string()),
             proxied: comment.contains("ProxySQL"),
             read_only: fields.int()? != 0,
             durable: fields.int()? == 1,

@@ -24,13 +24,13 @@ use super::{
     failure,
     life::START,
     options::MysqlOptions,
-    relay::Relay,
+    relay::MysqlRelay,
     socket::{self, Sockets},
 };
 use crate::{
     backends::{
         net,
-        sql::{Row, Server, Session, SqlMode, SqlOptions, TlsMode},
+        sql::{Row, Session, SqlMode, SqlOptions, SqlServer, TlsMode},
     },
     lock::{Effect, Result},
 };
@@ -46,10 +46,10 @@ const SET_UP: &str = "SET SESSION TRANSACTION ISOLATION LEVEL READ COMMITTED; \
 /// its absence before. A server that does not answer delays no connection to another server.
 static CONNECTING: LazyLock<std::sync::Mutex<HashMap<String, Arc<Mutex<()>>>>> = LazyLock::new(Default::default);
 
-fn connecting(server: &Server) -> Arc<Mutex<()>> {
+fn connecting(server: &SqlServer) -> Arc<Mutex<()>> {
     let place = match server {
-        Server::Tcp { port, .. } => port.to_string(),
-        Server::Unix { path, .. } => path.display().to_string(),
+        SqlServer::Tcp { port, .. } => port.to_string(),
+        SqlServer::Unix { path, .. } => path.display().to_string(),
     };
     Arc::clone(CONNECTING.lock().unwrap_or_else(PoisonError::into_inner).entry(place).or_default())
 }
@@ -97,7 +97,7 @@ pub(super) struct SessionId {
 pub struct Connection {
     driver: MySqlConnection,
     /// The relay that the session passes through, if any.
-    _relay: Option<Relay>,
+    _relay: Option<MysqlRelay>,
     /// A duplicate of the session's socket, if dlock could identify the socket.
     socket: Option<OwnedFd>,
     encrypted: bool,
@@ -130,7 +130,7 @@ impl Connection {
         if let Some(socket) = &socket {
             socket::no_delay(socket);
         }
-        let encrypted = options.sql.tls != TlsMode::Disable && matches!(options.sql.server, Server::Tcp { .. });
+        let encrypted = options.sql.tls != TlsMode::Disable && matches!(options.sql.server, SqlServer::Tcp { .. });
         let mut connection = Self {
             driver,
             _relay: relay,
@@ -306,10 +306,10 @@ fn values(row: &MySqlRow) -> Option<Row> {
     Some(Row { values, unreadable: failure::unreadable })
 }
 
-async fn connect(options: &SqlOptions) -> Result<(MySqlConnection, Option<OwnedFd>, Option<Relay>)> {
+async fn connect(options: &SqlOptions) -> Result<(MySqlConnection, Option<OwnedFd>, Option<MysqlRelay>)> {
     let driver = driver_options(options);
-    if Relay::is_needed(options) {
-        let mut relay = Relay::start(options).await?;
+    if MysqlRelay::is_needed(options) {
+        let mut relay = MysqlRelay::start(options).await?;
         let driver = driver.socket(&relay.path).ssl_mode(MySqlSslMode::Disabled).enable_cleartext_plugin(true);
         let connection = driver.connect().await.map_err(|error| relay.failure().unwrap_or_else(|| failure::connecting(error)))?;
         let socket = relay.socket.try_clone().ok();
@@ -332,8 +332,8 @@ fn driver_options(options: &SqlOptions) -> MySqlConnectOptions {
         .statement_cache_capacity(0)
         .disable_statement_logging();
     driver = match &options.server {
-        Server::Unix { path, .. } => driver.socket(path).ssl_mode(MySqlSslMode::Disabled),
-        Server::Tcp { host, port } => {
+        SqlServer::Unix { path, .. } => driver.socket(path).ssl_mode(MySqlSslMode::Disabled),
+        SqlServer::Tcp { host, port } => {
             // `localhost` needs no resolver, which would start a thread; a certificate names it unchanged.
             let plain = host.eq_ignore_ascii_case("localhost") && options.tls != TlsMode::VerifyFull;
             driver.host(if plain { "127.0.0.1" } else { host }).port(*port).ssl_mode(match options.tls {

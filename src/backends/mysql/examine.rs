@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use super::{
     CAPABILITIES, Mysql, PORT,
-    checks::Version,
+    checks::ServerVersion,
     connection::{Answers, Connection},
     names::{SIDE_TABLES, Tables},
     options::MysqlOptions,
@@ -14,7 +14,7 @@ use super::{
 use crate::{
     backends::{
         net::transport,
-        sql::{Database, Fields, SqlMode, SqlOptions, rights},
+        sql::{Fields, SqlDatabase, SqlMode, SqlOptions, rights},
     },
     lock::{Capabilities, Check, Error, Finding, Grants, Init, Kind, Notice, PASSWORD, Result, Role, check},
 };
@@ -36,7 +36,7 @@ pub const CHECKS: &[Check] = &[
 /// The shortest `wait_timeout`, in seconds, with which sessions need not be opened again and again.
 const SHORT: i64 = 60;
 
-impl Database for Mysql {
+impl SqlDatabase for Mysql {
     type Options = MysqlOptions;
     type Tables = Tables;
     type Session = Connection;
@@ -197,7 +197,7 @@ impl Variables {
 fn version(read: &Variables) -> Finding {
     const ID: &str = "version";
     let Some(text) = read.text("version") else { return Finding::unchecked(ID, "the version", "the server doesn't tell it") };
-    let version = Version::of(text);
+    let version = ServerVersion::of(text);
     match version.outdated() {
         Some(oldest) => Finding::not_safe(ID, version.to_string(), "it lacks what dlock's statements need").fix(oldest),
         None => Finding::ok(ID, version.to_string()),

@@ -10,14 +10,14 @@ use super::{
     connection::SessionId,
     history,
     options::MysqlOptions,
-    table::{LockTable, Noted},
+    table::{MysqlLockTable, Noted},
 };
 use crate::{
     backends::{
         cas::{CasBackend, Change, ReadFor, Snapshot, Store},
         sql::{
             self, Client, HasClient, Session as _, looks_at_the_end,
-            row::{self, Documented, Own, Version},
+            row::{self, Documented, Own, RowVersion},
         },
     },
     lock::{
@@ -29,10 +29,10 @@ use crate::{
 pub(super) const CAPABILITIES: Capabilities = Capabilities { backend: "mysql", ..sql::LEASE };
 
 /// Leases in a table.
-pub type Lease = CasBackend<LeaseStore>;
+pub type MysqlLease = CasBackend<MysqlLeaseStore>;
 
 /// One client of a table of leases.
-pub struct LeaseStore {
+pub struct MysqlLeaseStore {
     pub(super) client: Client<Mysql>,
     /// The session that was asked last, if it did not answer.
     unanswered: Option<SessionId>,
@@ -52,10 +52,10 @@ pub struct LeaseStore {
     pub(super) locks_fail: bool,
 }
 
-impl Lease {
+impl MysqlLease {
     /// Returns a backend for `options`, without I/O.
     pub fn new(options: MysqlOptions) -> Self {
-        Self::of(LeaseStore {
+        Self::of(MysqlLeaseStore {
             client: Client::new(options),
             unanswered: None,
             noted: Noted::default(),
@@ -70,12 +70,13 @@ impl Lease {
     }
 }
 
-impl LeaseStore {
+impl MysqlLeaseStore {
     /// Asks the table, and keeps the session unless the question is dropped or its answer lost.
-    async fn ask<T>(&mut self, question: impl AsyncFnOnce(&mut LockTable<'_>) -> Result<T>) -> Result<T> {
+    async fn ask<T>(&mut self, question: impl AsyncFnOnce(&mut MysqlLockTable<'_>) -> Result<T>) -> Result<T> {
         let mut session = self.client.take().await?;
         let locks = !self.locks_fail && session.server.has_advisory_locks();
-        let mut table = LockTable { session: &mut session, tables: &self.client.tables, locks, noted: std::mem::take(&mut self.noted) };
+        let mut table =
+            MysqlLockTable { session: &mut session, tables: &self.client.tables, locks, noted: std::mem::take(&mut self.noted) };
         self.unanswered = Some(table.session.id());
         let answer = question(&mut table).await;
         self.noted = table.noted;
@@ -84,9 +85,9 @@ impl LeaseStore {
         answer
     }
 
-    /// Asks a question about the holder, as [`LeaseStore::ask`] does. An earlier question without an answer is ended first, or has taken
+    /// Asks a question about the holder, as [`MysqlLeaseStore::ask`] does. An earlier question without an answer is ended first, or has taken
     /// effect. Otherwise an acquire could be granted after its repetition was released or cancelled.
-    async fn ask_for_good<T>(&mut self, question: impl AsyncFn(&mut LockTable<'_>) -> Result<T>) -> Result<T> {
+    async fn ask_for_good<T>(&mut self, question: impl AsyncFn(&mut MysqlLockTable<'_>) -> Result<T>) -> Result<T> {
         let before = self.unanswered.clone();
         self.ask(async |table| {
             if let Some(other) = before.filter(|other| *other != table.session.id()) {
@@ -114,7 +115,7 @@ impl LeaseStore {
     }
 }
 
-impl HasClient for LeaseStore {
+impl HasClient for MysqlLeaseStore {
     type Database = Mysql;
 
     fn client(&self) -> &Client<Mysql> {
@@ -127,8 +128,8 @@ impl HasClient for LeaseStore {
 }
 
 #[async_trait(?Send)]
-impl Store for LeaseStore {
-    type Version = Version;
+impl Store for MysqlLeaseStore {
+    type Version = RowVersion;
     const IN_ONE_STEP: bool = true;
 
     fn identity(&self) -> Identity {
@@ -175,9 +176,9 @@ impl Store for LeaseStore {
         Ok(freed)
     }
 
-    async fn read(&mut self, key: &Key, purpose: ReadFor<'_>) -> Result<Snapshot<Version>> {
+    async fn read(&mut self, key: &Key, purpose: ReadFor<'_>) -> Result<Snapshot<RowVersion>> {
         let name = self.client.names.of(key);
-        let question = async |table: &mut LockTable<'_>| {
+        let question = async |table: &mut MysqlLockTable<'_>| {
             if matches!(purpose, ReadFor::Look) {
                 let (found, waiters) = table.look(&name).await?;
                 return row::snapshot(found, &waiters, purpose);
@@ -213,7 +214,7 @@ impl Store for LeaseStore {
         Ok(snapshot)
     }
 
-    async fn swap(&mut self, _: &Key, was: Snapshot<Version>, change: Change<'_>) -> Result<bool> {
+    async fn swap(&mut self, _: &Key, was: Snapshot<RowVersion>, change: Change<'_>) -> Result<bool> {
         let Some(write) = row::write(was, change) else { return Ok(true) };
         let name = &*write.was.name;
         self.own.forget();
@@ -283,7 +284,7 @@ impl Store for LeaseStore {
         Ok(!documented)
     }
 
-    async fn scan(&mut self, start: &str) -> Result<Vec<(Key, Snapshot<Version>)>> {
+    async fn scan(&mut self, start: &str) -> Result<Vec<(Key, Snapshot<RowVersion>)>> {
         let start = self.client.names.starting_with(start);
         let (records, queue) = self.ask(async |table| table.list(&start).await).await?;
         row::snapshots(&self.client.names, records, &queue)

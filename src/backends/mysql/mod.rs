@@ -2,7 +2,7 @@
 //!
 //! | mode | a lock is | its holder vanishes |
 //! |---|---|---|
-//! | `lease` ([`Lease`]) | a row with an end, as ShedLock has it | it ends with its lease |
+//! | `lease` ([`MysqlLease`]) | a row with an end, as ShedLock has it | it ends with its lease |
 //! | `row` ([`Sessions`]) | a row that a transaction keeps locked | it ends with its session |
 //! | `advisory` ([`Sessions`]) | a `GET_LOCK` that a session keeps | it ends with its session |
 //!
@@ -42,7 +42,7 @@ mod table;
 
 use self::sessions::Sessions;
 pub use self::{
-    lease::Lease,
+    lease::MysqlLease,
     options::{MysqlOptions, PORT},
 };
 use super::sql::SqlMode;
@@ -54,7 +54,7 @@ pub(super) const CAPABILITIES: [&Capabilities; 3] = [&lease::CAPABILITIES, &sess
 /// Returns a backend for `options`, without I/O.
 pub fn backend(options: MysqlOptions) -> Box<dyn Backend> {
     match options.sql.mode {
-        SqlMode::Lease => Box::new(Lease::new(options)),
+        SqlMode::Lease => Box::new(MysqlLease::new(options)),
         SqlMode::Row | SqlMode::Advisory => Box::new(Sessions::new(options)),
     }
 }

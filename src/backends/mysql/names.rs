@@ -124,11 +124,11 @@ pub(super) fn advisory_name(options: &MysqlOptions, key: &Key, name: &str) -> St
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::backends::sql::Server;
+    use crate::backends::sql::SqlServer;
 
     #[test]
     fn only_plain_names_stand_for_themselves() {
-        let mut options = MysqlOptions::new(Server::Tcp { host: "h".into(), port: 1 });
+        let mut options = MysqlOptions::new(SqlServer::Tcp { host: "h".into(), port: 1 });
         options.sql.database = Some("app".into());
         let name = |options: &MysqlOptions, key: &str| advisory(options, &Key::new(key).unwrap(), &format!("dlock:{key}"));
         assert_eq!(name(&options, "job"), "_utf8mb4 X'6170702E646C6F636B2F646C6F636B3A6A6F62'");

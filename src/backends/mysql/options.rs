@@ -1,6 +1,6 @@
 //! The options of a MySQL or MariaDB backend.
 
-use crate::backends::sql::{Server, SqlOptions};
+use crate::backends::sql::{SqlOptions, SqlServer};
 
 /// The default port.
 pub const PORT: u16 = 3306;
@@ -18,7 +18,7 @@ pub struct MysqlOptions {
 
 impl MysqlOptions {
     /// Leases in the table `dlock` on `server`.
-    pub fn new(server: Server) -> Self {
+    pub fn new(server: SqlServer) -> Self {
         Self { sql: SqlOptions::new(server), raw_names: false, single_writer: false }
     }
 }

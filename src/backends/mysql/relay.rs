@@ -28,7 +28,7 @@ use super::failure;
 use crate::{
     backends::{
         net,
-        sql::{Server, SqlOptions, TlsMode, loopback, tls},
+        sql::{SqlOptions, SqlServer, TlsMode, loopback, tls},
     },
     lock::{Effect, Error, Kind, Result, random},
 };
@@ -48,7 +48,7 @@ const ASK_FOR_IT: &[u8] = b"\xfemysql_clear_password\0";
 const SHA256: &[u8] = b"\xfesha256_password\0";
 
 /// A running relay. It ends with sqlx, with the server, or when this value is dropped.
-pub(super) struct Relay {
+pub(super) struct MysqlRelay {
     /// The address to which sqlx connects.
     pub path: String,
     /// A duplicate of the server's socket.
@@ -57,7 +57,7 @@ pub(super) struct Relay {
     failed: oneshot::Receiver<Error>,
 }
 
-impl Relay {
+impl MysqlRelay {
     /// Whether sqlx can't connect as `options` say, so that they need the relay.
     pub(super) fn is_needed(options: &SqlOptions) -> bool {
         options.files.ca_file.is_some() && matches!(options.tls, TlsMode::VerifyCa | TlsMode::VerifyFull)
@@ -65,7 +65,7 @@ impl Relay {
 
     /// Connects to the server, and waits for sqlx in a task.
     pub(super) async fn start(options: &SqlOptions) -> Result<Self> {
-        let Server::Tcp { host, port } = &options.server else {
+        let SqlServer::Tcp { host, port } = &options.server else {
             return Err(Error::new(Kind::Internal, "TLS over a Unix socket"));
         };
         let (connector, name) = tls::connector(options, host)?;
@@ -100,7 +100,7 @@ impl Relay {
     }
 }
 
-impl Drop for Relay {
+impl Drop for MysqlRelay {
     fn drop(&mut self) {
         self.task.abort();
     }

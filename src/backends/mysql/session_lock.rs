@@ -24,7 +24,7 @@ const UNCLAIMED: Duration = Duration::from_secs(10);
 const LOCKED: u16 = 1205;
 
 /// MySQL's part of a session lock.
-pub struct SessionPart {
+pub struct MysqlSessionPart {
     /// The argument of `GET_LOCK`, as SQL: for the lock itself, or for the presence lock of a session that shares a row.
     lock: String,
     tables: Tables,
@@ -39,7 +39,7 @@ pub struct SessionPart {
 }
 
 /// A session that asks for a lock, waits for it or has it.
-pub(super) type MysqlLock = SessionLock<Connection, SessionPart>;
+pub(super) type MysqlLock = SessionLock<Connection, MysqlSessionPart>;
 
 /// What a renewal reads about a break.
 #[derive(Debug, Default)]
@@ -64,7 +64,7 @@ impl MysqlLock {
             let kind = if super::socket::has_proc() { Kind::Unavailable } else { Kind::Config };
             Error::new(kind, "the connection's socket is not to be found").hint("is /proc mounted? is the server up?").source(error)
         })?;
-        let part = SessionPart { lock, tables: tables.clone(), number: 0, counted: None, forgets: false, marked: false };
+        let part = MysqlSessionPart { lock, tables: tables.clone(), number: 0, counted: None, forgets: false, marked: false };
         Ok(Self::new(session, options.sql.mode, name, shared, part))
     }
 

@@ -24,7 +24,7 @@ use super::{
     names::advisory,
     options::MysqlOptions,
     readers::own_presence,
-    session_lock::{MysqlLock, ReadMark, SessionPart, first_row, read_mark},
+    session_lock::{MysqlLock, MysqlSessionPart, ReadMark, first_row, read_mark},
     session_look::{left_for, read_holders},
     starts,
     statement::Value,
@@ -189,7 +189,7 @@ impl MysqlSessions {
 }
 
 impl SessionStore for MysqlSessions {
-    type Own = SessionPart;
+    type Own = MysqlSessionPart;
     const GRANT_LEAVES_QUEUE: bool = false;
 
     async fn open_lock(&mut self, request: &Request) -> Result<MysqlLock> {

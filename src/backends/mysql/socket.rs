@@ -22,7 +22,7 @@ use rustix::{
     net::{AddressFamily, SocketAddrUnix, getpeername, sockopt},
 };
 
-use crate::backends::sql::Server;
+use crate::backends::sql::SqlServer;
 
 /// The open sockets, by the names that the kernel gives them and never reuses.
 #[derive(Debug, Default)]
@@ -35,7 +35,7 @@ impl Sockets {
     }
 
     /// Returns the socket that is new since then and connected to `server`; `None` unless there is exactly one.
-    pub(super) fn newest(&self, server: &Server) -> Option<OwnedFd> {
+    pub(super) fn newest(&self, server: &SqlServer) -> Option<OwnedFd> {
         let new = all().into_iter().filter(|(_, name)| !self.0.contains(name));
         // Another thread may have closed a socket meanwhile, and another socket may have its number.
         let same = |(number, name)| duplicate(number).ok().filter(|socket| name_of(socket.as_raw_fd()) == Some(name));
@@ -72,13 +72,13 @@ fn duplicate(number: RawFd) -> io::Result<OwnedFd> {
 }
 
 /// Whether the socket is non-blocking, as Tokio's are, and connected to `server`.
-fn leads_to(socket: &OwnedFd, server: &Server) -> bool {
+fn leads_to(socket: &OwnedFd, server: &SqlServer) -> bool {
     let nonblocking = rustix::fs::fcntl_getfl(socket).is_ok_and(|flags| flags.contains(OFlags::NONBLOCK));
     let Ok(Some(peer)) = getpeername(socket) else { return false };
     nonblocking
         && match server {
-            Server::Unix { path, .. } => SocketAddrUnix::try_from(peer).is_ok_and(|peer| unix_path(&peer).as_deref() == Some(path)),
-            Server::Tcp { port, .. } => std::net::SocketAddr::try_from(peer).is_ok_and(|peer| peer.port() == *port),
+            SqlServer::Unix { path, .. } => SocketAddrUnix::try_from(peer).is_ok_and(|peer| unix_path(&peer).as_deref() == Some(path)),
+            SqlServer::Tcp { port, .. } => std::net::SocketAddr::try_from(peer).is_ok_and(|peer| peer.port() == *port),
         }
 }
 

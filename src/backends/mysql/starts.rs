@@ -6,7 +6,7 @@
 
 use super::statement::{Value, literal, substitute};
 use crate::{
-    backends::sql::{Begin, Column, columns},
+    backends::sql::{Begin, RunColumn, columns},
     lock::{RunRecord, RunState, Which},
 };
 
@@ -106,13 +106,13 @@ pub(super) fn outcome(stage: Option<RunState>) -> String {
 
 /// Returns the assignments of a changed run record in a statement that writes a row back, with a comma at the end.
 pub(super) fn recorded(record: &RunRecord) -> String {
-    let assign = |(name, column): (&str, Column)| {
+    let assign = |(name, column): (&str, RunColumn)| {
         let value = match &column {
-            Column::Time(None) => "NULL".to_owned(),
-            Column::Time(Some(ms)) => format!("TIMESTAMPADD(MICROSECOND, {ms} * 1000, '1970-01-01 00:00:00.000000')"),
-            Column::Int(number) => literal(number.map_or(Value::Null, Value::Int)),
-            Column::Bytes(bytes) => literal(bytes.as_deref().map_or(Value::Null, Value::Bytes)),
-            Column::Text(words) | Column::Json(words) => literal(Value::text_or_null(words.as_deref())),
+            RunColumn::Time(None) => "NULL".to_owned(),
+            RunColumn::Time(Some(ms)) => format!("TIMESTAMPADD(MICROSECOND, {ms} * 1000, '1970-01-01 00:00:00.000000')"),
+            RunColumn::Int(number) => literal(number.map_or(Value::Null, Value::Int)),
+            RunColumn::Bytes(bytes) => literal(bytes.as_deref().map_or(Value::Null, Value::Bytes)),
+            RunColumn::Text(words) | RunColumn::Json(words) => literal(Value::text_or_null(words.as_deref())),
         };
         format!("{name} = {value}, ")
     };

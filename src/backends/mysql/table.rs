@@ -24,7 +24,7 @@ use crate::{
 const WRITTEN: usize = 2;
 
 /// A lock table over a session.
-pub(super) struct LockTable<'a> {
+pub(super) struct MysqlLockTable<'a> {
     pub session: &'a mut Connection,
     pub tables: &'a Tables,
     /// Whether a holder keeps an advisory lock next to its row.
@@ -45,7 +45,7 @@ pub(super) struct Noted {
     pub document: Option<String>,
 }
 
-impl LockTable<'_> {
+impl MysqlLockTable<'_> {
     /// Returns the SQL that reads a row, and takes its advisory lock if `owner` holds the lock.
     fn read_and_lock(&self, name: &str, owner: Option<&str>) -> String {
         let lock = match owner {
@@ -62,7 +62,7 @@ impl LockTable<'_> {
         self.tables.fill(include_str!("sql/read.sql"), &values)
     }
 
-    /// Reads the answer to [`LockTable::read_and_lock`].
+    /// Reads the answer to [`MysqlLockTable::read_and_lock`].
     fn noted(&mut self, name: &str, answer: Option<&Answer>) -> Result<Option<LockRow>> {
         let Some(row) = answer.and_then(|answer| answer.rows.first()) else { return Ok(None) };
         let mut fields = Fields::of(row);

@@ -17,7 +17,7 @@ use super::{
     checks,
     connection::{CLIENT_CHECK, PostgresSession},
     failure,
-    lease::LeaseStore,
+    lease::PostgresLeaseStore,
     statement::Value,
 };
 use crate::{
@@ -88,7 +88,7 @@ impl AdvisoryWait {
     }
 }
 
-impl LeaseStore {
+impl PostgresLeaseStore {
     pub(super) async fn await_change(&mut self, key: &Key, name: &str, at_most: Duration) -> Result<Wake> {
         // A release before this session asked would go unnoticed: ask first, then wait.
         if self.waiting.asked.as_ref() != Some(key) || !self.client.session.as_ref().is_some_and(PostgresSession::is_open) {

@@ -24,9 +24,9 @@ use tokio::sync::Notify;
 use super::{
     dial, failure,
     options::PORT,
-    relay::{Passing, Relay},
+    relay::{Passing, PostgresRelay},
     statement::{Value, fill},
-    tls::Tls,
+    tls::PostgresTls,
 };
 use crate::{
     backends::{
@@ -114,13 +114,13 @@ impl PostgresSession {
 
     /// As [`PostgresSession::open`], but refuses no server.
     pub(super) async fn open_to_look(options: &SqlOptions) -> Result<Self> {
-        let tls = Tls::new(options)?;
+        let tls = PostgresTls::new(options)?;
         let (mut stream, socket) = dial::dial(&options.server).await?;
         if let Some(tls) = tls {
             stream = tls.shake_hands(stream).await?;
         }
         let unasked = Arc::new(Unasked::default());
-        let relay = Relay::bind().map_err(net::unreachable)?;
+        let relay = PostgresRelay::bind().map_err(net::unreachable)?;
         let folder = relay.folder();
         let passing = relay.start(stream, Arc::clone(&unasked));
         let name = format!("dlock {:016x}", random());

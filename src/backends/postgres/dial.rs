@@ -8,7 +8,7 @@ use tokio::{
 };
 
 use crate::{
-    backends::{net, sql::Server},
+    backends::{net, sql::SqlServer},
     lock::Result,
 };
 
@@ -17,15 +17,15 @@ pub(super) trait Stream: AsyncRead + AsyncWrite + Unpin + Send {}
 impl<T: AsyncRead + AsyncWrite + Unpin + Send> Stream for T {}
 
 /// Connects, and returns the stream and a duplicate of its socket.
-pub(super) async fn dial(server: &Server) -> Result<(Box<dyn Stream>, OwnedFd)> {
+pub(super) async fn dial(server: &SqlServer) -> Result<(Box<dyn Stream>, OwnedFd)> {
     match server {
-        Server::Unix { path, port } => {
+        SqlServer::Unix { path, port } => {
             let socket = path.join(format!(".s.PGSQL.{port}"));
             let stream = UnixStream::connect(socket).await.map_err(net::unreachable)?;
             let again = stream.as_fd().try_clone_to_owned().map_err(net::unreachable)?;
             Ok((Box::new(stream), again))
         }
-        Server::Tcp { host, port } => {
+        SqlServer::Tcp { host, port } => {
             let stream = net::dial(host, *port).await?;
             let again = stream.as_fd().try_clone_to_owned().map_err(net::unreachable)?;
             Ok((Box::new(stream), again))

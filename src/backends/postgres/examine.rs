@@ -12,7 +12,7 @@ use super::{
 use crate::{
     backends::{
         net::transport,
-        sql::{Database, Fields, SqlMode, SqlOptions, rights},
+        sql::{Fields, SqlDatabase, SqlMode, SqlOptions, rights},
     },
     lock::{Capabilities, Check, Error, Finding, Grants, Init, Kind, Notice, PASSWORD, Result, Role, check},
 };
@@ -34,7 +34,7 @@ pub const CHECKS: &[Check] = &[
 /// The ends of the names of the lock table and its side tables.
 const TABLES: [&str; 8] = ["", "_waiters", "_rows", "_fences", "_sessions", "_runs", "_skips", "_marks"];
 
-impl Database for Postgres {
+impl SqlDatabase for Postgres {
     type Options = PostgresOptions;
     type Tables = Tables;
     type Session = PostgresSession;

@@ -10,14 +10,14 @@ use super::{
     connection::{PostgresSession, SessionId},
     history,
     options::PostgresOptions,
-    table::LockTable,
+    table::PostgresLockTable,
 };
 use crate::{
     backends::{
         cas::{CasBackend, Change, ReadFor, Snapshot, Store},
         sql::{
             self, Client, HasClient, Session as _, looks_at_the_end,
-            row::{self, Documented, Own, Version, is_plain},
+            row::{self, Documented, Own, RowVersion, is_plain},
         },
     },
     lock::{
@@ -29,10 +29,10 @@ use crate::{
 pub(super) const CAPABILITIES: Capabilities = Capabilities { backend: "postgres", ..sql::LEASE };
 
 /// Leases in a table.
-pub type Lease = CasBackend<LeaseStore>;
+pub type PostgresLease = CasBackend<PostgresLeaseStore>;
 
 /// One client of a table of leases.
-pub struct LeaseStore {
+pub struct PostgresLeaseStore {
     pub(super) client: Client<Postgres>,
     /// The session that was asked last, if it did not answer.
     unanswered: Option<SessionId>,
@@ -46,10 +46,10 @@ pub struct LeaseStore {
     failed: u32,
 }
 
-impl Lease {
+impl PostgresLease {
     /// Returns a backend for `options`, without I/O.
     pub fn new(options: PostgresOptions) -> Self {
-        Self::of(LeaseStore {
+        Self::of(PostgresLeaseStore {
             client: Client::new(options),
             unanswered: None,
             waiting: AdvisoryWait::default(),
@@ -61,7 +61,7 @@ impl Lease {
     }
 }
 
-impl LeaseStore {
+impl PostgresLeaseStore {
     /// Takes the session out. A new session has no advisory lock.
     pub(super) async fn take_session(&mut self) -> Result<PostgresSession> {
         if !self.client.session.as_ref().is_some_and(PostgresSession::is_open) {
@@ -71,10 +71,11 @@ impl LeaseStore {
     }
 
     /// Asks the table, and keeps the session unless the question is dropped.
-    async fn ask<T>(&mut self, question: impl AsyncFnOnce(&mut LockTable<'_>) -> Result<T>) -> Result<T> {
+    async fn ask<T>(&mut self, question: impl AsyncFnOnce(&mut PostgresLockTable<'_>) -> Result<T>) -> Result<T> {
         let mut session = self.take_session().await?;
         self.unanswered = Some(session.id());
-        let mut table = LockTable { has_advisory_lock: self.waiting.is_kept(), ..LockTable::over(&mut session, &self.client.tables) };
+        let mut table =
+            PostgresLockTable { has_advisory_lock: self.waiting.is_kept(), ..PostgresLockTable::over(&mut session, &self.client.tables) };
         let answer = question(&mut table).await;
         if table.left {
             self.waiting.is_left();
@@ -84,14 +85,14 @@ impl LeaseStore {
         answer
     }
 
-    /// As [`LeaseStore::ask`], for a question that only reads: a standby can answer it, too.
-    async fn look<T>(&mut self, question: impl AsyncFn(&mut LockTable<'_>) -> Result<T>) -> Result<T> {
+    /// As [`PostgresLeaseStore::ask`], for a question that only reads: a standby can answer it, too.
+    async fn look<T>(&mut self, question: impl AsyncFn(&mut PostgresLockTable<'_>) -> Result<T>) -> Result<T> {
         self.ask(async |table| table.read_anywhere(&question).await).await
     }
 
-    /// Asks a question about the holder, as [`LeaseStore::ask`] does. An earlier question without an answer is ended first, or has taken
+    /// Asks a question about the holder, as [`PostgresLeaseStore::ask`] does. An earlier question without an answer is ended first, or has taken
     /// effect. Otherwise an acquire could be granted after its repetition was released or cancelled.
-    async fn ask_for_good<T>(&mut self, question: impl AsyncFnOnce(&mut LockTable<'_>) -> Result<T>) -> Result<T> {
+    async fn ask_for_good<T>(&mut self, question: impl AsyncFnOnce(&mut PostgresLockTable<'_>) -> Result<T>) -> Result<T> {
         let before = self.unanswered.clone();
         self.ask(async |table| {
             if let Some(other) = before.filter(|other| *other != table.session.id()) {
@@ -104,7 +105,7 @@ impl LeaseStore {
     }
 }
 
-impl HasClient for LeaseStore {
+impl HasClient for PostgresLeaseStore {
     type Database = Postgres;
 
     fn client(&self) -> &Client<Postgres> {
@@ -117,8 +118,8 @@ impl HasClient for LeaseStore {
 }
 
 #[async_trait(?Send)]
-impl Store for LeaseStore {
-    type Version = Version;
+impl Store for PostgresLeaseStore {
+    type Version = RowVersion;
     const IN_ONE_STEP: bool = true;
 
     fn identity(&self) -> Identity {
@@ -161,9 +162,9 @@ impl Store for LeaseStore {
         self.ask_for_good(async |table| table.write(&write).await).await
     }
 
-    async fn read(&mut self, key: &Key, purpose: ReadFor<'_>) -> Result<Snapshot<Version>> {
+    async fn read(&mut self, key: &Key, purpose: ReadFor<'_>) -> Result<Snapshot<RowVersion>> {
         let (name, pause) = (self.client.names.of(key), row::pause(self.failed));
-        let question = async |table: &mut LockTable<'_>| {
+        let question = async |table: &mut PostgresLockTable<'_>| {
             let mut found = table.read(&name, pause).await?;
             if found.is_none() && matches!(purpose, ReadFor::Acquire { claims: true, .. }) {
                 table.create(&name).await?;
@@ -189,7 +190,7 @@ impl Store for LeaseStore {
         Ok(snapshot)
     }
 
-    async fn swap(&mut self, _: &Key, was: Snapshot<Version>, change: Change<'_>) -> Result<bool> {
+    async fn swap(&mut self, _: &Key, was: Snapshot<RowVersion>, change: Change<'_>) -> Result<bool> {
         let notified = change.document.notified();
         let Some(write) = row::write(was, change) else { return Ok(true) };
         self.own.forget();
@@ -238,7 +239,7 @@ impl Store for LeaseStore {
         Ok(!documented)
     }
 
-    async fn scan(&mut self, start: &str) -> Result<Vec<(Key, Snapshot<Version>)>> {
+    async fn scan(&mut self, start: &str) -> Result<Vec<(Key, Snapshot<RowVersion>)>> {
         let start = self.client.names.starting_with(start);
         let (records, queue) = self.look(async |table| Ok((table.list(&start).await?, table.queue(&start, false).await?))).await?;
         row::snapshots(&self.client.names, records, &queue)

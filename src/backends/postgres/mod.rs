@@ -2,7 +2,7 @@
 //!
 //! | mode | a lock is | its holder vanishes |
 //! |---|---|---|
-//! | `lease` ([`Lease`]) | a row with an end, as ShedLock has it | it ends with its lease |
+//! | `lease` ([`PostgresLease`]) | a row with an end, as ShedLock has it | it ends with its lease |
 //! | `row` ([`Sessions`]) | a row that a transaction keeps locked | it ends with its session |
 //! | `advisory` ([`Sessions`]) | an advisory lock that a session keeps | it ends with its session |
 //!
@@ -37,7 +37,7 @@ mod tls;
 
 use self::sessions::Sessions;
 pub use self::{
-    lease::Lease,
+    lease::PostgresLease,
     options::{AdvisoryKey, PORT, PostgresOptions},
 };
 use super::sql::SqlMode;
@@ -49,7 +49,7 @@ pub(super) const CAPABILITIES: [&Capabilities; 3] = [&lease::CAPABILITIES, &sess
 /// Returns a backend for `options`, without I/O.
 pub fn backend(options: PostgresOptions) -> Box<dyn Backend> {
     match options.sql.mode {
-        SqlMode::Lease => Box::new(Lease::new(options)),
+        SqlMode::Lease => Box::new(PostgresLease::new(options)),
         SqlMode::Row | SqlMode::Advisory => Box::new(Sessions::new(options)),
     }
 }

@@ -1,6 +1,6 @@
 //! The options of a PostgreSQL backend.
 
-use crate::backends::sql::{Server, SqlOptions};
+use crate::backends::sql::{SqlOptions, SqlServer};
 
 /// The default port.
 pub const PORT: u16 = 5432;
@@ -16,7 +16,7 @@ pub struct PostgresOptions {
 
 impl PostgresOptions {
     /// Leases in the table `dlock` on `server`.
-    pub fn new(server: Server) -> Self {
+    pub fn new(server: SqlServer) -> Self {
         Self { sql: SqlOptions::new(server), advisory_key: None }
     }
 }

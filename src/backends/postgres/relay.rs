@@ -38,12 +38,12 @@ const SETTING: u8 = b'S';
 const KEPT: usize = 64;
 
 /// The address to which sqlx connects.
-pub(super) struct Relay {
+pub(super) struct PostgresRelay {
     name: String,
     listener: UnixListener,
 }
 
-impl Relay {
+impl PostgresRelay {
     pub(super) fn bind() -> io::Result<Self> {
         let name = format!("dlock-{:016x}{:016x}", random(), random());
         // As PostgreSQL's clients name a socket in a folder.

@@ -28,7 +28,7 @@ const UNCLAIMED: Duration = Duration::from_secs(5);
 const BEGIN: &str = "BEGIN ISOLATION LEVEL READ COMMITTED READ WRITE;";
 
 /// PostgreSQL's part of a session lock.
-pub struct SessionPart {
+pub struct PostgresSessionPart {
     key: Option<AdvisoryKey>,
     tables: Tables,
     /// The server's process.
@@ -44,13 +44,13 @@ pub struct SessionPart {
 }
 
 /// A session that asks for a lock, waits for it or has it.
-pub(super) type PostgresLock = SessionLock<PostgresSession, SessionPart>;
+pub(super) type PostgresLock = SessionLock<PostgresSession, PostgresSessionPart>;
 
 impl PostgresLock {
     pub(super) async fn open(options: &PostgresOptions, tables: &Tables, name: String, shared: bool) -> Result<Self> {
         let session = PostgresSession::open(&options.sql).await?;
         let (key, tables) = (options.advisory_key, tables.clone());
-        let part = SessionPart { key, tables, pid: 0, transaction: None, attempted: false, found: None, matters: false };
+        let part = PostgresSessionPart { key, tables, pid: 0, transaction: None, attempted: false, found: None, matters: false };
         Ok(Self::new(session, options.sql.mode, name, shared, part))
     }
 

@@ -14,11 +14,11 @@ use super::{
     connection::{PostgresSession, SessionId},
     history,
     options::PostgresOptions,
-    session_lock::{PostgresLock, SessionPart, no_row},
+    session_lock::{PostgresLock, PostgresSessionPart, no_row},
     session_look::{left_for, read_holders},
     starts,
     statement::{Value, fill},
-    table::{LockTable, json, part},
+    table::{PostgresLockTable, json, part},
 };
 use crate::{
     backends::sql::{
@@ -87,15 +87,15 @@ impl PostgresSessions {
     }
 
     /// Asks over the client's own session.
-    pub(super) async fn aside<T>(&mut self, question: impl AsyncFnOnce(&mut LockTable<'_>) -> Result<T>) -> Result<T> {
+    pub(super) async fn aside<T>(&mut self, question: impl AsyncFnOnce(&mut PostgresLockTable<'_>) -> Result<T>) -> Result<T> {
         let mut session = self.client.take().await?;
-        let answer = question(&mut LockTable::over(&mut session, &self.client.tables)).await;
+        let answer = question(&mut PostgresLockTable::over(&mut session, &self.client.tables)).await;
         self.client.session = Some(session);
         answer
     }
 
     /// As [`PostgresSessions::aside`], for a question that only reads: a standby can answer it, too.
-    pub(super) async fn read<T>(&mut self, question: impl AsyncFn(&mut LockTable<'_>) -> Result<T>) -> Result<T> {
+    pub(super) async fn read<T>(&mut self, question: impl AsyncFn(&mut PostgresLockTable<'_>) -> Result<T>) -> Result<T> {
         self.aside(async |table| table.read_anywhere(&question).await).await
     }
 
@@ -128,7 +128,7 @@ impl PostgresSessions {
 }
 
 impl SessionStore for PostgresSessions {
-    type Own = SessionPart;
+    type Own = PostgresSessionPart;
     const GRANT_LEAVES_QUEUE: bool = true;
 
     async fn open_lock(&mut self, request: &Request) -> Result<PostgresLock> {
@@ -172,7 +172,9 @@ impl SessionStore for PostgresSessions {
         let now = if judged.is_none() { Some("timezone('utc', clock_timestamp())") } else { None };
         let parameters = [&parameters[..], &starts::values(&begin, metadata.as_deref(), &hold)].concat();
         let tables = &self.client.tables;
-        let sql = |others| fill(&starts::granting(&tables.fill(&begin_sql(others, request.waiting, lock.own.transaction)), &begin, OWN, now), &parameters);
+        let sql = |others| {
+            fill(&starts::granting(&tables.fill(&begin_sql(others, request.waiting, lock.own.transaction)), &begin, OWN, now), &parameters)
+        };
         // The server plans the whole statement each time. Mostly there is no row of another hold, and the short one will do.
         let ways = if lock.shared { vec![sql(true)] } else { vec![sql(false), sql(true)] };
         let mut side = if self.is_row() { Some(self.client.take().await?) } else { None };
@@ -233,7 +235,7 @@ impl SessionStore for PostgresSessions {
         let look = self.look_sql();
         let mut position = None;
         if request.waiting {
-            position = Some(LockTable::over(&mut lock.session, &self.client.tables).join_queue(&lock.name, request).await?);
+            position = Some(PostgresLockTable::over(&mut lock.session, &self.client.tables).join_queue(&lock.name, request).await?);
         }
         if position.is_none_or(|place| place <= crate::backends::sql::NEAR) || lock.own.found.is_none() {
             // To answer, the server lists every waiter: a waiter far behind looks once.

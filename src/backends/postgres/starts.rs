@@ -9,7 +9,7 @@ use super::{
     table::ascii,
 };
 use crate::{
-    backends::sql::{Begin, Column, columns},
+    backends::sql::{Begin, RunColumn, columns},
     lock::{RunRecord, RunState, Which},
 };
 
@@ -80,14 +80,14 @@ pub(super) fn outcome(stage: Option<RunState>, fence: &str) -> String {
 
 /// Returns the assignments of a changed run record in a statement that writes the row `l` back.
 pub(super) fn recorded(record: &RunRecord) -> String {
-    let assign = |(name, column): (&str, Column)| {
-        let json = if let Column::Json(Some(json)) = &column { Some(ascii(json)) } else { None };
+    let assign = |(name, column): (&str, RunColumn)| {
+        let json = if let RunColumn::Json(Some(json)) = &column { Some(ascii(json)) } else { None };
         let int = |number: Option<i64>| literal(Value::MaybeInt(number));
         let value = match &column {
-            Column::Time(ms) => format!("timestamp 'epoch' + {} * interval '1 millisecond'", int(*ms)),
-            Column::Int(number) => int(*number),
-            Column::Bytes(text) | Column::Text(text) => literal(Value::Maybe(text.as_deref())),
-            Column::Json(_) => literal(Value::Maybe(json.as_deref())),
+            RunColumn::Time(ms) => format!("timestamp 'epoch' + {} * interval '1 millisecond'", int(*ms)),
+            RunColumn::Int(number) => int(*number),
+            RunColumn::Bytes(text) | RunColumn::Text(text) => literal(Value::Maybe(text.as_deref())),
+            RunColumn::Json(_) => literal(Value::Maybe(json.as_deref())),
         };
         format!(", {name} = {value}")
     };

@@ -21,7 +21,7 @@ use crate::{
 };
 
 /// A lock table over a session.
-pub(super) struct LockTable<'a> {
+pub(super) struct PostgresLockTable<'a> {
     pub session: &'a mut PostgresSession,
     pub tables: &'a Tables,
     /// The session has the row's advisory lock, which a grant unlocks.
@@ -30,7 +30,7 @@ pub(super) struct LockTable<'a> {
     pub left: bool,
 }
 
-impl<'a> LockTable<'a> {
+impl<'a> PostgresLockTable<'a> {
     /// Takes the row for a fresh exclusive hold, or creates the row. Returns `None` if the row is held, has another layout or a document,
     /// or has a run record that may deny the grant.
     pub(super) async fn grant(&mut self, name: &str, request: &Request) -> Result<Option<LockRow>> {
@@ -141,13 +141,13 @@ impl<'a> LockTable<'a> {
     }
 
     /// Asks a question that only reads: a standby can answer it, too.
-    pub(super) async fn read_anywhere<T>(&mut self, question: impl AsyncFn(&mut LockTable<'_>) -> Result<T>) -> Result<T> {
+    pub(super) async fn read_anywhere<T>(&mut self, question: impl AsyncFn(&mut PostgresLockTable<'_>) -> Result<T>) -> Result<T> {
         let answer = question(self).await;
         if !answer.as_ref().is_err_and(failure::is_in_recovery) {
             return answer;
         }
         let tables = self.tables.on_standby();
-        question(&mut LockTable::over(self.session, &tables)).await
+        question(&mut PostgresLockTable::over(self.session, &tables)).await
     }
 
     /// Returns the table over a session without an advisory lock.

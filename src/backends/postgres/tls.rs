@@ -6,12 +6,12 @@ use tokio_rustls::TlsConnector;
 
 use super::{dial::Stream, failure};
 use crate::{
-    backends::sql::{Server, SqlOptions, TlsMode, tls},
+    backends::sql::{SqlOptions, SqlServer, TlsMode, tls},
     lock::{Error, Kind, Result},
 };
 
 /// How to encrypt a connection.
-pub(super) struct Tls {
+pub(super) struct PostgresTls {
     connector: TlsConnector,
     name: ServerName<'static>,
     /// Whether to connect in clear to a server that doesn't speak TLS.
@@ -21,10 +21,10 @@ pub(super) struct Tls {
 /// The request for TLS: its length, and a number in place of a version.
 const REQUEST: [u8; 8] = [0, 0, 0, 8, 0x04, 0xd2, 0x16, 0x2f];
 
-impl Tls {
+impl PostgresTls {
     /// Returns what `options` need for TLS; `None`, with no file read, if they need none.
     pub(super) fn new(options: &SqlOptions) -> Result<Option<Self>> {
-        let Server::Tcp { host, .. } = &options.server else { return Ok(None) };
+        let SqlServer::Tcp { host, .. } = &options.server else { return Ok(None) };
         if options.tls == TlsMode::Disable {
             return Ok(None);
         }

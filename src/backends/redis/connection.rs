@@ -23,7 +23,7 @@ use tokio_rustls::client::TlsStream;
 
 use super::{
     failure,
-    options::{RedisOptions, Server},
+    options::{RedisOptions, RedisServer},
 };
 use crate::backends::net::{dial, tls, unreachable};
 use crate::lock::{Effect, Error, Key, Kind, Result};
@@ -77,15 +77,15 @@ impl RedisConnection {
     /// for errors.
     pub(in crate::backends) async fn open_and(options: &RedisOptions, questions: &Pipeline) -> Result<(Self, Vec<Value>)> {
         let stream: Box<dyn RedisStream> = match &options.server {
-            Server::Unix(path) => Box::new(UnixStream::connect(path).await.map_err(unreachable)?),
-            Server::Tcp { host, port } => {
+            RedisServer::Unix(path) => Box::new(UnixStream::connect(path).await.map_err(unreachable)?),
+            RedisServer::Tcp { host, port } => {
                 let tcp = dial(host, *port).await?;
                 match &options.tls {
                     None => Box::new(tcp),
                     Some(tls) => Box::new(tls::wrap(tls, host, tcp, "redis://").await?),
                 }
             }
-            Server::Sentinel(_) | Server::Cluster(_) => {
+            RedisServer::Sentinel(_) | RedisServer::Cluster(_) => {
                 return Err(Error::new(Kind::Internal, "one server was to be asked, and several were named"));
             }
         };

@@ -34,7 +34,7 @@ use std::time::Duration;
 use ::redis::Value;
 use async_trait::async_trait;
 
-pub use self::options::{Address, RedisOptions, Replicas, Sentinel, Server};
+pub use self::options::{Address, RedisOptions, RedisServer, Replicas, Sentinel};
 use self::{
     answer::{answer, otherwise, read_attempt, read_count},
     cluster::Redirect,

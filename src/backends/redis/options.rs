@@ -9,7 +9,7 @@ use crate::lock::Namespace;
 #[derive(Clone, Debug)]
 pub struct RedisOptions {
     /// The server's address, or the servers that know it.
-    pub server: Server,
+    pub server: RedisServer,
     /// TLS, for `rediss://`. Without TLS all data, also the password, crosses the network in clear.
     pub tls: Option<Tls>,
     /// The database number; 0 if the URL has none.
@@ -26,25 +26,27 @@ pub struct RedisOptions {
 
 impl RedisOptions {
     /// Options for database 0 of `server` in the namespace `dlock`, without TLS or password.
-    pub fn new(server: Server) -> Self {
+    pub fn new(server: RedisServer) -> Self {
         Self { server, tls: None, db: 0, user: None, password: None, namespace: Namespace::default(), replicas: None }
     }
 
     /// Returns the same options for the single server at `address`.
     pub(super) fn at(&self, address: &Address) -> Self {
-        Self { server: Server::Tcp { host: address.host.clone(), port: address.port }, ..self.clone() }
+        Self { server: RedisServer::Tcp { host: address.host.clone(), port: address.port }, ..self.clone() }
     }
 
     /// Returns the URL without user and password.
     pub fn redacted_url(&self) -> String {
         let scheme = if self.tls.is_some() { "rediss" } else { "redis" };
         let (place, db) = match &self.server {
-            Server::Tcp { host, port } => (format!("{scheme}://{}", Address { host: host.clone(), port: *port }), format!("/{}", self.db)),
-            Server::Unix(path) => (format!("redis+unix://{}", path.display()), format!("?db={}", self.db)),
-            Server::Sentinel(Sentinel { sentinels, master, .. }) => {
+            RedisServer::Tcp { host, port } => {
+                (format!("{scheme}://{}", Address { host: host.clone(), port: *port }), format!("/{}", self.db))
+            }
+            RedisServer::Unix(path) => (format!("redis+unix://{}", path.display()), format!("?db={}", self.db)),
+            RedisServer::Sentinel(Sentinel { sentinels, master, .. }) => {
                 (format!("{scheme}+sentinel://{}/{master}", list(sentinels)), format!("?db={}", self.db))
             }
-            Server::Cluster(seeds) => (format!("{scheme}+cluster://{}", list(seeds)), String::new()),
+            RedisServer::Cluster(seeds) => (format!("{scheme}+cluster://{}", list(seeds)), String::new()),
         };
         if self.db == 0 { place } else { place + &db }
     }
@@ -56,9 +58,9 @@ impl RedisOptions {
     /// be worse: a nested run would wait for its own ancestor.
     pub(super) fn identity(&self) -> String {
         match &self.server {
-            Server::Tcp { .. } | Server::Unix(_) => self.redacted_url(),
-            Server::Sentinel(sentinel) => format!("redis+sentinel:///{}?db={}", sentinel.master, self.db),
-            Server::Cluster(_) => "redis+cluster:".into(),
+            RedisServer::Tcp { .. } | RedisServer::Unix(_) => self.redacted_url(),
+            RedisServer::Sentinel(sentinel) => format!("redis+sentinel:///{}?db={}", sentinel.master, self.db),
+            RedisServer::Cluster(_) => "redis+cluster:".into(),
         }
     }
 }
@@ -69,7 +71,7 @@ fn list(addresses: &[Address]) -> String {
 
 /// A server's address, or the servers that know it.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Server {
+pub enum RedisServer {
     /// A host name or address (IPv6 without brackets) and a port.
     Tcp {
         /// The name or address. A certificate must match it.

@@ -7,7 +7,9 @@
 
 use redis::{Pipeline, Value};
 
-use super::{Redis, Replicas, examine::connected_replicas, failure, names::RedisNames, options::Server, reply, servers::ServerConnection};
+use super::{
+    Redis, Replicas, examine::connected_replicas, failure, names::RedisNames, options::RedisServer, reply, servers::ServerConnection,
+};
 use crate::lock::{Effect, Error, ReleaseInfo, Request, Result};
 
 impl Redis {
@@ -59,8 +61,8 @@ impl Redis {
     fn replication_info(&self) -> Pipeline {
         let mut question = redis::pipe();
         match self.options().server {
-            Server::Cluster(_) => question.cmd("CLUSTER").arg("NODES"),
-            Server::Tcp { .. } | Server::Unix(_) | Server::Sentinel(_) => question.cmd("ROLE"),
+            RedisServer::Cluster(_) => question.cmd("CLUSTER").arg("NODES"),
+            RedisServer::Tcp { .. } | RedisServer::Unix(_) | RedisServer::Sentinel(_) => question.cmd("ROLE"),
         };
         question
     }

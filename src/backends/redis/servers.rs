@@ -10,7 +10,7 @@ use super::{
     cluster::{self, Cluster, Redirect, SlotLocation},
     connection::RedisConnection,
     failure,
-    options::{Address, RedisOptions, Server},
+    options::{Address, RedisOptions, RedisServer},
     sentinel::Sentinels,
 };
 use crate::lock::{Error, Key, Result};
@@ -80,9 +80,9 @@ enum Topology {
 impl Servers {
     pub(super) fn new(options: RedisOptions) -> Self {
         let topology = match &options.server {
-            Server::Tcp { .. } | Server::Unix(_) => Topology::Known,
-            Server::Sentinel(sentinel) => Topology::Sentinel(Sentinels::new(sentinel.clone())),
-            Server::Cluster(seeds) => Topology::Cluster(Cluster::new(seeds.clone())),
+            RedisServer::Tcp { .. } | RedisServer::Unix(_) => Topology::Known,
+            RedisServer::Sentinel(sentinel) => Topology::Sentinel(Sentinels::new(sentinel.clone())),
+            RedisServer::Cluster(seeds) => Topology::Cluster(Cluster::new(seeds.clone())),
         };
         Self { options, idle: Vec::new(), topology, replicas: Vec::new() }
     }

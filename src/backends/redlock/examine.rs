@@ -96,7 +96,7 @@ impl Redlock {
         let hosts: Vec<&str> = open
             .iter()
             .filter_map(|node| match &node.server {
-                redis::Server::Tcp { host, .. } => Some(host.as_str()),
+                redis::RedisServer::Tcp { host, .. } => Some(host.as_str()),
                 _ => None,
             })
             .collect();

@@ -47,8 +47,8 @@ impl RedlockOptions {
 /// Returns the node's name for messages: host and port.
 pub(super) fn name(node: &redis::RedisOptions) -> String {
     match &node.server {
-        redis::Server::Tcp { host, port } if host.contains(':') => format!("[{host}]:{port}"),
-        redis::Server::Tcp { host, port } => format!("{host}:{port}"),
+        redis::RedisServer::Tcp { host, port } if host.contains(':') => format!("[{host}]:{port}"),
+        redis::RedisServer::Tcp { host, port } => format!("{host}:{port}"),
         _ => node.redacted_url(),
     }
 }

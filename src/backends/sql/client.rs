@@ -23,7 +23,7 @@ pub(in crate::backends) trait Session {
 }
 
 /// A kind of SQL server.
-pub(in crate::backends) trait Database: 'static {
+pub(in crate::backends) trait SqlDatabase: 'static {
     type Options;
     type Tables;
     type Session: Session;
@@ -64,7 +64,7 @@ pub(in crate::backends) trait Database: 'static {
 /// One client: it has at most one session that keeps no lock, opened by the first call that needs it.
 ///
 /// A dropped or failed call loses the session, and the next call opens another.
-pub(in crate::backends) struct Client<D: Database> {
+pub(in crate::backends) struct Client<D: SqlDatabase> {
     pub options: D::Options,
     pub tables: D::Tables,
     pub names: Names,
@@ -72,7 +72,7 @@ pub(in crate::backends) struct Client<D: Database> {
     pub notices: Vec<Notice>,
 }
 
-impl<D: Database> Client<D> {
+impl<D: SqlDatabase> Client<D> {
     /// Returns a client without I/O.
     pub fn new(options: D::Options) -> Self {
         let sql = D::sql(&options);
@@ -114,7 +114,7 @@ impl<D: Database> Client<D> {
 
 /// A backend with a [`Client`], whose [`Admin`] follows from the client.
 pub(in crate::backends) trait HasClient {
-    type Database: Database;
+    type Database: SqlDatabase;
 
     fn client(&self) -> &Client<Self::Database>;
 

@@ -43,7 +43,7 @@ mod starts;
 pub mod tls;
 
 pub(super) use self::{
-    client::{Client, Database, HasClient, Session},
+    client::{Client, HasClient, Session, SqlDatabase},
     fields::{Fields, Row, as_fence, fence_int, foreign_holder, json},
     session_store::{Begun, SessionLock, SessionReads, SessionStore, Tries},
     sessions::{SessionLocks, pause},
@@ -51,9 +51,9 @@ pub(super) use self::{
 };
 pub use self::{
     names::{Names, locked_by},
-    options::{Server, SqlMode, SqlOptions, TlsMode},
+    options::{SqlMode, SqlOptions, SqlServer, TlsMode},
     record::{LAST_FENCE, LAYOUT, LAYOUT_REFUSED, LockRow, Plain, SHARED_BY, micros, ms, other_mode},
-    starts::{Begin, Column, columns},
+    starts::{Begin, RunColumn, columns},
 };
 
 use crate::lock::Capabilities;

@@ -12,7 +12,7 @@ use crate::lock::{Error, Kind, Namespace, Result};
 #[derive(Clone, Debug)]
 pub struct SqlOptions {
     /// The address at which the server listens.
-    pub server: Server,
+    pub server: SqlServer,
     /// Whether to encrypt, and how to verify the server.
     pub tls: TlsMode,
     /// The certificates for TLS.
@@ -38,7 +38,7 @@ impl SqlOptions {
     pub const TABLE: &str = "dlock";
 
     /// Returns the options for the table `dlock` on `server` with the namespace `dlock`, with the default TLS mode.
-    pub fn new(server: Server) -> Self {
+    pub fn new(server: SqlServer) -> Self {
         let tls = TlsMode::default_for(&server);
         Self {
             server,
@@ -79,12 +79,12 @@ impl SqlOptions {
     pub fn redacted_url(&self, scheme: &str, usual_port: u16, socket: &str) -> String {
         let database = self.database.as_deref().map(|name| format!("/{name}")).unwrap_or_default();
         let url = match &self.server {
-            Server::Tcp { host, port } => {
+            SqlServer::Tcp { host, port } => {
                 let host = if host.contains(':') { format!("[{host}]") } else { host.clone() };
                 let port = if *port == usual_port { String::new() } else { format!(":{port}") };
                 format!("{scheme}://{host}{port}{database}")
             }
-            Server::Unix { path, .. } => format!("{scheme}://{database}?{socket}={}", path.display()),
+            SqlServer::Unix { path, .. } => format!("{scheme}://{database}?{socket}={}", path.display()),
         };
         let join = if url.contains('?') { '&' } else { '?' };
         if self.mode == SqlMode::Lease { url } else { format!("{url}{join}mode={}", self.mode.name()) }
@@ -115,7 +115,7 @@ impl SqlMode {
 
 /// The address at which a server listens.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Server {
+pub enum SqlServer {
     /// A host name or address (IPv6 without brackets) and a port.
     Tcp {
         /// The host's name, which the certificate must contain.
@@ -132,7 +132,7 @@ pub enum Server {
     },
 }
 
-impl Server {
+impl SqlServer {
     /// Whether only this host's root could read the traffic or impersonate the server.
     pub fn is_local(&self) -> bool {
         match self {
@@ -159,7 +159,7 @@ pub enum TlsMode {
 
 impl TlsMode {
     /// Returns verified TLS for a server on the network, and no TLS for one on this host.
-    pub fn default_for(server: &Server) -> Self {
+    pub fn default_for(server: &SqlServer) -> Self {
         if server.is_local() { Self::Disable } else { Self::VerifyFull }
     }
 }

@@ -1,6 +1,6 @@
 //! The findings of `dlock doctor` that all SQL servers share.
 
-use super::{Server, SqlOptions, TlsMode};
+use super::{SqlOptions, SqlServer, TlsMode};
 use crate::{
     backends::net::transport,
     lock::{Error, Finding, Result, Severity},
@@ -9,8 +9,8 @@ use crate::{
 /// Returns the finding about the connection's encryption.
 pub fn tls(options: &SqlOptions, fix: &str) -> Finding {
     let host = match &options.server {
-        Server::Unix { .. } => None,
-        Server::Tcp { host, .. } => Some(host.as_str()),
+        SqlServer::Unix { .. } => None,
+        SqlServer::Tcp { host, .. } => Some(host.as_str()),
     };
     match (options.tls, host.filter(|_| !options.server.is_local())) {
         (TlsMode::VerifyFull, _) => transport::verified(),

@@ -12,7 +12,7 @@ use crate::{
 };
 
 /// A row as it was read; `None` if there is none.
-pub struct Version {
+pub struct RowVersion {
     pub(in crate::backends) row: Option<LockRow>,
     /// The plain waiters that this read moved into the document.
     absorbed: Vec<String>,
@@ -99,7 +99,7 @@ pub fn needs_waiters(row: &LockRow, purpose: ReadFor<'_>) -> bool {
 ///
 /// # Errors
 /// As [`LockRow::document`].
-pub fn snapshot(row: Option<LockRow>, waiters: &[Plain], purpose: ReadFor<'_>) -> Result<Snapshot<Version>> {
+pub fn snapshot(row: Option<LockRow>, waiters: &[Plain], purpose: ReadFor<'_>) -> Result<Snapshot<RowVersion>> {
     let mut document = row.as_ref().map_or_else(|| Ok(Document::default()), LockRow::document)?;
     let mut absorbed = Vec::new();
     for waiter in waiters {
@@ -124,7 +124,7 @@ pub fn snapshot(row: Option<LockRow>, waiters: &[Plain], purpose: ReadFor<'_>) -
         outside: row.as_ref().and_then(LockRow::outside),
         base: if row.is_some() { Base::Document } else { Base::Nothing },
         apart,
-        version: Version { row, absorbed, releases },
+        version: RowVersion { row, absorbed, releases },
     })
 }
 
@@ -132,7 +132,7 @@ pub fn snapshot(row: Option<LockRow>, waiters: &[Plain], purpose: ReadFor<'_>) -
 ///
 /// # Errors
 /// As [`LockRow::document`].
-pub fn snapshots(names: &Names, rows: Vec<LockRow>, waiters: &[Plain]) -> Result<Vec<(Key, Snapshot<Version>)>> {
+pub fn snapshots(names: &Names, rows: Vec<LockRow>, waiters: &[Plain]) -> Result<Vec<(Key, Snapshot<RowVersion>)>> {
     let mut found = Vec::new();
     for row in rows {
         // No dlock wrote a row with such a name.
@@ -199,9 +199,9 @@ pub fn granted(request: &Request) -> Option<String> {
 }
 
 /// Returns how to write a change; `None` if there is no row.
-pub fn write(was: Snapshot<Version>, change: Change<'_>) -> Option<Write> {
+pub fn write(was: Snapshot<RowVersion>, change: Change<'_>) -> Option<Write> {
     let Snapshot { document, version, .. } = was;
-    let Version { row, mut absorbed, releases } = version;
+    let RowVersion { row, mut absorbed, releases } = version;
     let was = row?;
     let is = was.with(change.document, change.granted);
     let granted = change.granted.and(change.request).cloned();

@@ -4,12 +4,12 @@ use std::time::Duration;
 
 use super::{
     SqlMode,
-    client::{Database, HasClient, Session as _},
+    client::{HasClient, Session as _, SqlDatabase},
     other_mode,
 };
 use crate::lock::{
-    Amendment, Break, Denial, Fence, History, Holder, Intent, Key, LockState, ReleaseInfo, Renewal, Request, Result,
-    RunRecord, Token, Ttl, Which,
+    Amendment, Break, Denial, Fence, History, Holder, Intent, Key, LockState, ReleaseInfo, Renewal, Request, Result, RunRecord, Token, Ttl,
+    Which,
 };
 
 /// A session that asks for a lock, waits for it or has it; `own` is the database's part of its state.
@@ -49,7 +49,7 @@ impl<S, O> SessionLock<S, O> {
 }
 
 /// The session lock of a store.
-pub(in crate::backends) type LockOf<S> = SessionLock<<<S as HasClient>::Database as Database>::Session, <S as SessionStore>::Own>;
+pub(in crate::backends) type LockOf<S> = SessionLock<<<S as HasClient>::Database as SqlDatabase>::Session, <S as SessionStore>::Own>;
 
 /// A hold that has begun.
 pub(in crate::backends) struct Begun {

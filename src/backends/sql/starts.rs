@@ -11,7 +11,7 @@ use crate::lock::{Cooldown, Fence, LastRun, Metadata, Request, Result, RunRecord
 const LONGEST: u64 = 100 * 366 * 24 * 3_600_000;
 
 /// The value of a run record's column.
-pub enum Column {
+pub enum RunColumn {
     /// A time in ms since 1970.
     Time(Option<i64>),
     /// A number.
@@ -25,26 +25,26 @@ pub enum Column {
 }
 
 /// Returns the columns of a run record, in their order.
-pub fn columns(record: &RunRecord) -> [(&'static str, Column); 14] {
+pub fn columns(record: &RunRecord) -> [(&'static str, RunColumn); 14] {
     // Texts and numbers, which can always be written.
     let json = |metadata: &Option<Metadata>| serde_json::to_string(metadata.as_ref()?).ok();
     let int = |number: u64| i64::try_from(number).ok();
     let (cooldown, start) = (record.cooldown.as_ref(), record.start.as_ref());
     [
-        ("paced_at", Column::Time(cooldown.and_then(|cooldown| int(cooldown.at_ms)))),
-        ("paced_fence", Column::Int(cooldown.and_then(|cooldown| int(cooldown.fence.0)))),
-        ("paced_place", Column::Bytes(cooldown.map(|cooldown| cooldown.place.clone()))),
-        ("guard_ms", Column::Int(cooldown.and_then(|cooldown| int(cooldown.guard_ms.min(LONGEST))))),
-        ("at_least_ms", Column::Int(cooldown.and_then(|cooldown| int(cooldown.at_least_ms.min(LONGEST))))),
-        ("paced_who", Column::Json(cooldown.and_then(|cooldown| json(&cooldown.metadata)))),
-        ("paced_hold", Column::Text(cooldown.map(|cooldown| cooldown.hold.clone()))),
-        ("start_at", Column::Time(start.and_then(|start| int(start.at_ms)))),
-        ("start_fence", Column::Int(start.and_then(|start| int(start.fence.0)))),
-        ("start_stage", Column::Text(start.map(|start| start.state.as_str().to_owned()))),
-        ("start_tries", Column::Int(start.and_then(|start| int(start.tries.into())))),
-        ("start_window_ms", Column::Int(start.and_then(|start| int(start.window_ms.min(LONGEST))))),
-        ("start_who", Column::Json(start.and_then(|start| json(&start.metadata)))),
-        ("start_hold", Column::Text(start.map(|start| start.hold.clone()))),
+        ("paced_at", RunColumn::Time(cooldown.and_then(|cooldown| int(cooldown.at_ms)))),
+        ("paced_fence", RunColumn::Int(cooldown.and_then(|cooldown| int(cooldown.fence.0)))),
+        ("paced_place", RunColumn::Bytes(cooldown.map(|cooldown| cooldown.place.clone()))),
+        ("guard_ms", RunColumn::Int(cooldown.and_then(|cooldown| int(cooldown.guard_ms.min(LONGEST))))),
+        ("at_least_ms", RunColumn::Int(cooldown.and_then(|cooldown| int(cooldown.at_least_ms.min(LONGEST))))),
+        ("paced_who", RunColumn::Json(cooldown.and_then(|cooldown| json(&cooldown.metadata)))),
+        ("paced_hold", RunColumn::Text(cooldown.map(|cooldown| cooldown.hold.clone()))),
+        ("start_at", RunColumn::Time(start.and_then(|start| int(start.at_ms)))),
+        ("start_fence", RunColumn::Int(start.and_then(|start| int(start.fence.0)))),
+        ("start_stage", RunColumn::Text(start.map(|start| start.state.as_str().to_owned()))),
+        ("start_tries", RunColumn::Int(start.and_then(|start| int(start.tries.into())))),
+        ("start_window_ms", RunColumn::Int(start.and_then(|start| int(start.window_ms.min(LONGEST))))),
+        ("start_who", RunColumn::Json(start.and_then(|start| json(&start.metadata)))),
+        ("start_hold", RunColumn::Text(start.map(|start| start.hold.clone()))),
     ]
 }
 

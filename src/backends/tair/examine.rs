@@ -19,7 +19,7 @@ impl TairStore {
         let server = &self.options.server;
         let hosts = match &server.server {
             _ if server.tls.is_some() => return transport::verified(),
-            redis::Server::Tcp { host, .. } => Some(host.as_str()),
+            redis::RedisServer::Tcp { host, .. } => Some(host.as_str()),
             _ => None,
         };
         transport::in_clear(hosts, server.password.is_some(), "a URL that begins with tairs, and TLS on the server")

@@ -8,12 +8,12 @@ use crate::{
         layers::{Layers, from_env},
         url::Url,
     },
-    commands::{Address, Replicas, Secret, Sentinel, Server},
+    commands::{Address, RedisServer, Replicas, Secret, Sentinel},
     lock::{Error, Result},
 };
 
 /// Returns the servers of `redis+sentinel://HOST,HOST/MASTER`.
-pub(super) fn sentinel(url: &Url, wrong: &dyn Fn(&str) -> Error, layers: &Layers<'_>) -> Result<Server> {
+pub(super) fn sentinel(url: &Url, wrong: &dyn Fn(&str) -> Error, layers: &Layers<'_>) -> Result<RedisServer> {
     let sentinels = addresses(url, 26379, wrong)?;
     let master = url.path.trim_start_matches('/');
     let named = !master.is_empty() && master.bytes().all(|byte| byte.is_ascii_alphanumeric() || b".-_".contains(&byte));
@@ -27,15 +27,15 @@ pub(super) fn sentinel(url: &Url, wrong: &dyn Fn(&str) -> Error, layers: &Layers
         return Err(wrong("there is a sentinel_user but no password for it")
             .hint("give it in DLOCK_SENTINEL_PASSWORD, or as sentinel_password_file in the URL or the configuration"));
     }
-    Ok(Server::Sentinel(Sentinel { sentinels, master: master.to_owned(), user, password }))
+    Ok(RedisServer::Sentinel(Sentinel { sentinels, master: master.to_owned(), user, password }))
 }
 
 /// Returns the servers of `redis+cluster://HOST,HOST`.
-pub(super) fn cluster(url: &Url, wrong: &dyn Fn(&str) -> Error, layers: &Layers<'_>) -> Result<Server> {
+pub(super) fn cluster(url: &Url, wrong: &dyn Fn(&str) -> Error, layers: &Layers<'_>) -> Result<RedisServer> {
     if !url.path.trim_start_matches('/').is_empty() || parameter(layers, "db").is_some() {
         return Err(wrong("a cluster has no databases to choose from"));
     }
-    Ok(Server::Cluster(addresses(url, 6379, wrong)?))
+    Ok(RedisServer::Cluster(addresses(url, 6379, wrong)?))
 }
 
 fn addresses(url: &Url, port: u16, wrong: &dyn Fn(&str) -> Error) -> Result<Vec<Address>> {

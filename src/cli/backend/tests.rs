@@ -38,17 +38,17 @@ fn sqlite_of(target: Target) -> (PathBuf, bool) {
 fn every_scheme_is_understood() {
     let redis = |url| redis_of(find(Some(url), &[("DLOCK_PASSWORD", "pw")], "").unwrap());
     let options = redis("rediss://ana@r1:6380/3?cacert=/ca.pem&namespace=x");
-    assert_eq!(options.server, Server::Tcp { host: "r1".into(), port: 6380 });
+    assert_eq!(options.server, RedisServer::Tcp { host: "r1".into(), port: 6380 });
     assert_eq!(options.tls, Some(Tls { ca_file: Some("/ca.pem".into()), ..Tls::default() }));
     assert_eq!((options.user.as_deref(), options.password, options.db), (Some("ana"), Some(Secret::new("pw")), 3));
     assert_eq!(options.namespace.as_str(), "x");
     let options = redis("redis+unix:///run/r.sock?db=2");
-    assert_eq!((options.server, options.db), (Server::Unix("/run/r.sock".into()), 2));
+    assert_eq!((options.server, options.db), (RedisServer::Unix("/run/r.sock".into()), 2));
     let options = redis("redis://[::1]");
-    assert_eq!((options.server, options.tls), (Server::Tcp { host: "::1".into(), port: 6379 }, None));
+    assert_eq!((options.server, options.tls), (RedisServer::Tcp { host: "::1".into(), port: 6379 }, None));
 
     let options = redis("rediss+sentinel://ana@s1,s2:7000,[::1]/prod.1?db=2&replicas=1&replica_timeout=.2");
-    let Server::Sentinel(sentinel) = &options.server else { panic!("{options:?}") };
+    let RedisServer::Sentinel(sentinel) = &options.server else { panic!("{options:?}") };
     assert_eq!((sentinel.master.as_str(), options.db, options.tls.is_some()), ("prod.1", 2, true));
     assert_eq!((sentinel.user.as_deref(), &sentinel.password), (None, &None), "the servers' are not the sentinels'");
     assert_eq!(options.redacted_url(), "rediss+sentinel://s1:26379,s2:7000,[::1]:26379/prod.1?db=2");
@@ -58,7 +58,7 @@ fn every_scheme_is_understood() {
     assert_eq!((options.redacted_url().as_str(), options.replicas), ("redis+cluster://c1:6379,c2:7001", None));
     let env = [("DLOCK_SENTINEL_PASSWORD", "spw")];
     let options = redis_of(find(Some("redis+sentinel://s1/m?sentinel_user=watch"), &env, "").unwrap());
-    let Server::Sentinel(sentinel) = options.server else { panic!("no sentinel") };
+    let RedisServer::Sentinel(sentinel) = options.server else { panic!("no sentinel") };
     assert_eq!((sentinel.user.as_deref(), sentinel.password, options.password), (Some("watch"), Some(Secret::new("spw")), None));
     let etcd = |url| etcd_of(find(Some(url), &[("DLOCK_PASSWORD", "pw")], "").unwrap());
     let options = etcd("etcds://ana@e1,e2:1,[::1]?cacert=/ca.pem&namespace=");

@@ -176,13 +176,13 @@ async fn a_master_and_its_replica_report_the_replication(lab: &Lab) {
     });
     let mut master = lab.client().await;
     assert_found(&examine(&mut master).await, "replication", Severity::Warn, "1 replica, and grants wait for none");
-    let mut options = redis::RedisOptions::new(redis::Server::Tcp { host: "127.0.0.1".into(), port: lab.redis().server().port });
+    let mut options = redis::RedisOptions::new(redis::RedisServer::Tcp { host: "127.0.0.1".into(), port: lab.redis().server().port });
     for (count, severity) in [(1, Severity::Ok), (2, Severity::Unsafe)] {
         options.replicas = Some(redis::Replicas { count, within: redis::Replicas::WITHIN });
         let mut waiting = Client(Box::new(redis::Redis::new(options.clone())));
         assert_eq!(worst(&examine(&mut waiting).await, "replication").severity, severity);
     }
-    let at = redis::Server::Tcp { host: "127.0.0.1".into(), port: replica.port };
+    let at = redis::RedisServer::Tcp { host: "127.0.0.1".into(), port: replica.port };
     let mut slave = Client(Box::new(redis::Redis::new(redis::RedisOptions::new(at))));
     assert_found(&examine(&mut slave).await, "replication", Severity::Unsafe, "a replica of 127.0.0.1");
 }
@@ -191,7 +191,7 @@ async fn missing_rights_are_reported(lab: &Lab) {
     let with = |user: &str, rules: &str| {
         let words: Vec<&str> = ["ACL", "SETUSER", user, "reset", "on", ">pw"].into_iter().chain(rules.split(' ')).collect();
         lab.redis().server().command(&words);
-        let mut options = redis::RedisOptions::new(redis::Server::Tcp { host: "127.0.0.1".into(), port: lab.redis().server().port });
+        let mut options = redis::RedisOptions::new(redis::RedisServer::Tcp { host: "127.0.0.1".into(), port: lab.redis().server().port });
         options.user = Some(user.into());
         options.password = Some(dlock::backends::Secret::new("pw"));
         Client(Box::new(redis::Redis::new(options)))
@@ -255,7 +255,7 @@ async fn a_pooler_is_reported(lab: &Lab) {
         return support::skip("a_pooler_is_reported", "pgbouncer is not installed");
     };
     let mut options = lab.postgres().options("dlock");
-    options.sql.server = sql::Server::Tcp { host: "127.0.0.1".into(), port };
+    options.sql.server = sql::SqlServer::Tcp { host: "127.0.0.1".into(), port };
     let mut client = Client(dlock::backends::postgres::backend(options));
     let severity = if lab.kind.held_by_session() { Severity::Unsafe } else { Severity::Warn };
     assert_found(&examine(&mut client).await, "pooler", severity, "by the transaction");
@@ -281,7 +281,7 @@ async fn a_standby_is_unsafe(_: &Lab) {
     let mut server = support::postgres::Postgres::plain();
     let database = server.database();
     server.standby();
-    let mut options = dlock::backends::postgres::PostgresOptions::new(sql::Server::Tcp { host: "127.0.0.1".into(), port: server.port });
+    let mut options = dlock::backends::postgres::PostgresOptions::new(sql::SqlServer::Tcp { host: "127.0.0.1".into(), port: server.port });
     options.sql.user = Some(support::postgres::USER.into());
     options.sql.database = Some(database);
     let found = examine(&mut Client(dlock::backends::postgres::backend(options))).await;
@@ -301,7 +301,7 @@ async fn commits_that_a_postgresql_failover_loses_are_reported(lab: &Lab) {
     ];
     let server = Postgres::with(PostgresOptions { settings, durable: true, ..Default::default() });
     let mut options = lab.postgres().options("dlock");
-    options.sql.server = sql::Server::Tcp { host: "127.0.0.1".into(), port: server.port };
+    options.sql.server = sql::SqlServer::Tcp { host: "127.0.0.1".into(), port: server.port };
     let database = server.database();
     options.sql.database = Some(database.clone());
     let mut client = Client(dlock::backends::postgres::backend(options));
@@ -371,7 +371,7 @@ async fn commits_that_a_mariadb_failover_loses_are_reported(lab: &Lab) {
     let primary = start([logging(1), vec![semi("master"), "--rpl-semi-sync-master-timeout=300".into()]].concat());
     primary.sql("mysql", "CREATE DATABASE app");
     let mut options = lab.mariadb().options("dlock");
-    options.sql.server = sql::Server::Tcp { host: "127.0.0.1".into(), port: primary.port };
+    options.sql.server = sql::SqlServer::Tcp { host: "127.0.0.1".into(), port: primary.port };
     options.sql.database = Some("app".into());
     let mut client = Client(dlock::backends::mysql::backend(options));
     client.0.init().await.expect("init");

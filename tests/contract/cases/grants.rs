@@ -190,7 +190,7 @@ fn as_user(options: &redis::RedisOptions, user: &str) -> redis::RedisOptions {
 }
 
 async fn redis_users_have_the_rights_they_need(lab: &Lab) {
-    let options = redis::RedisOptions::new(redis::Server::Tcp { host: "127.0.0.1".into(), port: lab.redis().server().port });
+    let options = redis::RedisOptions::new(redis::RedisServer::Tcp { host: "127.0.0.1".into(), port: lab.redis().server().port });
     set_users(&lab.redis().server(), &lab.client().await);
     use_rights(lab, true, |user| Client(Box::new(redis::Redis::new(as_user(&options, user))))).await;
     assert_nothing_refused([&*lab.redis().server()]);
@@ -200,7 +200,7 @@ async fn users_are_confined_to_their_namespace(lab: &Lab) {
     set_users(&lab.redis().server(), &lab.client_in("one").await);
     let options = redis::RedisOptions {
         namespace: dlock::lock::Namespace::new("other").expect("a namespace"),
-        ..redis::RedisOptions::new(redis::Server::Tcp { host: "127.0.0.1".into(), port: lab.redis().server().port })
+        ..redis::RedisOptions::new(redis::RedisServer::Tcp { host: "127.0.0.1".into(), port: lab.redis().server().port })
     };
     let mut stranger = Client(Box::new(redis::Redis::new(as_user(&options, "dlock-run"))));
     let error = stranger.0.try_acquire(&request(&key("job"), LONG)).await.expect_err("another namespace's");

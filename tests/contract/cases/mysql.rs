@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 use dlock::{
     backends::{
         mysql::{MysqlOptions, backend},
-        sql::{Server, SqlMode},
+        sql::{SqlMode, SqlServer},
     },
     lease::{self, BootClock, Limits, Outcome, WaitPolicy},
     lock::{Effect, Kind as ErrorKind, Request, Wake},
@@ -150,7 +150,7 @@ async fn other_clients_can_take_the_same_mysql_lock(lab: &Lab) {
 
 fn on(lab: &Lab, server: &MariaDb) -> MysqlOptions {
     let mut options = lab.mariadb().options("dlock");
-    options.sql.server = Server::Tcp { host: "127.0.0.1".into(), port: server.port };
+    options.sql.server = SqlServer::Tcp { host: "127.0.0.1".into(), port: server.port };
     options.sql.database = Some("app".into());
     options
 }

@@ -6,7 +6,7 @@ use std::path::PathBuf;
 use dlock::{
     backends::{
         mysql::{MysqlOptions, backend},
-        sql::{Server, SqlMode},
+        sql::{SqlMode, SqlServer},
     },
     lease::{self, BootClock, Limits, Outcome, Released, WaitPolicy},
     lock::{Backend, Effect, Kind as ErrorKind, Release, Renewal, Request, Scope},
@@ -43,7 +43,7 @@ pub fn all() -> Vec<Case> {
 /// Returns the options of a client on the case's own server.
 fn on(lab: &Lab, server: &MariaDb) -> MysqlOptions {
     let mut options = lab.mariadb().options("dlock");
-    options.sql.server = Server::Tcp { host: "127.0.0.1".into(), port: server.port };
+    options.sql.server = SqlServer::Tcp { host: "127.0.0.1".into(), port: server.port };
     options.sql.database = Some("app".into());
     options
 }
@@ -366,7 +366,7 @@ async fn login_methods_work_or_are_named(lab: &Lab) {
     let mut a = client(&with("native")).await;
     let held = a.hold(&key("job")).await;
     let mut local = with(&me);
-    (local.sql.password, local.sql.server) = (None, Server::Unix { path: server.socket(), port: server.port });
+    (local.sql.password, local.sql.server) = (None, SqlServer::Unix { path: server.socket(), port: server.port });
     client(&local).await.refused(&request(&key("job"), LONG)).await;
     a.free(&held).await;
     let error = backend(with("ed")).try_acquire(&request(&key("job"), LONG)).await.expect_err("an unknown login method");

@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 use dlock::{
     backends::{
         postgres::{AdvisoryKey, PostgresOptions, backend},
-        sql::{Server, SqlMode},
+        sql::{SqlMode, SqlServer},
     },
     lease::{self, BootClock, Limits, Outcome, WaitPolicy},
     lock::{Effect, Kind as ErrorKind, Release, Renewal, Request, Scope},
@@ -197,7 +197,7 @@ impl Stepped {
         ];
         let server = postgres::Postgres::with(postgres::Options { environment, ..Default::default() });
         let mut options = lab.postgres().options("dlock");
-        options.sql.server = Server::Tcp { host: "127.0.0.1".into(), port: server.port };
+        options.sql.server = SqlServer::Tcp { host: "127.0.0.1".into(), port: server.port };
         options.sql.database = Some("postgres".into());
         Some(Self { _server: server, offset, _folder: folder, options })
     }
@@ -288,7 +288,7 @@ async fn a_pooler_is_noticed(lab: &Lab) {
     };
     let through = || {
         let mut options = lab.postgres().options("dlock");
-        options.sql.server = Server::Tcp { host: "127.0.0.1".into(), port };
+        options.sql.server = SqlServer::Tcp { host: "127.0.0.1".into(), port };
         Client(backend(options))
     };
     let (mut a, mut b) = (through(), through());

@@ -5,7 +5,7 @@ use std::{path::PathBuf, time::Duration};
 use dlock::{
     backends::{
         Secret, Tls,
-        redis::{Redis, RedisOptions, Server},
+        redis::{Redis, RedisOptions, RedisServer},
     },
     lock::{Attempt, Effect, Error, Kind as ErrorKind, Result},
 };
@@ -32,7 +32,7 @@ pub fn all() -> Vec<Case> {
 }
 
 fn at(port: u16) -> RedisOptions {
-    RedisOptions::new(Server::Tcp { host: "127.0.0.1".into(), port })
+    RedisOptions::new(RedisServer::Tcp { host: "127.0.0.1".into(), port })
 }
 
 /// Uses a lock in every way: take, renew, wait, leave the queue, inspect, list, release.
@@ -99,8 +99,8 @@ async fn a_user_without_the_rights_is_denied(_: &Lab) {
 
 async fn a_unix_socket_serves(_: &Lab) {
     let server = support::redis::Redis::with(support::redis::Options { unix_socket: true, ..Default::default() });
-    full_cycle(RedisOptions::new(Server::Unix(server.socket()))).await;
-    let error = attempt(RedisOptions::new(Server::Unix(PathBuf::from("/nonexistent/redis.sock")))).await.expect_err("no server");
+    full_cycle(RedisOptions::new(RedisServer::Unix(server.socket()))).await;
+    let error = attempt(RedisOptions::new(RedisServer::Unix(PathBuf::from("/nonexistent/redis.sock")))).await.expect_err("no server");
     assert_eq!((error.kind, error.effect), (ErrorKind::Unavailable, Effect::NotApplied), "{error:?}");
 }
 

@@ -262,7 +262,7 @@ async fn unreachable_sentinels_are_skipped(_: &Lab) {
 async fn an_unknown_master_is_reported_with_the_known_ones(_: &Lab) {
     let deployment = Deployment::with(&Plan { replicas: 0, ..Plan::default() });
     let mut wrong = all_of(&deployment);
-    if let dlock::backends::redis::Server::Sentinel(sentinel) = &mut wrong.server {
+    if let dlock::backends::redis::RedisServer::Sentinel(sentinel) = &mut wrong.server {
         sentinel.master = "prud".into();
     }
     let error = client(wrong).0.try_acquire(&request(&key("job"), LONG)).await.expect_err("no such name");
@@ -279,7 +279,7 @@ async fn sentinels_and_servers_have_credentials_of_their_own(_: &Lab) {
     let deployment = Deployment::with(&plan);
     let with = |sentinels: Option<&str>, servers: Option<&str>| {
         let mut options = RedisOptions { password: servers.map(Secret::new), ..all_of(&deployment) };
-        if let dlock::backends::redis::Server::Sentinel(sentinel) = &mut options.server {
+        if let dlock::backends::redis::RedisServer::Sentinel(sentinel) = &mut options.server {
             sentinel.password = sentinels.map(Secret::new);
         }
         options

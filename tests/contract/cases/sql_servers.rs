@@ -5,7 +5,7 @@ use std::{path::PathBuf, time::Duration};
 use dlock::{
     backends::{
         Secret, mysql, postgres,
-        sql::{Server, SqlMode, TlsMode},
+        sql::{SqlMode, SqlServer, TlsMode},
     },
     lease::{self, BootClock, Limits, Outcome, WaitPolicy},
     lock::{
@@ -93,7 +93,7 @@ impl Own {
     }
 
     fn through(&self, port: u16) -> Client {
-        let server = Server::Tcp { host: "127.0.0.1".into(), port };
+        let server = SqlServer::Tcp { host: "127.0.0.1".into(), port };
         Client(match self {
             Self::Postgres(_, options) => {
                 let mut options = options.clone();
@@ -328,7 +328,7 @@ async fn an_encoding_without_all_characters_stops_no_job(lab: &Lab) {
 async fn a_standby_can_be_inspected(lab: &Lab) {
     let mut server = Postgres::with(pg::Options { durable: true, ..Default::default() });
     let mut options = lab.postgres().options("dlock");
-    options.sql.server = Server::Tcp { host: "127.0.0.1".into(), port: server.port };
+    options.sql.server = SqlServer::Tcp { host: "127.0.0.1".into(), port: server.port };
     options.sql.database = Some("postgres".into());
     let job = key("job");
     let mut a = Client(postgres::backend(options.clone()));
@@ -469,7 +469,7 @@ async fn passwords_and_certificates_are_checked(lab: &Lab) {
     let ours = ours.map(|files| files.ca.clone());
     let client = |host: &str, tls, password: Option<&str>, authority: &Option<PathBuf>| {
         lab.client_with("dlock", |options| {
-            options.server = Server::Tcp { host: host.into(), port: server.port() };
+            options.server = SqlServer::Tcp { host: host.into(), port: server.port() };
             options.user = Some("ana".into());
             options.database = Some(lab.either("postgres", "app").into());
             (options.tls, options.password, options.files.ca_file) = (tls, password.map(Secret::new), authority.clone());
@@ -520,7 +520,7 @@ async fn a_unix_socket_serves(lab: &Lab) {
         let server = lab.mariadb().server();
         (server.socket(), server.port)
     };
-    let client = || lab.client_with("dlock", |options| options.server = Server::Unix { path: PathBuf::clone(&path), port });
+    let client = || lab.client_with("dlock", |options| options.server = SqlServer::Unix { path: PathBuf::clone(&path), port });
     let (mut a, mut b) = (client(), client());
     let held = a.hold(&key("job")).await;
     let wanted = waiting(&key("job"), LONG);

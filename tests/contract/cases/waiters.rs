@@ -7,7 +7,7 @@ use std::{
 };
 
 use dlock::{
-    backends::{mysql, postgres, sql::Server},
+    backends::{mysql, postgres, sql::SqlServer},
     lease::{self, BootClock, Limits, Outcome, Released, WaitPolicy},
     lock::{Busy, Fence, Scope},
 };
@@ -52,7 +52,7 @@ enum Clients {
 impl Clients {
     /// Returns a client that reaches the server through this port.
     fn at(&self, port: u16) -> Client {
-        let server = Server::Tcp { host: "127.0.0.1".into(), port };
+        let server = SqlServer::Tcp { host: "127.0.0.1".into(), port };
         Client(match self.clone() {
             Self::MariaDb(mut options) => {
                 options.sql.server = server;

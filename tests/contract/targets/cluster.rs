@@ -4,7 +4,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 
 use async_trait::async_trait;
 use dlock::{
-    backends::redis::{Address, Redis, RedisOptions, Server},
+    backends::redis::{Address, Redis, RedisOptions, RedisServer},
     lock::{Backend, Namespace},
 };
 
@@ -21,7 +21,7 @@ pub struct Target {
 /// Returns options to reach the cluster through the nodes on these ports.
 pub fn options_at(seeds: impl IntoIterator<Item = u16>) -> RedisOptions {
     let seeds = seeds.into_iter().map(|port| Address { host: "127.0.0.1".into(), port }).collect();
-    RedisOptions::new(Server::Cluster(seeds))
+    RedisOptions::new(RedisServer::Cluster(seeds))
 }
 
 impl Target {

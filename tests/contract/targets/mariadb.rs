@@ -9,7 +9,7 @@ use async_trait::async_trait;
 use dlock::{
     backends::{
         mysql::{MysqlOptions, backend},
-        sql::{Server, SqlMode},
+        sql::{SqlMode, SqlServer},
     },
     lock::{Backend, Namespace},
 };
@@ -44,7 +44,7 @@ pub fn end() {
 }
 
 fn options(port: u16, database: &str, mode: SqlMode, namespace: &str) -> MysqlOptions {
-    let mut options = MysqlOptions::new(Server::Tcp { host: "127.0.0.1".into(), port });
+    let mut options = MysqlOptions::new(SqlServer::Tcp { host: "127.0.0.1".into(), port });
     options.sql.user = Some(USER.into());
     options.sql.database = Some(database.into());
     options.sql.namespace = Namespace::new(namespace).expect("a namespace");
@@ -185,7 +185,7 @@ impl Elsewhere {
 
     fn options(&self, namespace: &str) -> MysqlOptions {
         let mut options = options(self.server.port, &self.database, self.mode, namespace);
-        options.sql.server = Server::Tcp { host: self.server.host.clone(), port: self.server.port };
+        options.sql.server = SqlServer::Tcp { host: self.server.host.clone(), port: self.server.port };
         options.sql.user = Some(self.server.user.clone());
         options.sql.password = self.server.password.clone().map(dlock::backends::Secret::new);
         options

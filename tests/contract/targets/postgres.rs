@@ -9,7 +9,7 @@ use async_trait::async_trait;
 use dlock::{
     backends::{
         postgres::{PostgresOptions, backend},
-        sql::{Server, SqlMode},
+        sql::{SqlMode, SqlServer},
     },
     lock::{Backend, Namespace},
 };
@@ -43,7 +43,7 @@ pub fn end() {
 }
 
 fn options(port: u16, database: &str, mode: SqlMode, namespace: &str) -> PostgresOptions {
-    let mut options = PostgresOptions::new(Server::Tcp { host: "127.0.0.1".into(), port });
+    let mut options = PostgresOptions::new(SqlServer::Tcp { host: "127.0.0.1".into(), port });
     options.sql.user = Some(USER.into());
     options.sql.database = Some(database.into());
     options.sql.namespace = Namespace::new(namespace).expect("a namespace");

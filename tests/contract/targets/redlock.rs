@@ -5,7 +5,7 @@ use std::cell::{Ref, RefCell, RefMut};
 use async_trait::async_trait;
 use dlock::{
     backends::{
-        redis::{RedisOptions, Server},
+        redis::{RedisOptions, RedisServer},
         redlock::{Redlock, RedlockOptions},
     },
     lock::{Backend, Namespace},
@@ -18,7 +18,7 @@ pub use support::redlock::NODES;
 pub struct Target(RefCell<Vec<support::redis::Redis>>);
 
 pub fn options(ports: &[u16], namespace: &str) -> RedlockOptions {
-    let node = |port: &u16| RedisOptions::new(Server::Tcp { host: "127.0.0.1".into(), port: *port });
+    let node = |port: &u16| RedisOptions::new(RedisServer::Tcp { host: "127.0.0.1".into(), port: *port });
     RedlockOptions { namespace: Namespace::new(namespace).expect("a namespace"), ..RedlockOptions::new(ports.iter().map(node).collect()) }
 }
 

@@ -4,7 +4,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 
 use async_trait::async_trait;
 use dlock::{
-    backends::redis::{Address, Redis, RedisOptions, Sentinel, Server},
+    backends::redis::{Address, Redis, RedisOptions, RedisServer, Sentinel},
     lock::{Backend, Namespace},
 };
 
@@ -30,7 +30,7 @@ pub fn options(sentinels: &[&Process]) -> RedisOptions {
 
 pub fn options_at(sentinels: impl IntoIterator<Item = u16>) -> RedisOptions {
     let sentinels = sentinels.into_iter().map(|port| Address { host: "127.0.0.1".into(), port }).collect();
-    RedisOptions::new(Server::Sentinel(Sentinel { sentinels, master: NAME.into(), user: None, password: None }))
+    RedisOptions::new(RedisServer::Sentinel(Sentinel { sentinels, master: NAME.into(), user: None, password: None }))
 }
 
 impl Target {

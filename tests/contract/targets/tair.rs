@@ -3,7 +3,7 @@
 use async_trait::async_trait;
 use dlock::{
     backends::{
-        redis::{RedisOptions, Server},
+        redis::{RedisOptions, RedisServer},
         tair::{Tair, TairMode, TairOptions},
     },
     lock::{Backend, Namespace},
@@ -26,7 +26,7 @@ impl Target {
     }
 
     pub fn client(&self, port: u16, namespace: &str) -> Box<dyn Backend> {
-        let server = RedisOptions::new(Server::Tcp { host: "127.0.0.1".into(), port });
+        let server = RedisOptions::new(RedisServer::Tcp { host: "127.0.0.1".into(), port });
         let namespace = Namespace::new(namespace).expect("a namespace");
         let backend = Tair::new(TairOptions { mode: self.mode, namespace, ..TairOptions::new(server) });
         Box::new(backend)

@@ -4,7 +4,7 @@ use redis::Value;
 
 use super::text;
 use crate::{
-    backends::redis::{Redis, options::Server, reading::exchange, sentinel},
+    backends::redis::{Redis, options::RedisServer, reading::exchange, sentinel},
     lock::{Check, Error, Finding, Kind, Result, check},
 };
 
@@ -17,7 +17,7 @@ pub const CLUSTER: &[Check] = &[check("cluster", "cluster_state, and how many ma
 impl Redis {
     pub(super) async fn look_at_sentinels(&mut self) -> Result<Finding> {
         const ID: &str = "sentinels";
-        let Server::Sentinel(theirs) = &self.options().server else {
+        let RedisServer::Sentinel(theirs) = &self.options().server else {
             return Err(Error::new(Kind::Internal, "there are no sentinels to look at"));
         };
         let mut questions = redis::pipe();

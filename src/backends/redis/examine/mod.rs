@@ -39,9 +39,9 @@ impl Redis {
         findings.push(self.look_at_rights().await?);
         findings.push(tls(self.options()));
         match &self.options().server {
-            options::Server::Sentinel(_) => findings.push(self.look_at_sentinels().await?),
-            options::Server::Cluster(_) => findings.push(self.look_at_cluster().await?),
-            options::Server::Tcp { .. } | options::Server::Unix(_) => {}
+            options::RedisServer::Sentinel(_) => findings.push(self.look_at_sentinels().await?),
+            options::RedisServer::Cluster(_) => findings.push(self.look_at_cluster().await?),
+            options::RedisServer::Tcp { .. } | options::RedisServer::Unix(_) => {}
         }
         Ok(findings)
     }
@@ -70,7 +70,7 @@ impl Redis {
             let name = node.map_or_else(|| "the server".to_owned(), |node| node.to_string());
             clocks.extend(replies.first().and_then(|time| server::time(name, time)));
         }
-        if matches!(self.options().server, options::Server::Sentinel(_)) {
+        if matches!(self.options().server, options::RedisServer::Sentinel(_)) {
             clocks.extend(self.clocks_of_replicas().await?);
         }
         Ok(clocks)
@@ -100,10 +100,10 @@ impl Redis {
 fn tls(options: &options::RedisOptions) -> Finding {
     let hosts: Vec<&str> = match &options.server {
         _ if options.tls.is_some() => return transport::verified(),
-        options::Server::Unix(_) => Vec::new(),
-        options::Server::Tcp { host, .. } => vec![host],
-        options::Server::Sentinel(sentinel) => sentinel.sentinels.iter().map(|address| address.host.as_str()).collect(),
-        options::Server::Cluster(seeds) => seeds.iter().map(|address| address.host.as_str()).collect(),
+        options::RedisServer::Unix(_) => Vec::new(),
+        options::RedisServer::Tcp { host, .. } => vec![host],
+        options::RedisServer::Sentinel(sentinel) => sentinel.sentinels.iter().map(|address| address.host.as_str()).collect(),
+        options::RedisServer::Cluster(seeds) => seeds.iter().map(|address| address.host.as_str()).collect(),
     };
     transport::in_clear(hosts, options.password.is_some(), "a URL that begins with rediss, and tls-port on the servers")
 }
@@ -112,9 +112,9 @@ fn tls(options: &options::RedisOptions) -> Finding {
 impl Admin for Redis {
     fn checks(&self) -> Vec<Check> {
         let deployment = match &self.options().server {
-            options::Server::Sentinel(_) => SENTINEL,
-            options::Server::Cluster(_) => CLUSTER,
-            options::Server::Tcp { .. } | options::Server::Unix(_) => &[],
+            options::RedisServer::Sentinel(_) => SENTINEL,
+            options::RedisServer::Cluster(_) => CLUSTER,
+            options::RedisServer::Tcp { .. } | options::RedisServer::Unix(_) => &[],
         };
         [SERVER, WAKING, deployment, &[transport::CHECK]].concat()
     }
@@ -134,9 +134,9 @@ impl Admin for Redis {
         needs.replicas = options.replicas.is_some();
         needs.all_replicas = options.replicas.is_some_and(|replicas| replicas.count == options::Replicas::ALL);
         match &options.server {
-            options::Server::Sentinel(_) => needs.sentinel = true,
-            options::Server::Cluster(_) => needs.cluster = true,
-            options::Server::Tcp { .. } | options::Server::Unix(_) => {}
+            options::RedisServer::Sentinel(_) => needs.sentinel = true,
+            options::RedisServer::Cluster(_) => needs.cluster = true,
+            options::RedisServer::Tcp { .. } | options::RedisServer::Unix(_) => {}
         }
         grants(&needs, role)
     }

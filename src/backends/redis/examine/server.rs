@@ -172,7 +172,7 @@ impl ServerReport {
 
     fn replication(&self, options: &RedisOptions, part: ServerRole) -> Finding {
         const ID: &str = "replication";
-        let fails_over = !matches!(options.server, super::options::Server::Tcp { .. } | super::options::Server::Unix(_));
+        let fails_over = !matches!(options.server, super::options::RedisServer::Tcp { .. } | super::options::RedisServer::Unix(_));
         if let Some(role) = self.field("role").filter(|role| *role != "master") {
             let of = self.field("master_host").zip(self.field("master_port")).map(|(host, port)| format!(" of {host}:{port}"));
             return Finding::not_safe(
@@ -336,7 +336,7 @@ fn megabytes(bytes: u64) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::backends::redis::options::Server;
+    use crate::backends::redis::options::RedisServer;
 
     fn nothing() -> ServerReport {
         ServerReport::read(&[Value::Nil, Value::Nil, Value::Nil, Value::Nil])
@@ -348,7 +348,7 @@ mod tests {
 
     fn options(replicas: Option<u32>) -> RedisOptions {
         let replicas = replicas.map(|count| Replicas { count, within: Replicas::WITHIN });
-        RedisOptions { replicas, ..RedisOptions::new(Server::Tcp { host: "h".into(), port: 1 }) }
+        RedisOptions { replicas, ..RedisOptions::new(RedisServer::Tcp { host: "h".into(), port: 1 }) }
     }
 
     #[test]

@@ -6,7 +6,7 @@ use super::server::{TestServer, busy, granted, key, nested, pause, request, wait
 use crate::{
     backends::{
         Secret, Tls,
-        redis::{Redis, RedisOptions, Server},
+        redis::{Redis, RedisOptions, RedisServer},
     },
     lock::{Attempt, Backend as _, Effect, Intent, Kind, Mode, Release, Renewal, Request, Scope, Wake},
 };
@@ -206,9 +206,9 @@ async fn an_unreachable_server() {
         let error = a.renew(&held.key, &held.token, None.into()).await.unwrap_err();
         assert_eq!((error.kind, error.effect), (Kind::Unavailable, Effect::NotApplied));
     }
-    let no_socket = RedisOptions::new(Server::Unix(server.folder.path().join("none.sock")));
+    let no_socket = RedisOptions::new(RedisServer::Unix(server.folder.path().join("none.sock")));
     assert_eq!(Redis::new(no_socket).inspect(&key("job")).await.unwrap_err().kind, Kind::Unavailable);
-    let no_name = RedisOptions::new(Server::Tcp { host: "no-such-host.invalid".into(), port: 6379 });
+    let no_name = RedisOptions::new(RedisServer::Tcp { host: "no-such-host.invalid".into(), port: 6379 });
     assert_eq!(Redis::new(no_name).list("").await.unwrap_err().kind, Kind::Unavailable);
 }
 
@@ -216,7 +216,7 @@ async fn an_unreachable_server() {
 async fn a_request_without_an_answer_may_have_happened() {
     let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
     let port = listener.local_addr().unwrap().port();
-    let mut a = Redis::new(RedisOptions::new(Server::Tcp { host: "localhost".into(), port }));
+    let mut a = Redis::new(RedisOptions::new(RedisServer::Tcp { host: "localhost".into(), port }));
     let asked = request("job");
     let (error, ()) = tokio::join!(a.try_acquire(&asked), async {
         let (mut client, _) = listener.accept().await.unwrap();
@@ -297,7 +297,7 @@ async fn over_a_unix_socket() {
     let folder = tempfile::tempdir().unwrap();
     let socket = folder.path().join("redis.sock");
     let _server = TestServer::with(&["--unixsocket", socket.to_str().unwrap()]);
-    let mut a = Redis::new(RedisOptions::new(Server::Unix(socket.clone())));
+    let mut a = Redis::new(RedisOptions::new(RedisServer::Unix(socket.clone())));
     granted(&mut a, &request("job")).await;
     assert_eq!(a.identity().url, format!("redis+unix://{}", socket.display()));
 }
@@ -333,8 +333,9 @@ async fn over_tls_the_certificate_is_verified() {
         "--tls-ca-cert-file",
         &path("ca.pem"),
     ]);
-    let with =
-        |host: &str, port, tls| Redis::new(RedisOptions { tls: Some(tls), ..RedisOptions::new(Server::Tcp { host: host.into(), port }) });
+    let with = |host: &str, port, tls| {
+        Redis::new(RedisOptions { tls: Some(tls), ..RedisOptions::new(RedisServer::Tcp { host: host.into(), port }) })
+    };
     let known = || Tls { ca_file: Some(file("ca.pem")), cert_file: Some(file("client.pem")), key_file: Some(file("client.key")) };
     let held = request("job");
     let mut a = with("localhost", tls_port, known());
@@ -364,7 +365,7 @@ async fn over_tls_the_certificate_is_verified() {
     assert!(tokio::time::timeout(Duration::from_millis(100), mistaken.try_acquire(&held)).await.is_err());
     // Plain text to a port with TLS.
     let error =
-        Redis::new(RedisOptions::new(Server::Tcp { host: "localhost".into(), port: tls_port })).try_acquire(&held).await.unwrap_err();
+        Redis::new(RedisOptions::new(RedisServer::Tcp { host: "localhost".into(), port: tls_port })).try_acquire(&held).await.unwrap_err();
     assert!(error.hint.unwrap_or_default().contains("rediss://"));
 }
 
@@ -387,7 +388,7 @@ async fn a_dropped_acquire_is_cancelled_and_a_dropped_release_is_not() {
     };
     let asked = request("job");
     for takes in [true, false] {
-        let mut silent = Redis::new(RedisOptions::new(Server::Tcp { host: "127.0.0.1".into(), port }));
+        let mut silent = Redis::new(RedisOptions::new(RedisServer::Tcp { host: "127.0.0.1".into(), port }));
         let ours = listener.try_clone().unwrap();
         let peer = std::thread::spawn(move || end_of(ours));
         let limit = Duration::from_millis(200);

@@ -233,7 +233,7 @@ async fn odd_keys_and_namespaces_are_separate_locks() {
 async fn unsupported_requests_are_refused_without_a_query() {
     let mut nowhere = crate::backends::redis::Redis::new(crate::backends::redis::RedisOptions {
         namespace: Namespace::new("x").unwrap(),
-        ..crate::backends::redis::RedisOptions::new(crate::backends::redis::Server::Tcp { host: "127.0.0.1".into(), port: 1 })
+        ..crate::backends::redis::RedisOptions::new(crate::backends::redis::RedisServer::Tcp { host: "127.0.0.1".into(), port: 1 })
     });
     let run_policy = crate::lock::RunPolicy {
         place: "web1".into(),

@@ -11,7 +11,7 @@ use tempfile::TempDir;
 
 use super::ports;
 use crate::{
-    backends::redis::{Redis, RedisOptions, Server},
+    backends::redis::{Redis, RedisOptions, RedisServer},
     lock::{Attempt, Backend as _, Busy, Entry, Grant, Key, Namespace, Request, Ttl},
 };
 
@@ -70,7 +70,7 @@ impl TestServer {
     }
 
     pub fn options(&self) -> RedisOptions {
-        RedisOptions::new(Server::Tcp { host: "127.0.0.1".into(), port: self.port })
+        RedisOptions::new(RedisServer::Tcp { host: "127.0.0.1".into(), port: self.port })
     }
 
     pub fn backend(&self) -> Redis {

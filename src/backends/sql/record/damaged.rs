@@ -4,7 +4,7 @@ use serde_json::json;
 
 use super::{
     super::{
-        Column, Fields, Row, columns,
+        Fields, Row, RunColumn, columns,
         names::Names,
         row::{self, snapshot},
     },
@@ -31,8 +31,8 @@ fn damaged(row: &LockRow, dice: &mut Dice) -> LockRow {
     let [now_us, lock_until_us, locked_at_us, renewed_us] = [row.now_us, row.lock_until_us, row.locked_at_us, row.renewed_us].map(&mut of);
     let [fence, revision] = [row.fence, row.revision].map(&mut of);
     let values = columns(&row.starts).map(|(_, column)| match column {
-        Column::Time(number) | Column::Int(number) => number.map(&mut of).map(|number| number.to_string()),
-        Column::Bytes(text) | Column::Text(text) | Column::Json(text) => text,
+        RunColumn::Time(number) | RunColumn::Int(number) => number.map(&mut of).map(|number| number.to_string()),
+        RunColumn::Bytes(text) | RunColumn::Text(text) | RunColumn::Json(text) => text,
     });
     let values = values.map(|value| value.map(String::into_bytes)).to_vec();
     let starts = Fields::of(&Row { values, unreadable: || Error::new(Kind::Data, "unreadable") }).run_record().unwrap();

@@ -5,7 +5,7 @@ use std::time::Duration;
 use dlock::{
     backends::{
         Secret, Tls,
-        redis::{RedisOptions, Server},
+        redis::{RedisOptions, RedisServer},
         redlock::{Redlock, RedlockOptions},
     },
     lock::{Backend as _, Effect, Kind as ErrorKind, Scope},
@@ -94,7 +94,7 @@ async fn strings_without_an_expiry_belong_to_another_library(lab: &Lab) {
 }
 
 fn at(host: &str, port: u16) -> RedisOptions {
-    RedisOptions::new(Server::Tcp { host: host.into(), port })
+    RedisOptions::new(RedisServer::Tcp { host: host.into(), port })
 }
 
 async fn one_server_under_two_names_counts_once(lab: &Lab) {
