@@ -204,15 +204,7 @@ impl Redis {
     /// Returns the server's answer to a command, given as words.
     #[track_caller]
     pub fn command(&self, words: &[&str]) -> Value {
-        let mut command = redis::cmd(words[0]);
-        command.arg(&words[1..]);
-        loop {
-            match command.query(&mut self.connect()) {
-                // The kernel goes on with no read that has a time limit, and the client doesn't either.
-                Err(error) if is_interrupted(&error) => {}
-                answer => return answer.unwrap_or_else(|error| panic!("{words:?}: {error}")),
-            }
-        }
+        answer(words, || self.connect())
     }
 
     #[track_caller]
@@ -227,10 +219,9 @@ impl Redis {
 
     /// Returns all keys with their remaining life in ms; −1 without an expiry.
     pub fn keys(&self) -> Vec<(String, i64)> {
-        let mut connection = self.connect();
-        let names: Vec<String> = redis::cmd("KEYS").arg("*").query(&mut connection).expect("KEYS");
+        let names: Vec<String> = redis::from_redis_value(self.command(&["KEYS", "*"])).expect("KEYS");
         let left = |name: String| {
-            let ms: i64 = redis::cmd("PTTL").arg(&name).query(&mut connection).expect("PTTL");
+            let ms = self.int(&["PTTL", &name]);
             (name, ms)
         };
         // −2: the key expired between the two commands.
@@ -288,6 +279,20 @@ impl Redis {
 impl Drop for Redis {
     fn drop(&mut self) {
         self.kill();
+    }
+}
+
+/// Returns the answer to a command, given as words, over a new connection.
+#[track_caller]
+pub fn answer(words: &[&str], connect: impl Fn() -> Connection) -> Value {
+    let mut command = redis::cmd(words[0]);
+    command.arg(&words[1..]);
+    loop {
+        match command.query(&mut connect()) {
+            // A signal ends a read that has a time limit, and the client doesn't go on with it.
+            Err(error) if is_interrupted(&error) => {}
+            answer => return answer.unwrap_or_else(|error| panic!("{words:?}: {error}")),
+        }
     }
 }
 

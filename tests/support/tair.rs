@@ -41,10 +41,7 @@ impl Tair {
     /// Returns the server's answer to a command, given as words.
     pub fn command(&self, words: &[&str]) -> ::redis::Value {
         let client = ::redis::Client::open(format!("redis://127.0.0.1:{}/?protocol=resp2", self.port())).expect("a URL");
-        let mut connection = client.get_connection_with_timeout(Duration::from_secs(2)).expect("a connection");
-        let mut command = ::redis::cmd(words[0]);
-        command.arg(&words[1..]);
-        command.query(&mut connection).unwrap_or_else(|error| panic!("{words:?}: {error}"))
+        super::redis::answer(words, || client.get_connection_with_timeout(Duration::from_secs(2)).expect("a connection"))
     }
 
     /// Returns all keys with their remaining life in ms; −1 without an expiry.
