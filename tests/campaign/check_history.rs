@@ -57,6 +57,10 @@ fn may_be_recorded_as(facts: &Facts, run: &Run, recorded: &str) -> bool {
         // dlock may have been killed before or after the release.
         137 if run.signalled => true,
         76 if ["lost", "expired", "broken", "released"].contains(&recorded) => true,
+        // A server that is killed may lose what it confirmed in the second before, except for what a later run depends on.
+        _ if recorded == "expired" && is_soon_before_a_restart(facts, run) => true,
+        // A hold whose release did not arrive ended with its lease, or by the break that hit it.
+        _ if !given_back && recorded == "broken" => was_hit(facts, run, &[FaultKind::Break]),
         // Of several locks, one was lost after the command's end.
         76 if run.step.keys.len() < 2 || run.verdict["released"].is_null() => false,
         76 | 137 | 143 => {
@@ -66,10 +70,6 @@ fn may_be_recorded_as(facts: &Facts, run: &Run, recorded: &str) -> bool {
                 || recorded.starts_with("exit ")
                 || !given_back && recorded == "expired"
         }
-        // A server that is killed may lose what it confirmed in the second before, except for what a later run depends on.
-        _ if recorded == "expired" && is_soon_before_a_restart(facts, run) => true,
-        // A hold whose release did not arrive ended with its lease, or by the break that hit it.
-        _ if !given_back && recorded == "broken" => was_hit(facts, run, &[FaultKind::Break]),
         _ => {
             recorded == own
                 || !given_back && recorded == "expired" && (was_disturbed(facts, run) || was_hit(facts, run, &FaultKind::PROCESSES))
