@@ -189,6 +189,8 @@ fn statuses(facts: &Facts, violations: &mut Vec<Violation>) {
         let own = section.and_then(|section| section.ended).map(|(_, code)| code);
         let explained = match run.code {
             137 if run.signalled => hit(&[FaultKind::KillDlock]),
+            // A dlock that has just been started dies of TERM like any program, without a lock.
+            143 if run.signalled => section.is_none() && run.verdict.is_null() && hit(&[FaultKind::TermDlock]),
             _ if run.signalled => false,
             code if own == Some(code) && matches!(run.verdict["result"].as_str(), Some("ok") | None) => {
                 // The hold around a nested run may have been lost.

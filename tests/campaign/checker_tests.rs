@@ -1,7 +1,7 @@
 //! Tests of the checker on made-up records: it finds each violation and reports none in a correct round.
 
 use libtest_mimic::Trial;
-use serde_json::json;
+use serde_json::{Value, json};
 
 use crate::{
     checker::{Rule, check},
@@ -124,6 +124,17 @@ fn an_unexplained_exit_status_is_found() {
         bad.runs[0].code = code;
         assert!(check(&bad).iter().any(|violation| violation.rule == Rule::Status), "{code}");
     }
+    // TERM before dlock had done anything.
+    let mut early = two();
+    early.calm = false;
+    early.sections.pop();
+    early.keys[0].history["runs"].as_array_mut().unwrap().pop();
+    let last = early.runs.last_mut().unwrap();
+    (last.code, last.signalled, last.verdict) = (143, true, Value::Null);
+    let hit = early.runs[1].id;
+    assert_rules(&early, &[Rule::Status]);
+    early.injected = vec![InjectedFault { fault: FaultKind::TermDlock, from: 20 * MS, until: 21 * MS, run: Some(hit) }];
+    assert_rules(&early, &[]);
     // A success without an end record.
     let mut bad = two();
     bad.sections[1].ended = None;
