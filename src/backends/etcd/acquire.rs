@@ -17,16 +17,15 @@ use std::time::Duration;
 
 use super::{
     client::{EtcdClient, EtcdResult},
+    clock,
     failure::{self, Trouble},
     history,
-    hold::TRIES,
     messages::{Compare, RequestOp},
     ops, permits,
-    position::{check_position, retire},
+    position::{AcquireAttempt, check_position, retire},
     queue::{Keys, LockAtRevision},
     runs::{Leases, RunKeys, records},
     session::{EtcdSession, HoldState, OwnHold, seconds, ttl},
-    waiting,
 };
 use crate::{
     backends::queue::{
@@ -35,19 +34,6 @@ use crate::{
     },
     lock::{Attempt, Denial, Grant, Mode, Request, Ttl},
 };
-
-/// One attempt to take the lock for a token that is not nested.
-pub(super) struct AcquireAttempt<'a> {
-    pub client: &'a mut EtcdClient,
-    pub session: &'a mut EtcdSession,
-    pub request: &'a Request,
-    /// The own key.
-    pub own: String,
-    /// The leases of the run records, if they were granted for this attempt.
-    pub leases: Option<Leases>,
-    /// The length of the lock's lease, if this attempt granted it.
-    pub granted: Option<Ttl>,
-}
 
 /// The outcome for the first position in the queue.
 enum FirstPosition {
@@ -170,7 +156,7 @@ impl AcquireAttempt<'_> {
             puts(ops::when(Vec::new(), held(&empty), Vec::new()))
         };
         let mut look = self.client.put_and_look(names, compare, success).await?;
-        for _ in 0..TRIES {
+        for _ in 0..ops::TRIES {
             let free = look.find(own).is_none() && look.queue.may_hold(request.mode, look.queue.len());
             if request.waiting || !free || look.runs.judge(run_policy, &request.token).is_some() {
                 break;
@@ -260,7 +246,7 @@ impl AcquireAttempt<'_> {
             runs,
             number,
             dying,
-            settled_at: waiting::after(DRAIN_DELAY),
+            settled_at: clock::after(DRAIN_DELAY),
         });
         Ok(Attempt::Granted(grant))
     }

@@ -15,7 +15,6 @@ use super::{
     client::{EtcdClient, EtcdResult},
     failure,
     history::{self, ReleaseWrites},
-    hold::TRIES,
     names::EtcdNames,
     ops, permits,
     queue::LockAtRevision,
@@ -44,7 +43,7 @@ pub(super) async fn amend(
     change: impl Fn(HoldRecord) -> Option<HoldRecord>,
 ) -> EtcdResult<bool> {
     let names = EtcdNames::new(&client.options().namespace, key);
-    for _ in 0..TRIES {
+    for _ in 0..ops::TRIES {
         let look = look(client, &names).await?;
         let Some(at) = look.holder(fence) else { return Ok(false) };
         let one = &look.contenders[at];

@@ -19,9 +19,11 @@ use super::{
     failure::{self, Trouble},
     messages::{AuthenticateRequest, AuthenticateResponse},
     options::EtcdOptions,
-    questions::TXN,
 };
 use crate::lock::{Effect, Error, Kind, Result};
+
+/// The path of a transaction, which is not sent to a second member if the first one is silent.
+pub(super) const TXN: &str = "/etcdserverpb.KV/Txn";
 
 /// The outcome of a request.
 pub(super) type EtcdResult<T> = std::result::Result<T, Trouble>;

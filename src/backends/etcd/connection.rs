@@ -3,7 +3,6 @@
 //! The connection never reconnects and has no time limits.
 
 use std::{
-    error, fmt,
     future::{Future, pending},
     io,
     os::fd::{AsFd as _, OwnedFd},
@@ -36,7 +35,7 @@ use tonic::{
 };
 
 use super::{
-    failure,
+    failure::{self, LostRequest},
     options::{EtcdOptions, authority},
 };
 use crate::{
@@ -187,26 +186,6 @@ impl AsyncWrite for ObservedTcp {
 /// The service that sends requests on the connection.
 #[derive(Clone)]
 pub(super) struct Channel(SendRequest<Body>);
-
-/// A request without an answer.
-#[derive(Debug)]
-pub(super) struct LostRequest {
-    /// Whether the member may have received it.
-    pub sent: bool,
-    source: hyper::Error,
-}
-
-impl fmt::Display for LostRequest {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        self.source.fmt(f)
-    }
-}
-
-impl error::Error for LostRequest {
-    fn source(&self) -> Option<&(dyn error::Error + 'static)> {
-        Some(&self.source)
-    }
-}
 
 impl Service<http::Request<Body>> for Channel {
     type Response = http::Response<Incoming>;

@@ -2,11 +2,13 @@
 //!
 //! etcd's errors are distinguished by their texts, as etcd's own clients do: one gRPC code covers many errors.
 
-use std::{error::Error as _, io};
+use std::{
+    error::{self, Error as _},
+    fmt, io,
+};
 
 use tonic::{Code, Status};
 
-use super::connection::LostRequest;
 use crate::lock::{Effect, Error, Kind};
 
 /// Why a request got no usable answer.
@@ -45,6 +47,26 @@ impl From<Trouble> for Error {
 impl From<Error> for Trouble {
     fn from(error: Error) -> Self {
         Self::Refused(error)
+    }
+}
+
+/// A request without an answer.
+#[derive(Debug)]
+pub(super) struct LostRequest {
+    /// Whether the member may have received it.
+    pub sent: bool,
+    pub source: hyper::Error,
+}
+
+impl fmt::Display for LostRequest {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.source.fmt(f)
+    }
+}
+
+impl error::Error for LostRequest {
+    fn source(&self) -> Option<&(dyn error::Error + 'static)> {
+        Some(&self.source)
     }
 }
 

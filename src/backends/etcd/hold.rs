@@ -13,14 +13,14 @@ use std::time::Duration;
 use super::{
     breaking,
     client::{EtcdClient, EtcdResult},
+    clock,
     failure::{self, Trouble},
     history::{self, ReleaseWrites},
     inspect::{self, Remaining},
     messages::Compare,
-    monitor, ops, permits, queue,
+    ops, permits, position, queue,
     record::StoredRecord,
     session::{EtcdSession, HoldState, Nested, OwnHold, ttl},
-    waiting,
 };
 use crate::{
     backends::queue::record::ContenderInfo,
@@ -29,8 +29,6 @@ use crate::{
 
 /// All modes. The number of permits does not matter.
 const MODES: [Mode; 3] = [Mode::Exclusive, Mode::Shared, Mode::Permits(1)];
-/// How many times nested holds may change during a release before it fails.
-pub(super) const TRIES: u32 = 4;
 
 /// A hold as the store has it.
 pub(super) struct FoundHold {
@@ -96,7 +94,7 @@ pub(super) async fn find(client: &mut EtcdClient, session: &EtcdSession) -> Etcd
         metadata: info.metadata,
         number: look.number_of(at).cloned(),
         dying,
-        settled_at: waiting::after(Duration::ZERO),
+        settled_at: clock::after(Duration::ZERO),
         runs: look.runs.clone(),
     };
     Ok(Some(FoundHold { hold, mode, is_root, holds: look.holds_of(session.lease), marked, others, record }))
@@ -213,7 +211,7 @@ pub(super) async fn release(client: &mut EtcdClient, session: &mut EtcdSession, 
     {
         return Ok(released);
     }
-    for _ in 0..TRIES {
+    for _ in 0..ops::TRIES {
         let Some(found) = find(client, session).await? else { return not_held(client, session).await };
         if !found.holds_token() {
             return Ok(Release::NotHeld);
@@ -237,7 +235,7 @@ async fn not_held(client: &mut EtcdClient, session: &mut EtcdSession) -> EtcdRes
     if session.taking && !matches!(session.state, HoldState::Queued(_)) {
         // Every mode is tried: the mode of the earlier request is not known any more.
         for mode in MODES {
-            leave(client, session, mode).await?;
+            position::leave(client, session, mode).await?;
         }
     }
     Ok(Release::NotHeld)
@@ -345,20 +343,4 @@ async fn free(
     }
     history::trim(client, &session.names, freed.runs).await;
     Ok(Some(Release::Released))
-}
-
-/// Removes all keys of this process from the queue, and prevents late ones.
-pub(super) async fn leave(client: &mut EtcdClient, session: &mut EtcdSession, mode: Mode) -> EtcdResult<()> {
-    let (keys, lease) = match &session.inner {
-        Some(inner) => (vec![inner.name.clone()], inner.lease),
-        None => (vec![session.names.own(mode, session.lease), session.names.open_of(session.lease)], session.lease),
-    };
-    client.run(keys.iter().map(|key| ops::delete(key)).collect()).await?;
-    client.revoke(lease).await?;
-    let monitor = session.monitor_lease();
-    if let HoldState::Queued(queued) = &mut session.state {
-        monitor::retire(client, queued, monitor).await;
-    }
-    session.watches = None;
-    Ok(())
 }

@@ -13,6 +13,7 @@
 mod acquire;
 mod breaking;
 mod client;
+mod clock;
 mod connection;
 mod enter;
 pub mod examine;
@@ -28,6 +29,7 @@ mod ops;
 mod options;
 mod permits;
 mod position;
+mod probe;
 mod questions;
 mod queue;
 mod record;
@@ -153,7 +155,7 @@ impl Backend for Etcd {
         let Some(at) = self.at(&request.key, &request.token) else { return Ok(()) };
         let session = &mut self.sessions[at];
         if session.taking && matches!(session.state, HoldState::Asked { .. } | HoldState::Queued(_)) {
-            hold::leave(&mut self.client, session, request.mode).await?;
+            position::leave(&mut self.client, session, request.mode).await?;
             self.sessions.swap_remove(at);
         }
         Ok(())

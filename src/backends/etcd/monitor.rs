@@ -11,17 +11,15 @@
 
 use std::time::Duration;
 
-use tokio::time::Instant;
-
 use super::{
     client::{EtcdClient, EtcdResult},
+    clock::{after, is_past},
     failure::Trouble,
-    messages::KeyValue,
     names::EtcdNames,
     ops,
-    queue::{Keys, LockAtRevision},
-    session::Queued,
-    waiting::{after, is_past},
+    probe::{HERE, Probe},
+    queue::{Keys, LockAtRevision, StoredWaiter},
+    session::{QueueMonitor, Queued},
 };
 
 /// How often the queue monitor checks the queue.
@@ -30,65 +28,18 @@ const ROUND: Duration = Duration::from_secs(1);
 const AGAIN: Duration = Duration::from_millis(250);
 /// The length of the queue monitor's lease in seconds, unless the server's minimum is longer.
 const LEASE: i64 = 3;
-/// The delay per queue position, in milliseconds, within which a waiter applies at random when the monitor is gone. A few waiters apply,
-/// and the others see that the key is taken.
-const SPREAD_MS: u64 = 20;
-/// The longest such delay, in milliseconds.
-const LATEST_MS: u64 = 5000;
 /// How often a probed waiter extends its lease to prove that it lives.
 pub(super) const BEAT: Duration = Duration::from_millis(1500);
 /// The silence in whole seconds, rounded up, after which a waiter that should extend its lease each [`BEAT`] is dead.
 const SILENT: i64 = 5;
 /// The whole seconds within which a probed waiter has extended its lease.
 const ANSWERED: i64 = 4;
-/// The value that a probed waiter writes into its probe, once it has extended its lease.
-pub(super) const HERE: &str = "here";
 /// The number of living waiters that the queue monitor wants at the front; it looks no further.
 const LIVING: usize = 2;
 /// The number of waiters that one round probes. Each silent waiter adds two.
 const PROBES_PER_ROUND: usize = 8;
 /// The number of waiters that are read together, and removed together.
 const TOGETHER: usize = 30;
-
-/// The queue monitor, as far as a waiter knows.
-#[derive(Clone, Copy, Debug)]
-pub(super) enum QueueMonitor {
-    Another,
-    /// There is none; from this moment on this waiter may apply.
-    Vacant(Instant),
-    /// This waiter is the monitor; its next round is due at this moment.
-    Own(Instant),
-}
-
-impl QueueMonitor {
-    /// Returns the state of a waiter that sees whether a queue monitor is there.
-    pub(super) fn new(is_there: bool) -> Self {
-        if is_there { Self::Another } else { Self::Vacant(after(Duration::ZERO)) }
-    }
-
-    /// Returns the state of a waiter at this position after a change of the monitor's key.
-    pub(super) fn key_changed(self, is_gone: bool, position: Option<u32>) -> Self {
-        let spread = (SPREAD_MS * u64::from(position.unwrap_or(1))).min(LATEST_MS);
-        match (self, is_gone) {
-            (_, true) => Self::Vacant(after(Duration::from_millis(crate::lock::random() % spread.max(1)))),
-            // This waiter put the key itself.
-            (own @ Self::Own(_), false) => own,
-            (_, false) => Self::Another,
-        }
-    }
-
-    /// Returns when there is something to do.
-    pub(super) fn due(&self) -> Option<Instant> {
-        match self {
-            Self::Another => None,
-            Self::Vacant(due) | Self::Own(due) => Some(*due),
-        }
-    }
-
-    pub(super) fn is_own(&self) -> bool {
-        matches!(self, Self::Own(_))
-    }
-}
 
 /// Does what is due. `lease` is the lease for the queue monitor's key, and `own` is the waiter's own lease.
 pub(super) async fn serve(client: &mut EtcdClient, names: &EtcdNames, queued: &mut Queued, (lease, own): (i64, i64)) -> EtcdResult<()> {
@@ -206,29 +157,10 @@ async fn front(client: &mut EtcdClient, names: &EtcdNames, most: usize) -> EtcdR
     )?)
 }
 
-/// A probe of a waiter.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Probe {
-    /// Not answered. The number is how long the waiter's lease had not been extended when the probe was made.
-    Open(i64),
-    Answered,
-}
-
 /// Answers the probe of this waiter, which has extended its lease. If the store refuses, the waiter only counts as slow: its extended lease
 /// keeps it from being removed.
 pub(super) async fn answer(client: &mut EtcdClient, names: &EtcdNames, own: i64) {
     let _ = client.run(vec![ops::put(&names.probe(own), HERE, own)]).await;
-}
-
-/// Returns the probes among the keys below a lock's last fence: the lease of each probed waiter, and the probe's content.
-pub(super) fn probes(names: &EtcdNames, keys: &[KeyValue]) -> Vec<(i64, Probe)> {
-    let folder = names.probes();
-    let probe = |kv: &KeyValue| {
-        let lease = i64::from_str_radix(str::from_utf8(&kv.key).ok()?.strip_prefix(&*folder)?, 16).ok()?;
-        let value = str::from_utf8(&kv.value).ok()?;
-        Some((lease, if value == HERE { Probe::Answered } else { Probe::Open(value.parse().ok()?) }))
-    };
-    keys.iter().filter_map(probe).collect()
 }
 
 /// The state of a waiter.
@@ -267,20 +199,6 @@ async fn judge(client: &mut EtcdClient, names: &EtcdNames, one: &StoredWaiter) -
             }
         }
     }
-}
-
-/// A waiter as it was read. It is unchanged as long as its key and its record are.
-#[derive(Clone, Debug)]
-pub(super) struct StoredWaiter {
-    pub key: String,
-    pub created: i64,
-    pub lease: i64,
-    pub record: String,
-    /// The record's revision. The grant rewrites or removes the record.
-    pub revision: i64,
-    /// Whether dlock created the waiter, which then answers a probe.
-    pub answers: bool,
-    pub probed: Option<Probe>,
 }
 
 /// Removes a dead waiter on behalf of a process that does not wait. Returns whether it did. Probes a waiter that was not probed.

@@ -7,7 +7,6 @@ use super::{
         RangeRequest, RequestOp, SortOrder, SortTarget, TxnRequest, TxnResponse,
     },
     names::{self, EtcdNames},
-    queue::{Keys, LockAtRevision},
 };
 use crate::lock::{Mode, Result};
 
@@ -18,6 +17,9 @@ pub(super) const ALL: i64 = 0;
 
 /// The most operations that dlock puts into a transaction. A server allows 128 unless configured otherwise.
 pub(super) const MOST_OPS: usize = 100;
+
+/// How many times a step is tried before it fails, if other processes break its conditions.
+pub(super) const TRIES: u32 = 4;
 
 fn op(request: OpRequest) -> RequestOp {
     RequestOp { request: Some(request) }
@@ -243,24 +245,5 @@ impl TxnAnswers {
             Some(OpResponse::DeleteRange(DeleteRangeResponse { prev_kvs, .. })) => Ok(prev_kvs),
             _ => Err(failure::unreadable()),
         }
-    }
-
-    /// Returns the answers to [`look`].
-    pub(super) fn look(&mut self, names: &EtcdNames) -> Result<LockAtRevision> {
-        let keys = Keys {
-            contenders: self.keys()?,
-            with_values: self.keys()?,
-            open: self.keys()?,
-            nested: self.keys()?,
-            below_fence: self.keys()?,
-        };
-        LockAtRevision::new(names, self.revision, keys)
-    }
-
-    /// Returns the answers to [`look_ahead`].
-    pub(super) fn look_ahead(&mut self, names: &EtcdNames) -> Result<LockAtRevision> {
-        let (contenders, open) = (self.keys()?, [self.keys()?, self.keys()?].concat());
-        let keys = Keys { with_values: contenders.clone(), contenders, open, nested: self.keys()?, below_fence: self.keys()? };
-        Ok(LockAtRevision { is_ahead: true, ..LockAtRevision::new(names, self.revision, keys)? })
     }
 }

@@ -23,12 +23,12 @@
 //! - *There is no space.* Without a number nothing is granted.
 
 use super::{
-    acquire::AcquireAttempt,
     client::EtcdResult,
     failure::{self, Trouble},
     messages::{Compare, RequestOp},
     names::EtcdNames,
     ops,
+    position::AcquireAttempt,
     queue::{LockAtRevision, Permit},
 };
 use crate::backends::queue::record::HoldRecord;

@@ -1,26 +1,43 @@
-//! A position in the queue: entering the queue, answering from one look to the next, and leaving.
+//! An attempt and its position in the queue: entering the queue, answering from one look to the next, and leaving.
+
+use std::time::Duration;
 
 use super::{
-    acquire::AcquireAttempt,
     client::{EtcdClient, EtcdResult},
-    failure, hold, inspect,
-    monitor::{self, QueueMonitor},
+    clock, failure,
+    inspect::{self, Remaining},
+    monitor,
     names::EtcdNames,
-    ops,
+    ops, probe,
     queue::{AwaitedKeys, LockAtRevision},
-    runs,
-    session::{EtcdSession, HoldState, Queued},
+    runs::Leases,
+    session::{EtcdSession, HoldState, QueueMonitor, Queued},
     waiting,
 };
 use crate::{
     backends::queue,
-    lock::{Attempt, Busy, Denial, Mode, Ttl},
+    lock::{Attempt, Busy, Denial, Mode, Request, Ttl},
 };
 
 /// How many times a queue position is only checked before the whole queue is read again, for its holders.
 const CHECKS: u32 = 5;
 /// The number of first waiters that learn when a holder's lease ends. A thousand waiters that ask keep the server busy for seconds.
 const NEAR: u32 = 3;
+/// The shortest delay until a waiter for the end of a lease asks again.
+const SOONEST: Duration = Duration::from_millis(250);
+
+/// One attempt to take the lock for a token that is not nested.
+pub(super) struct AcquireAttempt<'a> {
+    pub client: &'a mut EtcdClient,
+    pub session: &'a mut EtcdSession,
+    pub request: &'a Request,
+    /// The own key.
+    pub own: String,
+    /// The leases of the run records, if they were granted for this attempt.
+    pub leases: Option<Leases>,
+    /// The length of the lock's lease, if this attempt granted it.
+    pub granted: Option<Ttl>,
+}
 
 impl AcquireAttempt<'_> {
     /// Keeps a waiter that is not yet first in the queue, on a lease that was granted now or is still alive.
@@ -97,7 +114,7 @@ impl AcquireAttempt<'_> {
             HoldState::Queued(queued) if self.request.waiting => Some(queued.ttl.get()),
             _ => None,
         };
-        let denial = runs::add_times(self.client, denial, waits).await;
+        let denial = add_times(self.client, denial, waits).await;
         if !self.request.waiting {
             self.withdraw(look).await?;
         }
@@ -141,11 +158,43 @@ impl AcquireAttempt<'_> {
     /// Removes everything of this request. Without the lease no further key is put.
     async fn withdraw(&mut self, look: &LockAtRevision) -> EtcdResult<()> {
         if look.contenders.iter().any(|one| one.lease == self.session.lease) {
-            hold::leave(self.client, self.session, self.request.mode).await
+            leave(self.client, self.session, self.request.mode).await
         } else {
             self.client.revoke(self.session.lease).await
         }
     }
+}
+
+/// Adds to a denial when its record began and when it ends, as the record's lease tells.
+///
+/// A waiter is told to ask again before its position's lease, of length `waits`, ends.
+async fn add_times(client: &mut EtcdClient, (denial, lease): (Denial, i64), waits: Option<Duration>) -> Box<Denial> {
+    // No denial depends on these times.
+    let (left, began) = match inspect::remaining(client, lease).await {
+        Ok(Remaining::For { left, ago }) => (Some(left), Some(ago)),
+        _ => (None, None),
+    };
+    let again_in = match waits {
+        None => left,
+        Some(lasts) => Some(left.unwrap_or(lasts).saturating_sub(Duration::from_secs(1)).min(lasts / 3).max(SOONEST)),
+    };
+    Box::new(Denial { began, again_in, ..denial })
+}
+
+/// Removes all keys of this process from the queue, and prevents late ones.
+pub(super) async fn leave(client: &mut EtcdClient, session: &mut EtcdSession, mode: Mode) -> EtcdResult<()> {
+    let (keys, lease) = match &session.inner {
+        Some(inner) => (vec![inner.name.clone()], inner.lease),
+        None => (vec![session.names.own(mode, session.lease), session.names.open_of(session.lease)], session.lease),
+    };
+    client.run(keys.iter().map(|key| ops::delete(key)).collect()).await?;
+    client.revoke(lease).await?;
+    let monitor = session.monitor_lease();
+    if let HoldState::Queued(queued) = &mut session.state {
+        monitor::retire(client, queued, monitor).await;
+    }
+    session.watches = None;
+    Ok(())
 }
 
 /// Stops a granted waiter from being the queue monitor. Its command need not wait for that.
@@ -170,7 +219,7 @@ pub(super) async fn check_position(
         return Ok(None);
     }
     queued.checks += 1;
-    if watched && !waiting::is_past(queued.alive_until) {
+    if watched && !clock::is_past(queued.alive_until) {
         // The watch would have reported a change, through a member that answered recently.
         return Ok(Some(queued.busy.clone()));
     }
@@ -185,7 +234,7 @@ pub(super) async fn check_position(
         unchanged &= answers.one()?.is_some_and(|kv| kv.mod_revision <= queued.seen);
     }
     let (monitor_key, probe) = (answers.one()?, answers.keys()?);
-    queued.catch_up(monitor_key.is_some(), monitor::probes(names, &probe).first().map(|(_, probe)| *probe));
+    queued.catch_up(monitor_key.is_some(), probe::probes(names, &probe).first().map(|(_, probe)| *probe));
     let permits = answers.last_count();
     unchanged &= queued.permits.is_none_or(|before| before == permits);
     if unchanged {

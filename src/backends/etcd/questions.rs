@@ -6,7 +6,7 @@ use tonic::{Streaming, codegen::http::uri::PathAndQuery};
 use tonic_prost::ProstCodec;
 
 use super::{
-    client::{EtcdClient, EtcdResult, Style},
+    client::{EtcdClient, EtcdResult, Style, TXN},
     failure::{self, Trouble},
     messages::{
         Compare, LeaseGrantRequest, LeaseGrantResponse, LeaseKeepAliveResponse, LeaseRequest, LeaseRevokeResponse, LeaseTimeToLiveResponse,
@@ -17,7 +17,6 @@ use super::{
     queue::{AwaitedKeys, LockAtRevision},
 };
 
-pub(super) const TXN: &str = "/etcdserverpb.KV/Txn";
 const REVOKE: &str = "/etcdserverpb.Lease/LeaseRevoke";
 
 impl EtcdClient {

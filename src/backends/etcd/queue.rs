@@ -4,9 +4,10 @@ use std::collections::{BTreeMap, HashMap, HashSet};
 
 use super::{
     messages::KeyValue,
-    monitor::{self, Probe, StoredWaiter},
     names::{self, EtcdNames},
-    record::StoredRecord,
+    ops::TxnAnswers,
+    probe::{self, Probe},
+    record::{StoredRecord, fence},
     runs::RunKeys,
 };
 use crate::{
@@ -29,11 +30,6 @@ pub(super) fn mode_of(rest: &str) -> Option<Mode> {
     // The layout of `etcdctl lock`.
     let lease = (1..=16).contains(&rest.len()) && rest.bytes().all(|b| b.is_ascii_digit() || (b'a'..=b'f').contains(&b));
     lease.then_some(Mode::Exclusive)
-}
-
-/// Returns the fence of a revision.
-pub(super) fn fence(revision: i64) -> Fence {
-    Fence(u64::try_from(revision).unwrap_or_default())
 }
 
 /// A contender's key.
@@ -120,6 +116,20 @@ pub(super) struct AwaitedKeys {
     pub numbers: Option<String>,
 }
 
+/// A waiter as it was read. It is unchanged as long as its key and its record are.
+#[derive(Clone, Debug)]
+pub(super) struct StoredWaiter {
+    pub key: String,
+    pub created: i64,
+    pub lease: i64,
+    pub record: String,
+    /// The record's revision. The grant rewrites or removes the record.
+    pub revision: i64,
+    /// Whether dlock created the waiter, which then answers a probe.
+    pub answers: bool,
+    pub probed: Option<Probe>,
+}
+
 /// A hold nested in another, or the mark of an outer hold that was released.
 #[derive(Clone, Debug)]
 pub(super) struct NestedKey {
@@ -175,7 +185,7 @@ impl LockAtRevision {
             nested: keys.nested.into_iter().filter_map(inner).collect(),
             numbers,
             has_monitor: keys.below_fence.iter().any(|kv| kv.key == names.monitor().as_bytes()),
-            probes: monitor::probes(names, &keys.below_fence),
+            probes: probe::probes(names, &keys.below_fence),
             runs: RunKeys::read(names, keys.below_fence)?,
         })
     }
@@ -275,6 +285,27 @@ impl LockAtRevision {
     /// Returns the first waiter with another lease.
     pub(super) fn first_waiting(&self, lease: i64) -> Option<StoredWaiter> {
         self.queue.waiters().filter(|at| self.contenders[*at].lease != lease).find_map(|at| self.waiting(at))
+    }
+}
+
+impl TxnAnswers {
+    /// Returns the answers to [`super::ops::look`].
+    pub(super) fn look(&mut self, names: &EtcdNames) -> Result<LockAtRevision> {
+        let keys = Keys {
+            contenders: self.keys()?,
+            with_values: self.keys()?,
+            open: self.keys()?,
+            nested: self.keys()?,
+            below_fence: self.keys()?,
+        };
+        LockAtRevision::new(names, self.revision, keys)
+    }
+
+    /// Returns the answers to [`super::ops::look_ahead`].
+    pub(super) fn look_ahead(&mut self, names: &EtcdNames) -> Result<LockAtRevision> {
+        let (contenders, open) = (self.keys()?, [self.keys()?, self.keys()?].concat());
+        let keys = Keys { with_values: contenders.clone(), contenders, open, nested: self.keys()?, below_fence: self.keys()? };
+        Ok(LockAtRevision { is_ahead: true, ..LockAtRevision::new(names, self.revision, keys)? })
     }
 }
 

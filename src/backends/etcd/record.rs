@@ -1,10 +1,15 @@
 //! The record next to each of dlock's own keys ([`HoldRecord`]), as it is stored.
 
-use super::{messages::KeyValue, queue::fence};
+use super::messages::KeyValue;
 use crate::{
     backends::queue::record::HoldRecord,
     lock::{Fence, HistoryEntry, Mode},
 };
+
+/// Returns the fence of a revision.
+pub(super) fn fence(revision: i64) -> Fence {
+    Fence(u64::try_from(revision).unwrap_or_default())
+}
 
 /// A record.
 #[derive(Clone, Debug, PartialEq, Eq)]

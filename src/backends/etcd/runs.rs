@@ -21,12 +21,11 @@ use tokio::time::Instant;
 
 use super::{
     client::{EtcdClient, EtcdResult},
+    clock::{after, is_past},
     failure::{self, Trouble},
-    inspect::{self, Remaining},
     messages::{Compare, KeyValue, RequestOp},
     names::EtcdNames,
-    ops, queue,
-    waiting::{after, is_past},
+    ops, record,
 };
 use crate::{
     backends::queue::record::{read_runs, write_runs},
@@ -37,8 +36,6 @@ use crate::{
 const NOW: u64 = 1 << 40;
 /// How long a grant may take; leases end that late anyway.
 const LATE: Duration = Duration::from_secs(1);
-/// The shortest delay until a waiter for the end of a lease asks again.
-const SOONEST: Duration = Duration::from_millis(250);
 /// The longest lease that etcd grants, in seconds.
 const LONGEST: i64 = 9_000_000_000;
 
@@ -97,7 +94,7 @@ impl RunKey {
             (record.cooldown.as_mut().map(|cooldown| &mut cooldown.fence), record.start.as_mut().map(|start| &mut start.fence));
         for fence in [cooldown, start].into_iter().flatten().filter(|fence| fence.0 == 0) {
             // The record was put in the step that created the key whose revision is the fence, so it can't contain the fence.
-            *fence = queue::fence(kv.mod_revision);
+            *fence = record::fence(kv.mod_revision);
         }
         Ok(Self { record, revision: kv.mod_revision, lease: kv.lease })
     }
@@ -275,20 +272,4 @@ impl RunKeys {
             client.revoke_all(&[key.lease]).await;
         }
     }
-}
-
-/// Adds to a denial when its record began and when it ends, as the record's lease tells.
-///
-/// A waiter is told to ask again before its position's lease, of length `waits`, ends.
-pub(super) async fn add_times(client: &mut EtcdClient, (denial, lease): (Denial, i64), waits: Option<Duration>) -> Box<Denial> {
-    // No denial depends on these times.
-    let (left, began) = match inspect::remaining(client, lease).await {
-        Ok(Remaining::For { left, ago }) => (Some(left), Some(ago)),
-        _ => (None, None),
-    };
-    let again_in = match waits {
-        None => left,
-        Some(lasts) => Some(left.unwrap_or(lasts).saturating_sub(Duration::from_secs(1)).min(lasts / 3).max(SOONEST)),
-    };
-    Box::new(Denial { began, again_in, ..denial })
 }

@@ -8,16 +8,22 @@ use sha2::{Digest as _, Sha256};
 use tokio::time::Instant;
 
 use super::{
+    clock::{after, is_past},
     failure,
-    monitor::QueueMonitor,
     names::EtcdNames,
     ops::MOST_OPS,
     questions::Watches,
-    queue::{AwaitedKeys, Permit, fence},
-    record::StoredRecord,
+    queue::{AwaitedKeys, Permit},
+    record::{StoredRecord, fence},
     runs::RunKeys,
 };
-use crate::lock::{Busy, Fence, Key, Metadata, Namespace, Result, Token, Ttl};
+use crate::lock::{Busy, Fence, Key, Metadata, Namespace, Result, Token, Ttl, random};
+
+/// The delay per queue position, in milliseconds, within which a waiter applies at random when the monitor is gone. A few waiters apply,
+/// and the others see that the key is taken.
+const SPREAD_MS: u64 = 20;
+/// The longest such delay, in milliseconds.
+const LATEST_MS: u64 = 5000;
 
 /// One token's hold of one lock.
 pub(super) struct EtcdSession {
@@ -88,6 +94,46 @@ impl Queued {
     }
 }
 
+/// The queue monitor, as far as a waiter knows.
+#[derive(Clone, Copy, Debug)]
+pub(super) enum QueueMonitor {
+    Another,
+    /// There is none; from this moment on this waiter may apply.
+    Vacant(Instant),
+    /// This waiter is the monitor; its next round is due at this moment.
+    Own(Instant),
+}
+
+impl QueueMonitor {
+    /// Returns the state of a waiter that sees whether a queue monitor is there.
+    pub(super) fn new(is_there: bool) -> Self {
+        if is_there { Self::Another } else { Self::Vacant(after(Duration::ZERO)) }
+    }
+
+    /// Returns the state of a waiter at this position after a change of the monitor's key.
+    pub(super) fn key_changed(self, is_gone: bool, position: Option<u32>) -> Self {
+        let spread = (SPREAD_MS * u64::from(position.unwrap_or(1))).min(LATEST_MS);
+        match (self, is_gone) {
+            (_, true) => Self::Vacant(after(Duration::from_millis(random() % spread.max(1)))),
+            // This waiter put the key itself.
+            (own @ Self::Own(_), false) => own,
+            (_, false) => Self::Another,
+        }
+    }
+
+    /// Returns when there is something to do.
+    pub(super) fn due(&self) -> Option<Instant> {
+        match self {
+            Self::Another => None,
+            Self::Vacant(due) | Self::Own(due) => Some(*due),
+        }
+    }
+
+    pub(super) fn is_own(&self) -> bool {
+        matches!(self, Self::Own(_))
+    }
+}
+
 /// The state of a hold that its owner needs.
 #[derive(Clone, Debug)]
 pub(super) struct OwnHold {
@@ -119,7 +165,7 @@ impl OwnHold {
 
     /// Returns the records that can be removed, since their contenders have stopped.
     pub(super) fn dead(&self) -> &[StoredRecord] {
-        let many = if super::waiting::is_past(self.settled_at) { self.dying.len().min(MOST_OPS) } else { 0 };
+        let many = if is_past(self.settled_at) { self.dying.len().min(MOST_OPS) } else { 0 };
         &self.dying[..many]
     }
 }

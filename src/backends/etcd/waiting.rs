@@ -12,26 +12,19 @@ use tokio::time::{Instant, sleep_until, timeout};
 
 use super::{
     client::{EtcdClient, EtcdResult},
+    clock::{after, is_past},
     messages::{NO_PUT, WatchCreateRequest, WatchRequest},
-    monitor::{self, BEAT, HERE, Probe, QueueMonitor},
+    monitor::{self, BEAT},
     names::{self, EtcdNames},
+    probe::{HERE, Probe},
     questions::Watches,
     queue::AwaitedKeys,
-    session::{EtcdSession, HoldState, Queued},
+    session::{EtcdSession, HoldState, QueueMonitor, Queued},
 };
 use crate::lock::{Ttl, Wake};
 
 /// The pause of a request in try mode before a lock that is busy only in passing is asked for again.
 const PASSING: Duration = Duration::from_millis(10);
-
-/// The moment after so long.
-pub(super) fn after(length: Duration) -> Instant {
-    Instant::now() + length
-}
-
-pub(super) fn is_past(moment: Instant) -> bool {
-    moment <= Instant::now()
-}
 
 /// Until when a waiter's lease that was extended now need not be extended again; at once if it was not.
 pub(super) fn fresh_until(extended: Option<Ttl>, probed: bool) -> Instant {

@@ -7,12 +7,10 @@
 use redis::Value;
 
 use super::{
-    connection::RedisConnection,
+    connection::{RedisConnection, ServerConnection},
     failure,
     options::{Address, RedisOptions},
-    race, reply,
-    servers::ServerConnection,
-    slot,
+    race, reply, slot,
 };
 use crate::lock::{Effect, Error, Kind, Result};
 
@@ -122,7 +120,7 @@ impl Cluster {
         }
         let question = redis::cmd("CLUSTER").arg("SLOTS").get_packed_command();
         let answer = conn.connection.ask(&question).await.map_err(|error| error.effect(Effect::NotApplied))?;
-        match conn.node().and_then(|node| read_map(&answer, node)) {
+        match conn.node.as_ref().and_then(|node| read_map(&answer, node)) {
             Some(map) => self.learn(map.all),
             None => self.learned = true,
         }
@@ -158,8 +156,15 @@ impl Cluster {
     }
 }
 
+impl ServerConnection {
+    /// Returns the redirection in the reply, if there is one.
+    pub(super) fn redirect(&self, reply: &Value) -> Option<Redirect> {
+        self.node.as_ref().and_then(|node| redirect(reply, node))
+    }
+}
+
 /// Returns the redirection in a reply of `from`.
-pub(super) fn redirect(reply: &Value, from: &Address) -> Option<Redirect> {
+fn redirect(reply: &Value, from: &Address) -> Option<Redirect> {
     let Value::ServerError(error) = reply else { return None };
     let (_slot, node) = error.details()?.split_once(' ')?;
     let (host, port) = node.trim().rsplit_once(':')?;

@@ -23,7 +23,7 @@ use tokio_rustls::client::TlsStream;
 
 use super::{
     failure,
-    options::{RedisOptions, RedisServer},
+    options::{Address, RedisOptions, RedisServer},
 };
 use crate::backends::net::{dial, tls, unreachable};
 use crate::lock::{Effect, Error, Key, Kind, Result};
@@ -185,5 +185,35 @@ impl RedisConnection {
             }
             Err(_) => Err(failure::unreadable()),
         }
+    }
+}
+
+/// A connection to a server that was found for a lock.
+pub(super) struct ServerConnection {
+    pub(super) connection: RedisConnection,
+    /// The cluster node at the other end; `None` outside a cluster, where there is one server at a time.
+    pub(super) node: Option<Address>,
+    /// Whether the slot is being moved to this node, which then serves only requests after ASKING.
+    pub(super) asking: bool,
+}
+
+impl ServerConnection {
+    pub(super) fn to_node(connection: RedisConnection, node: Address) -> Self {
+        Self { connection, node: Some(node), asking: false }
+    }
+
+    /// Sends one command and awaits its reply, which may be an error.
+    pub(super) async fn ask(&mut self, packed: &[u8]) -> Result<Value> {
+        if !self.asking {
+            return self.connection.ask(packed).await;
+        }
+        let both = [&*redis::cmd("ASKING").get_packed_command(), packed].concat();
+        let mut replies = self.connection.exchange(&both, 2).await?;
+        replies.pop().ok_or_else(failure::unreadable)
+    }
+
+    /// Sends several commands in one packet and awaits their replies, which may be errors.
+    pub(super) async fn exchange(&mut self, pipeline: &redis::Pipeline) -> Result<Vec<Value>> {
+        self.connection.exchange(&pipeline.get_packed_pipeline(), pipeline.len()).await
     }
 }

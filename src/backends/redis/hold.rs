@@ -2,7 +2,7 @@
 
 use ::redis::Value;
 
-use super::{CAPABILITIES, Redis, answer::read_renewal, flag, history, names::RedisNames, script, servers::ServerConnection};
+use super::{CAPABILITIES, Redis, answer::read_renewal, connection::ServerConnection, flag, history, names::RedisNames, script};
 use crate::lock::{End, Intent, Key, ReleaseInfo, Renewal, Result, RunState, Scope, Token};
 
 impl Redis {

@@ -38,9 +38,10 @@ pub use self::options::{Address, RedisOptions, RedisServer, Replicas, Sentinel};
 use self::{
     answer::{answer, otherwise, read_attempt, read_count},
     cluster::Redirect,
+    connection::ServerConnection,
     names::RedisNames,
     script::Script,
-    servers::{ServerConnection, Servers},
+    servers::Servers,
 };
 use crate::lock::{
     Amendment, Attempt, Backend, Capabilities, Entry, History, Identity, Intent, Key, LockState, Mode, Release, ReleaseInfo, Renewal,
@@ -113,7 +114,7 @@ impl Redis {
         // An abandoned acquire must not arrive later; an abandoned release may.
         let takes = script.is(&script::ACQUIRE) || script.is(&script::SHARE);
         for _ in 0..REDIRECTIONS {
-            let keys = if conn.is_asking() { &all[..] } else { keys };
+            let keys = if conn.asking { &all[..] } else { keys };
             conn.connection.drop_unsent_on_close(takes);
             let mut reply = conn.ask(&script.by_sha(keys, arguments)).await?;
             if matches!(&reply, Value::ServerError(error) if error.code() == "NOSCRIPT") {

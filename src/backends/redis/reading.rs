@@ -9,11 +9,10 @@ use redis::{Pipeline, ServerErrorKind, Value};
 use super::{
     REDIRECTIONS, Redis,
     cluster::Redirect,
+    connection::ServerConnection,
     failure,
     names::{ENCODING, RedisNames, is_run_data, key_of, pattern, prefix, side_of, side_start},
-    reply,
-    servers::ServerConnection,
-    starts,
+    reply, starts,
     state::{LockSnapshot, foreign, read_shares, waiters},
 };
 use crate::lock::{Effect, Fence, Key, Kind, LockState, Mode, Result, Which};

@@ -8,7 +8,7 @@
 use redis::{Pipeline, Value};
 
 use super::{
-    Redis, Replicas, examine::connected_replicas, failure, names::RedisNames, options::RedisServer, reply, servers::ServerConnection,
+    Redis, Replicas, connection::ServerConnection, examine::connected_replicas, failure, names::RedisNames, options::RedisServer, reply,
 };
 use crate::lock::{Effect, Error, ReleaseInfo, Request, Result};
 

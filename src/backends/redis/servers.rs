@@ -7,57 +7,13 @@
 use redis::{ServerError, Value};
 
 use super::{
-    cluster::{self, Cluster, Redirect, SlotLocation},
-    connection::RedisConnection,
+    cluster::{Cluster, Redirect, SlotLocation},
+    connection::{RedisConnection, ServerConnection},
     failure,
     options::{Address, RedisOptions, RedisServer},
     sentinel::Sentinels,
 };
 use crate::lock::{Error, Key, Result};
-
-/// A connection to a server that was found for a lock.
-pub(super) struct ServerConnection {
-    pub(super) connection: RedisConnection,
-    /// The cluster node at the other end; `None` outside a cluster, where there is one server at a time.
-    node: Option<Address>,
-    /// Whether the slot is being moved to this node, which then serves only requests after ASKING.
-    asking: bool,
-}
-
-impl ServerConnection {
-    pub(super) fn to_node(connection: RedisConnection, node: Address) -> Self {
-        Self { connection, node: Some(node), asking: false }
-    }
-
-    /// Whether the slot is being moved to the node at the other end.
-    pub(super) fn is_asking(&self) -> bool {
-        self.asking
-    }
-
-    pub(super) fn node(&self) -> Option<&Address> {
-        self.node.as_ref()
-    }
-
-    /// Sends one command and awaits its reply, which may be an error.
-    pub(super) async fn ask(&mut self, packed: &[u8]) -> Result<Value> {
-        if !self.asking {
-            return self.connection.ask(packed).await;
-        }
-        let both = [&*redis::cmd("ASKING").get_packed_command(), packed].concat();
-        let mut replies = self.connection.exchange(&both, 2).await?;
-        replies.pop().ok_or_else(failure::unreadable)
-    }
-
-    /// Sends several commands in one packet and awaits their replies, which may be errors.
-    pub(super) async fn exchange(&mut self, pipeline: &redis::Pipeline) -> Result<Vec<Value>> {
-        self.connection.exchange(&pipeline.get_packed_pipeline(), pipeline.len()).await
-    }
-
-    /// Returns the redirection in the reply, if there is one.
-    pub(super) fn redirect(&self, reply: &Value) -> Option<Redirect> {
-        self.node.as_ref().and_then(|node| cluster::redirect(reply, node))
-    }
-}
 
 /// The known state of a deployment's servers.
 pub(super) struct Servers {

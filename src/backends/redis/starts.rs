@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use redis::Value;
 
-use super::{failure, flag, reply};
+use super::{failure, reply, script::flag};
 use crate::lock::{Cooldown, Denial, Fence, LastRun, Metadata, Once, Result, Rule, RunPolicy, RunRecord, RunState, whole_ms};
 
 /// Returns the arguments for `read_terms` in `common.lua`.

@@ -3,7 +3,7 @@
 //! A lock is a string, or a string with a version. Its value has the holders of the lock's document. A client reads the value, and
 //! writes a new one only if the old one is still there. No value is ever written twice, so "still there" means that nothing
 //! happened in between. The value lasts as long as the last hold. The rest of the document is next to the value:
-//! the queue (`line.rs`, `queue.rs`), the run record, the warning, and the outbox (`history.rs`).
+//! the queue (`stored_queue.rs`, `queue.rs`), the run record, the warning, and the outbox (`history.rs`).
 //!
 //! # Taking a lock
 //! 1. `SET NX PX` with a claim; in the same packet, after it, the time and the fence counter are read.
@@ -48,7 +48,7 @@ use ::redis::{Pipeline, Value};
 use async_trait::async_trait;
 
 pub use self::options::{TairMode, TairOptions};
-use self::read::TairVersion;
+use self::{stored_queue::StoredQueue, value::Stored};
 use super::{
     cas::{CasBackend, Change, ReadFor, Snapshot, Store},
     pause::pause,
@@ -69,6 +69,17 @@ pub(super) const CAPABILITIES: Capabilities = Capabilities {
 
 /// The backend for locks on one Tair.
 pub type Tair = CasBackend<TairStore>;
+
+/// The stored values from which a document was read.
+#[derive(Debug, Default)]
+pub struct TairVersion {
+    /// The lock's value, if dlock wrote it; or the warning's value, if `is_warning`.
+    stored: Option<Stored>,
+    is_warning: bool,
+    /// The run record.
+    policy: Option<Stored>,
+    stored_queue: StoredQueue,
+}
 
 /// One Tair.
 ///

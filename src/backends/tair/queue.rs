@@ -1,11 +1,11 @@
-//! The list of unfair exclusive waiters. It is informative, and matters only to the waiters of `line.rs`.
+//! The list of unfair exclusive waiters. It is informative, and matters only to the waiters of `stored_queue.rs`.
 
-use ::redis::{Pipeline, Value};
+use ::redis::Value;
 
 use super::{TairStore, stored_queue, value::readable};
 use crate::{
     backends::redis::{names::RedisNames, reply},
-    lock::{Metadata, Request, Result},
+    lock::{Request, Result},
 };
 
 /// The silence after which a waiter counts as gone.
@@ -16,7 +16,7 @@ impl TairStore {
     pub(super) async fn join(&mut self, request: &Request, now_us: u64) -> Result<Option<u32>> {
         let (names, hold) = (self.names(&request.key)?, request.token.hold_text());
         let mut join = ::redis::pipe();
-        add(&mut join, &names, request, now_us);
+        stored_queue::add(&mut join, &names, request, now_us);
         join.cmd("ZRANK").arg(&names.queue).arg(&hold).cmd("ZRANGE").arg(&names.queue).arg(0).arg(0);
         // The list is informative: a failure here must not hide that the lock is busy.
         let Ok(replies) = self.look(&join).await else { return Ok(None) };
@@ -42,21 +42,4 @@ impl TairStore {
             let _ = self.look(&drop).await;
         }
     }
-}
-
-/// Adds the commands that join the list or renew the waiter's sign of life.
-pub(super) fn add(pipeline: &mut Pipeline, names: &RedisNames, request: &Request, now_us: u64) {
-    let ms = now_us / 1000;
-    let hold = request.token.hold_text();
-    // Metadata has only texts and numbers, so serializing can't fail.
-    let metadata = request.metadata.as_ref().and_then(|metadata| serde_json::to_string(metadata).ok()).unwrap_or_default();
-    pipeline.cmd("ZADD").arg(&names.queue).arg("NX").arg(now_us).arg(&hold);
-    pipeline.cmd("HSET").arg(&names.waiters).arg(&hold).arg(format!("{ms}:{metadata}"));
-    pipeline.cmd("PEXPIRE").arg(&names.queue).arg(20_000).cmd("PEXPIRE").arg(&names.waiters).arg(20_000);
-}
-
-/// Returns when a waiter gave its last sign of life, and its metadata.
-pub(super) fn waiter_info(infos: &[(String, String)], hold: &str) -> Option<(u64, Option<Metadata>)> {
-    let (seen, metadata) = infos.iter().find(|(who, _)| who == hold)?.1.split_once(':')?;
-    Some((seen.parse().ok()?, serde_json::from_str(metadata).ok()))
 }

@@ -5,7 +5,7 @@ use std::collections::BTreeSet;
 use ::redis::{Pipeline, Value};
 
 use super::{
-    TairStore, history,
+    TairStore, TairVersion, history,
     options::TairMode,
     stored_queue::{self, StoredQueue},
     value::{self, READS, Stored, StoredValue, TairSnapshot, created, readable},
@@ -25,17 +25,6 @@ use crate::{
 
 /// The number of locks read in one packet.
 const BATCH: usize = 50;
-
-/// The stored values from which a document was read.
-#[derive(Debug, Default)]
-pub struct TairVersion {
-    /// The lock's value, if dlock wrote it; or the warning's value, if `is_warning`.
-    pub(super) stored: Option<Stored>,
-    pub(super) is_warning: bool,
-    /// The run record.
-    pub(super) policy: Option<Stored>,
-    pub(super) stored_queue: StoredQueue,
-}
 
 /// The parts to read.
 #[derive(Clone, Copy)]

@@ -17,14 +17,14 @@ use std::time::Duration;
 
 use ::redis::{Pipeline, Value};
 
-use super::{queue::waiter_info, value::readable};
+use super::value::readable;
 use crate::{
     backends::{
         cas::in_order,
         redis::{history::to_json, names::RedisNames, reply},
     },
     lock::{
-        Error, Request, Result,
+        Error, Metadata, Request, Result,
         document::{Document, QueueEntry},
     },
 };
@@ -133,7 +133,7 @@ impl StoredQueue {
                 continue;
             }
             if !in_order(request) {
-                super::queue::add(pipeline, names, request, now_us);
+                add(pipeline, names, request, now_us);
                 continue;
             }
             let arrived = known.and_then(|_| self.arrival(&own)).unwrap_or(now_us);
@@ -147,6 +147,23 @@ impl StoredQueue {
     fn arrival(&self, hold: &str) -> Option<u64> {
         self.ordered.iter().find(|(name, _)| name == hold)?.1.split_once(':')?.0.parse().ok()
     }
+}
+
+/// Adds the commands that join the list of unfair exclusive waiters or renew the waiter's sign of life.
+pub(super) fn add(pipeline: &mut Pipeline, names: &RedisNames, request: &Request, now_us: u64) {
+    let ms = now_us / 1000;
+    let hold = request.token.hold_text();
+    // Metadata has only texts and numbers, so serializing can't fail.
+    let metadata = request.metadata.as_ref().and_then(|metadata| serde_json::to_string(metadata).ok()).unwrap_or_default();
+    pipeline.cmd("ZADD").arg(&names.queue).arg("NX").arg(now_us).arg(&hold);
+    pipeline.cmd("HSET").arg(&names.waiters).arg(&hold).arg(format!("{ms}:{metadata}"));
+    pipeline.cmd("PEXPIRE").arg(&names.queue).arg(20_000).cmd("PEXPIRE").arg(&names.waiters).arg(20_000);
+}
+
+/// Returns when a waiter gave its last sign of life, and its metadata.
+fn waiter_info(infos: &[(String, String)], hold: &str) -> Option<(u64, Option<Metadata>)> {
+    let (seen, metadata) = infos.iter().find(|(who, _)| who == hold)?.1.split_once(':')?;
+    Some((seen.parse().ok()?, serde_json::from_str(metadata).ok()))
 }
 
 /// Removes waiters that died or missed their offers.

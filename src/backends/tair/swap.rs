@@ -3,8 +3,7 @@
 use ::redis::{Pipeline, Value};
 
 use super::{
-    TairStore, history, millis,
-    read::TairVersion,
+    TairStore, TairVersion, history, millis,
     stored_queue::remove_gone,
     value::{Compared, Stored, compared, created, holders},
 };

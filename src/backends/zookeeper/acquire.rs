@@ -4,10 +4,9 @@ use std::time::Duration;
 
 use super::{
     CAPABILITIES, ZooKeeper,
-    contender::ContenderNode,
-    failure::{self, Fault, ZkResult},
-    hold::{LockListing, Place, ZkHold, unexpected},
-    inspect::fence,
+    contender::{ContenderNode, fence},
+    failure::{self, Fault, ZkResult, unexpected},
+    hold::{LockListing, Place, ZkHold},
     join::JoinOutcome,
     names::guid,
     record::{GrantMark, write_last},

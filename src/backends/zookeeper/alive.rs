@@ -20,7 +20,7 @@ use super::{
     ZooKeeper,
     contender::ContenderNode,
     failure::{Fault, ZkResult},
-    hold::{LockListing, Place, ZkHold},
+    hold::{LockListing, Place, Waits, ZkHold},
     names::guid,
     runs::{ask_time, moment, time},
     wire::{Code, NodeKind, Reply, WireReply, WireRequest},
@@ -38,21 +38,6 @@ const ANSWER: Duration = Duration::from_secs(1);
 const GONE_MS: i64 = 4000;
 /// How many times a queue position is only checked before the whole queue is read again.
 const CHECKS: u32 = 5;
-
-/// The state of a waiter's wait.
-#[derive(Default)]
-pub(super) struct Waits {
-    /// Whether its own proof node was made.
-    made: bool,
-    /// When the next proof is due.
-    due: Option<Instant>,
-    /// The preceding waiter.
-    ahead: Option<ContenderNode>,
-    /// The last answer that it was given.
-    busy: Option<Busy>,
-    /// How many times its position was only checked since that answer.
-    checks: u32,
-}
 
 impl ZooKeeper {
     pub(super) async fn await_change(&mut self, request: &Request, at_most: Duration) -> Result<Wake> {

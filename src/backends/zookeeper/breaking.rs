@@ -14,10 +14,10 @@
 use super::{
     ZooKeeper,
     acquire::LOOKS,
-    failure::{self, ZkResult},
+    contender::fence as fence_of,
+    failure::{self, ZkResult, unexpected},
     history::{Run, make},
-    hold::{LockListing, ZkHold, unexpected},
-    inspect::fence as fence_of,
+    hold::{LockListing, ZkHold},
     names::{HistoryKind, ZkNames, guid, parents_of},
     record::GrantMark,
     session::ZkSession,

@@ -14,7 +14,8 @@
 
 use std::collections::HashMap;
 
-use crate::lock::Mode;
+use super::wire::Stat;
+use crate::lock::{Fence, Mode};
 
 /// One contender's node.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -27,6 +28,11 @@ pub(super) struct ContenderNode {
     pub(super) mode: Mode,
     /// The contender's second node, for libraries that recognise only that one.
     pub(super) second_node: Option<String>,
+}
+
+/// Returns the fence of a contender: the number of the change that created its node.
+pub(super) fn fence(stat: &Stat) -> Option<Fence> {
+    u64::try_from(stat.czxid).ok().filter(|czxid| (1..1 << 53).contains(czxid)).map(Fence)
 }
 
 /// The beginning of dlock's names, before the public id.

@@ -11,8 +11,8 @@ use std::time::Duration;
 use super::{
     ZooKeeper,
     acquire::{LOOKS, negotiate},
-    failure::{self, Fault, ZkResult},
-    hold::{MarkNode, Place, ZkHold, listed, marked, unexpected},
+    failure::{self, Fault, ZkResult, unexpected},
+    hold::{MarkNode, Place, ZkHold, listed, marked},
     names::{ZkNames, guid, holds_of, seal},
     record::{GrantMark, InheritedSession},
     session::{Ensemble, ZkSession},

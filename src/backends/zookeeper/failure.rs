@@ -1,6 +1,6 @@
 //! Converts errors of ZooKeeper, the network and TLS to the one error type.
 
-use super::wire::Code;
+use super::wire::{Code, Reply, WireReply};
 use crate::lock::{Effect, Error, Kind};
 
 /// Why a request failed, with the cases that callers distinguish.
@@ -51,6 +51,14 @@ pub(super) fn refused(code: &Code) -> Error {
         }
         Code::Other(what) => unavailable(&format!("the server refused for now: {what}")),
         Code::NoNode | Code::NodeExists | Code::NotEmpty | Code::BadVersion | Code::Unimplemented => unsettled(),
+    }
+}
+
+/// Returns the error for an answer that has no meaning for its request.
+pub(super) fn unexpected(answer: Option<WireReply>) -> Error {
+    match answer {
+        Some(Err(code) | Ok(Reply::RolledBack { code, .. })) => refused(&code),
+        _ => unreadable(),
     }
 }
 

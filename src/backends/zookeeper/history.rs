@@ -16,8 +16,8 @@ use serde::{Deserialize, Serialize};
 
 use super::{
     ZooKeeper,
-    failure::{self, ZkResult},
-    hold::{LockListing, StaleNode, ZkHold, contenders_of, listed, marked, unexpected},
+    failure::{self, ZkResult, unexpected},
+    hold::{LockListing, StaleNode, ZkHold, contenders_of, listed, marked},
     names::{HistoryKind, ZkNames, guid, parents_of},
     record::{GrantMark, numbered},
     runs::RunRecordNode,

@@ -2,24 +2,23 @@
 
 use std::{collections::HashSet, time::Duration};
 
+use tokio::time::Instant;
+
 use super::{
-    ZooKeeper,
-    alive::Waits,
-    contender::{self, ContenderNode},
-    failure::{self, Fault, ZkResult},
-    inspect::{children, fence},
+    contender::{self, ContenderNode, fence},
+    failure::{self, Fault, ZkResult, unexpected},
     names::{HistoryKind, MARK, OLD, PERMIT, ZkNames, guid, parents_of},
     record::{GrantMark, InheritedSession},
     runs::{JudgementData, RunRecordNode},
     session::{Ensemble, NodeWatch, Purpose, VISIT, ZkSession},
-    wire::{Code, NodeKind, Reply, Stat, WireReply, WireRequest},
+    wire::{Code, NodeKind, Reply, Stat, WireReply, WireRequest, children},
 };
 use crate::{
     backends::queue::{
         Contender, Contenders, GrantEvidence,
         record::{HoldRecord, older_layout},
     },
-    lock::{self, Fence, Key, Request, Result, Token},
+    lock::{self, Busy, Fence, Key, Result, Token},
 };
 
 /// A contender's node: our own, or for a nested hold that of its owner.
@@ -181,7 +180,7 @@ impl ZkHold {
     /// Looks for this hold in a session that another process handed over. Returns false if it isn't there.
     ///
     /// The server uses the timeout of the last client that resumed a session. So a visiting session reads this session's timeout first.
-    async fn resume_hold(&mut self, handed: lock::StoreSession) -> ZkResult<bool> {
+    pub(super) async fn resume_hold(&mut self, handed: lock::StoreSession) -> ZkResult<bool> {
         let renewal_node = self.renewal_node();
         self.session = Some(ZkSession::open(&self.ensemble, VISIT, Purpose::Visit).await?);
         let seen = self.read_line(true).await?;
@@ -244,6 +243,21 @@ impl ZkHold {
             .map(|path| (path, NodeKind::Persistent, Vec::new()));
         contenders.chain(side_nodes).chain(memory).collect()
     }
+}
+
+/// The state of a waiter's wait.
+#[derive(Default)]
+pub(super) struct Waits {
+    /// Whether its own proof node was made.
+    pub(super) made: bool,
+    /// When the next proof is due.
+    pub(super) due: Option<Instant>,
+    /// The preceding waiter.
+    pub(super) ahead: Option<ContenderNode>,
+    /// The last answer that it was given.
+    pub(super) busy: Option<Busy>,
+    /// How many times its position was only checked since that answer.
+    pub(super) checks: u32,
 }
 
 /// A leftover node: the mark of a hold that was never released, which goes to the history, or that of a nested hold.
@@ -331,14 +345,6 @@ impl LockListing {
     }
 }
 
-/// Returns the error for an answer that has no meaning for its request.
-pub(super) fn unexpected(answer: Option<WireReply>) -> crate::lock::Error {
-    match answer {
-        Some(Err(code) | Ok(Reply::RolledBack { code, .. })) => failure::refused(&code),
-        _ => failure::unreadable(),
-    }
-}
-
 /// Returns the names in a directory; none if the directory doesn't exist.
 pub(super) fn listed(answer: Option<WireReply>) -> Result<Vec<String>> {
     match answer {
@@ -351,38 +357,6 @@ pub(super) fn listed(answer: Option<WireReply>) -> Result<Vec<String>> {
 /// Returns the queue in a lock's directory.
 pub(super) fn contenders_of(answer: Option<WireReply>) -> Result<Vec<ContenderNode>> {
     contender::contenders(&listed(answer)?).map_err(|child| failure::no_lock(&child))
-}
-
-impl ZooKeeper {
-    pub(super) fn position(&self, key: &Key, token: &Token) -> Option<usize> {
-        self.holds.iter().position(|hold| hold.is(key, token))
-    }
-
-    /// Returns the hold of a request, as [`ZooKeeper::hold_of`] does, or a new one.
-    pub(super) async fn hold_or_new(&mut self, request: &Request, root: bool) -> Result<usize> {
-        if let Some(at) = self.hold_of(&request.key, &request.token).await? {
-            return Ok(at);
-        }
-        self.holds.push(ZkHold::new(&self.ensemble, &request.key, &request.token, root));
-        Ok(self.holds.len() - 1)
-    }
-
-    /// Returns the hold of this token: ours, or one whose session the token hands over. `None` if there is none.
-    pub(super) async fn hold_of(&mut self, key: &Key, token: &Token) -> Result<Option<usize>> {
-        if let Some(at) = self.position(key, token) {
-            return Ok(Some(at));
-        }
-        let Some(session) = token.session else { return Ok(None) };
-        let mut hold = ZkHold::new(&self.ensemble, key, token, true);
-        match hold.resume_hold(session).await {
-            Ok(true) => {
-                self.holds.push(hold);
-                Ok(Some(self.holds.len() - 1))
-            }
-            Ok(false) | Err(Fault::Expired) => Ok(None),
-            Err(Fault::Error(error)) => Err(error),
-        }
-    }
 }
 
 #[cfg(test)]

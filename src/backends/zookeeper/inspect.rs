@@ -6,7 +6,7 @@
 use std::time::Duration;
 
 use super::{
-    contender::ContenderNode,
+    contender::{ContenderNode, fence},
     failure::{self, ZkResult},
     hold::{LockListing, ZkHold},
     names::{ZkNames, holds_of},
@@ -142,21 +142,8 @@ async fn holder(
     })
 }
 
-/// Returns the fence of a contender: the number of the change that created its node.
-pub(super) fn fence(stat: &Stat) -> Option<Fence> {
-    u64::try_from(stat.czxid).ok().filter(|czxid| (1..1 << 53).contains(czxid)).map(Fence)
-}
-
 fn between(then: i64, now: i64) -> Duration {
     Duration::from_millis(u64::try_from(now - then).unwrap_or_default())
-}
-
-/// Returns the children of a node; none if it doesn't exist.
-pub(super) fn children(answer: Option<WireReply>) -> Vec<String> {
-    match answer {
-        Some(Ok(Reply::Children(names))) => names,
-        _ => Vec::new(),
-    }
 }
 
 fn data(answer: Option<WireReply>) -> Option<(Vec<u8>, Stat)> {

@@ -1,10 +1,9 @@
 //! Joins the queue, and takes the lock in the same step if the queue is empty.
 
 use super::{
-    contender::{self, ContenderNode},
-    failure::{self, ZkResult},
-    hold::{LockListing, ParentNode, Place, ZkHold, unexpected},
-    inspect::fence,
+    contender::{self, ContenderNode, fence},
+    failure::{self, ZkResult, unexpected},
+    hold::{LockListing, ParentNode, Place, ZkHold},
     names::{ZkNames, guid},
     record::{GrantMark, write_last},
     runs::{JudgementData, RunRecordNode},

@@ -32,6 +32,7 @@ mod history;
 mod hold;
 mod inspect;
 mod join;
+mod judge;
 mod keep;
 mod names;
 mod options;
@@ -52,6 +53,7 @@ use async_trait::async_trait;
 
 pub use self::options::ZooKeeperOptions;
 use self::{
+    failure::Fault,
     hold::ZkHold,
     names::ZkNames,
     session::{Ensemble, LONGEST, Purpose, VISIT, ZkSession},
@@ -94,6 +96,36 @@ impl ZooKeeper {
 
     fn options(&self) -> &ZooKeeperOptions {
         &self.ensemble.options
+    }
+
+    fn position(&self, key: &Key, token: &Token) -> Option<usize> {
+        self.holds.iter().position(|hold| hold.is(key, token))
+    }
+
+    /// Returns the hold of a request, as [`ZooKeeper::hold_of`] does, or a new one.
+    async fn hold_or_new(&mut self, request: &Request, root: bool) -> Result<usize> {
+        if let Some(at) = self.hold_of(&request.key, &request.token).await? {
+            return Ok(at);
+        }
+        self.holds.push(ZkHold::new(&self.ensemble, &request.key, &request.token, root));
+        Ok(self.holds.len() - 1)
+    }
+
+    /// Returns the hold of this token: ours, or one whose session the token hands over. `None` if there is none.
+    async fn hold_of(&mut self, key: &Key, token: &Token) -> Result<Option<usize>> {
+        if let Some(at) = self.position(key, token) {
+            return Ok(Some(at));
+        }
+        let Some(session) = token.session else { return Ok(None) };
+        let mut hold = ZkHold::new(&self.ensemble, key, token, true);
+        match hold.resume_hold(session).await {
+            Ok(true) => {
+                self.holds.push(hold);
+                Ok(Some(self.holds.len() - 1))
+            }
+            Ok(false) | Err(Fault::Expired) => Ok(None),
+            Err(Fault::Error(error)) => Err(error),
+        }
     }
 
     /// Opens a session for reading only.

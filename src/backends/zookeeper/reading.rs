@@ -4,8 +4,8 @@ use std::{collections::HashSet, time::Duration};
 
 use super::{
     ZooKeeper,
-    failure::ZkResult,
-    hold::{LockListing, ZkHold, listed, unexpected},
+    failure::{ZkResult, unexpected},
+    hold::{LockListing, ZkHold, listed},
     inspect::{LockSummary, look},
     names::{HistoryKind, ZkNames, decode, folder, history_folder, meta_folder, runs_of},
     runs::RunRecordNode,

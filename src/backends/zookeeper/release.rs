@@ -4,14 +4,13 @@ use super::{
     ZooKeeper,
     acquire::LOOKS,
     enter::HoldNodes,
-    failure::{self, Fault, ZkResult},
+    failure::{self, Fault, ZkResult, unexpected},
     history::make,
-    hold::{Place, StaleNode, ZkHold, unexpected},
-    inspect::children,
+    hold::{Place, StaleNode, ZkHold},
     names::{HistoryKind, guid, holds_of, parents_of},
-    runs::RunRecordChange,
+    runs::{RunRecordChange, RunRecordNode},
     session::{Purpose, VISIT, ZkSession},
-    wire::{Code, NodeKind, Reply, WireRequest},
+    wire::{Code, NodeKind, Reply, WireRequest, children},
 };
 use crate::lock::{Key, Release, ReleaseInfo, Request, Result, RunState, Scope, Token};
 
@@ -228,5 +227,21 @@ impl ZkHold {
         }
         // Only the grant makes the node that renewals write.
         Ok(if matches!(answers.get(ended), Some(Ok(_))) { Release::Released } else { Release::NotHeld })
+    }
+
+    /// Returns the change that records the outcome of this hold's run, if it has one.
+    async fn ending(&mut self, state: Option<RunState>) -> ZkResult<Option<RunRecordChange>> {
+        // The outcome of a nested hold does not concern the outer run.
+        let (Some(state), Some(fence), true) = (state, self.place.as_ref().map(|place| place.fence), self.root) else {
+            return Ok(None);
+        };
+        // Only the first attempt uses the known records.
+        let runs = if let Some(runs) = self.runs.take() {
+            runs
+        } else {
+            let path = self.names.runs();
+            RunRecordNode::read(self.ask(&[WireRequest::Read(&path)]).await?.pop())?
+        };
+        Ok(runs.end(&self.names, fence, state))
     }
 }

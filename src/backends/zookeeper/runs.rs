@@ -18,14 +18,13 @@
 //! - **A release is late:** it writes the outcome only into the record of its own fence, in the version that it read.
 
 use super::{
-    failure::ZkResult,
-    hold::{LockListing, ZkHold, unexpected},
+    failure::unexpected,
     names::ZkNames,
     wire::{Code, NodeKind, Reply, WireReply, WireRequest},
 };
 use crate::{
     backends::queue::record::{read_runs, write_runs},
-    lock::{Denial, Fence, Request, Result, RunPolicy, RunRecord, RunState, random},
+    lock::{Fence, Request, Result, RunPolicy, RunRecord, RunState, random},
 };
 
 /// The run records of a lock, as they were read.
@@ -103,7 +102,7 @@ impl RunRecordNode {
     }
 
     /// Returns whether the time decides if a request with this run policy is denied.
-    fn matter_to(&self, run_policy: Option<&RunPolicy>) -> bool {
+    pub(super) fn matter_to(&self, run_policy: Option<&RunPolicy>) -> bool {
         let guarded = run_policy.is_some_and(|run_policy| run_policy.skew_guard.is_some());
         self.record.cooldown.as_ref().is_some_and(|cooldown| cooldown.at_least_ms > 0 || guarded && cooldown.guard_ms > 0)
             || self.record.start.is_some() && run_policy.is_some_and(|run_policy| run_policy.once.is_some())
@@ -158,65 +157,5 @@ pub(super) fn time(answer: Option<&WireReply>) -> Option<u64> {
     match answer {
         Some(Ok(Reply::Created { stat, .. })) => u64::try_from(stat.ctime).ok(),
         _ => None,
-    }
-}
-
-impl ZkHold {
-    /// Reads the queue, the nodes next to the lock, and the data that a contender is judged by. Reads the time if it is likely to matter.
-    pub(super) async fn read_all(&mut self, request: &Request) -> ZkResult<LockListing> {
-        let ZkNames { lock, meta, .. } = self.names.clone();
-        let (runs, moment) = (self.names.runs(), moment(self.names.folder()));
-        let mut asks = Vec::new();
-        if self.place.is_none() {
-            asks.push(WireRequest::Sync(&lock));
-        }
-        let synced = asks.len();
-        asks.extend([WireRequest::Exists(&meta), WireRequest::Children(&lock), WireRequest::Children(&meta), WireRequest::Read(&runs)]);
-        // A waiter asks for the time once it is first.
-        let timed = request.run_policy.is_some() && !request.waiting;
-        asks.extend(timed.then(|| ask_time(&moment)).into_iter().flatten());
-        let mut answers = self.ask(&asks).await?.into_iter().skip(synced);
-        let version = match answers.next() {
-            Some(Ok(Reply::Stat(stat))) => stat.version,
-            // The version that the node will have after its creation.
-            Some(Err(Code::NoNode)) => 0,
-            answer => return Err(unexpected(answer).into()),
-        };
-        let seen = LockListing::read(answers.by_ref().take(2).collect())?;
-        let runs = RunRecordNode::read(answers.next())?;
-        let now = time(answers.next().as_ref().filter(|_| timed));
-        Ok(LockListing { basis: Some(JudgementData { runs, version, now }), ..seen })
-    }
-
-    /// Returns why the run policy denies the lock to a contender that no other contender blocks.
-    pub(super) async fn judge(&mut self, run_policy: Option<&RunPolicy>, basis: &mut JudgementData) -> ZkResult<Option<Box<Denial>>> {
-        if !basis.runs.matter_to(run_policy) {
-            return Ok(None);
-        }
-        if basis.now.is_none() {
-            let moment = moment(self.names.folder());
-            let made = self.ask(&ask_time(&moment)).await?.into_iter().next();
-            basis.now = time(made.as_ref());
-            if basis.now.is_none() {
-                return Err(unexpected(made).into());
-            }
-        }
-        Ok(basis.runs.record.judge(run_policy, &self.token, basis.now.unwrap_or_default()).map(Box::new))
-    }
-
-    /// Returns the change that records the outcome of this hold's run, if it has one.
-    pub(super) async fn ending(&mut self, state: Option<RunState>) -> ZkResult<Option<RunRecordChange>> {
-        // The outcome of a nested hold does not concern the outer run.
-        let (Some(state), Some(fence), true) = (state, self.place.as_ref().map(|place| place.fence), self.root) else {
-            return Ok(None);
-        };
-        // Only the first attempt uses the known records.
-        let runs = if let Some(runs) = self.runs.take() {
-            runs
-        } else {
-            let path = self.names.runs();
-            RunRecordNode::read(self.ask(&[WireRequest::Read(&path)]).await?.pop())?
-        };
-        Ok(runs.end(&self.names, fence, state))
     }
 }

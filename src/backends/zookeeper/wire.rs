@@ -82,3 +82,11 @@ pub(super) enum Reply {
 
 /// The answer to one request, or its denial.
 pub(super) type WireReply = Result<Reply, Code>;
+
+/// Returns the children of a node; none if it doesn't exist.
+pub(super) fn children(answer: Option<WireReply>) -> Vec<String> {
+    match answer {
+        Some(Ok(Reply::Children(names))) => names,
+        _ => Vec::new(),
+    }
+}

@@ -2,9 +2,8 @@
 
 use redis::Value;
 
-use super::text;
 use crate::{
-    backends::redis::{Redis, options::RedisServer, reading::exchange, sentinel},
+    backends::redis::{Redis, options::RedisServer, reading::exchange, reply, sentinel},
     lock::{Check, Error, Finding, Kind, Result, check},
 };
 
@@ -23,7 +22,7 @@ impl Redis {
         let mut questions = redis::pipe();
         questions.cmd("SENTINEL").arg("CKQUORUM").arg(&theirs.master).cmd("SENTINEL").arg("MASTER").arg(&theirs.master);
         let replies = sentinel::ask_any(self.options(), theirs, &questions).await?;
-        let fields = replies.get(1).and_then(crate::backends::redis::reply::pairs).unwrap_or_default();
+        let fields = replies.get(1).and_then(reply::pairs).unwrap_or_default();
         let of = |name: &str| fields.iter().find(|(field, _)| field == name).map(|(_, value)| value.as_str());
         let others: Option<u32> = of("num-other-sentinels").and_then(|number| number.parse().ok());
         let (Some(others), Some(quorum)) = (others, of("quorum")) else {
@@ -57,7 +56,7 @@ impl Redis {
         let mut conn = self.servers.to(node).await?;
         let replies = exchange(&mut conn, &question).await?;
         self.servers.rest(conn);
-        let Some(info) = text(&replies, 0) else {
+        let Some(info) = replies.first().and_then(reply::text) else {
             return Ok(
                 Finding::unchecked(ID, "cluster_state", "the user may not ask for CLUSTER INFO").fix("ACL SETUSER USER +cluster|info")
             );

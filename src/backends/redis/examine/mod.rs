@@ -18,7 +18,7 @@ pub(in crate::backends) use self::{
     grants::{Needs, grants},
     server::{ServerReport, ServerRole, field, merge, questions, replicas as connected_replicas, time as server_time},
 };
-use super::{Redis, connection::RedisConnection, options, race::HEDGE, reading::exchange, reply};
+use super::{Redis, connection::RedisConnection, options, race::HEDGE, reading::exchange};
 use crate::{
     backends::net::transport,
     lock::{Admin, Check, Finding, Grants, Key, Result, Role, ServerTime},
@@ -140,9 +140,4 @@ impl Admin for Redis {
         }
         grants(&needs, role)
     }
-}
-
-/// Returns the text of the reply at this index, if it is text.
-fn text(replies: &[::redis::Value], at: usize) -> Option<String> {
-    replies.get(at).and_then(reply::text)
 }

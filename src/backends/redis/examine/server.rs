@@ -4,10 +4,9 @@ use std::time::Duration;
 
 use redis::{Pipeline, Value};
 
-use super::text;
 use crate::{
     backends::redis::{
-        options::{Address, RedisOptions, Replicas},
+        options::{Address, RedisOptions, RedisServer, Replicas},
         reply,
     },
     lock::{Check, Finding, ServerTime, Severity, check},
@@ -65,7 +64,7 @@ impl ServerReport {
             pairs.into_iter().next().map(|(_, value)| value)
         };
         Self {
-            info: text(replies, 0).ok_or_else(|| why_not(replies.first(), "INFO")),
+            info: replies.first().and_then(reply::text).ok_or_else(|| why_not(replies.first(), "INFO")),
             appendfsync: config(1),
             min_replicas: config(2),
             max_clients: config(3),
@@ -172,7 +171,7 @@ impl ServerReport {
 
     fn replication(&self, options: &RedisOptions, part: ServerRole) -> Finding {
         const ID: &str = "replication";
-        let fails_over = !matches!(options.server, super::options::RedisServer::Tcp { .. } | super::options::RedisServer::Unix(_));
+        let fails_over = !matches!(options.server, RedisServer::Tcp { .. } | RedisServer::Unix(_));
         if let Some(role) = self.field("role").filter(|role| *role != "master") {
             let of = self.field("master_host").zip(self.field("master_port")).map(|(host, port)| format!(" of {host}:{port}"));
             return Finding::not_safe(
