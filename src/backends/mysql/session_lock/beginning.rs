@@ -2,8 +2,9 @@
 
 use super::{
     super::{
-        connection::{Answer, Answers, Connection, ServerError},
-        failure, history,
+        connection::{Answer, Answers, Connection},
+        failure::{self, ServerError},
+        history,
         life::Life,
         readers,
         starts::Granting,
