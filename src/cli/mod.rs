@@ -21,6 +21,7 @@ mod signal;
 mod sources;
 mod spec;
 mod suggest;
+mod taking;
 mod url;
 mod usage;
 mod version;

@@ -4,8 +4,7 @@ use std::time::Duration;
 
 use super::{
     layers::Layers,
-    resolve,
-    setting::{Origin, Setting, short},
+    setting::{Origin, Setting, reason, short},
 };
 use crate::{
     commands::run::{Frequency, PolicyArgs, PolicySettings, RepeatRule},
@@ -52,12 +51,12 @@ pub fn policy(args: &PolicyArgs, mode: Mode, wait: WaitPolicy, layers: &Layers<'
     };
     let again = RepeatRule { failed, crashed: retry_crashed.is_some() };
     let frequency = match (&once, &keep, &once_per) {
-        (Some(_), Some(keep), _) => Frequency::Once { keep: within(keep, KEEPS)?, again },
+        (Some(_), Some(keep), _) => Frequency::Once { keep: keep.within(KEEPS)?, again },
         (Some(once), None, _) => {
             return Err(once.refuse("it needs --keep").hint("--keep 30d remembers the success for 30 days"));
         }
         (None, Some(keep), _) => return Err(keep.refuse("it is for --once").hint("it says how long the success of --once is remembered")),
-        (None, None, Some(period)) => Frequency::Per { period: within(period, PERIODS)?, again },
+        (None, None, Some(period)) => Frequency::Per { period: period.within(PERIODS)?, again },
         (None, None, None) => {
             if let Some(setting) = retry_failed.as_ref().or(retry_crashed.as_ref()).filter(|_| !always) {
                 let hint = "without them a failed job is always run again";
@@ -85,7 +84,7 @@ fn anyway(args: &PolicyArgs) -> Result<Option<String>> {
         (false, Some(_)) => {
             Err(Error::new(Kind::Usage, "--reason is for --anyway").hint("--describe TEXT is a note that inspect and list show"))
         }
-        (_, reason) => reason.as_ref().map(|text| resolve::reason(text.clone())).transpose(),
+        (_, text) => text.clone().map(reason).transpose(),
     }
 }
 
@@ -131,17 +130,8 @@ fn exclude(one: &Setting, other: &Setting) -> Error {
     Error::new(kind, format!("{} and {} exclude each other", one.origin, other.origin))
 }
 
-fn within(setting: &Setting, (least, most, range): (Duration, Duration, &str)) -> Result<Duration> {
-    let length = setting.duration(range)?;
-    if (least..=most).contains(&length) {
-        Ok(length)
-    } else {
-        Err(setting.refuse(format!("{:?} is out of range", setting.text)).hint(range))
-    }
-}
-
 fn at_most_a_year(setting: &Setting) -> Result<Option<Duration>> {
-    within(setting, (Duration::ZERO, 366 * DAY, "a lock is kept for 366d at most")).map(off_if_zero)
+    setting.within((Duration::ZERO, 366 * DAY, "a lock is kept for 366d at most")).map(off_if_zero)
 }
 
 fn off_if_zero(length: Duration) -> Option<Duration> {

@@ -2,12 +2,7 @@
 //!
 //! Everything is checked here, before any store, lock or command is touched.
 
-use std::{
-    ffi::{OsStr, OsString},
-    io::Read as _,
-    path::Path,
-    time::Duration,
-};
+use std::{ffi::OsString, io::Read as _, time::Duration};
 
 use super::{
     args::{Command, Globals},
@@ -19,28 +14,17 @@ use super::{
     layers::{Layers, from_env, from_flag},
     run,
     secret_file::plain,
-    setting::{Origin, Setting},
+    setting::{Origin, Setting, reason, short},
+    taking::wanted,
     views::{break_host_settings, break_settings, doctor_settings, history_settings, is_offline, list_settings},
 };
 use crate::{
-    commands::{
-        Context, KeyArg, ModeArgs, TokenArg, WantedArgs, WantedLocks, Work, acquire, forget, gc, hold, hold::HoldUntil, init, inspect,
-        names, release, renew, verify,
-    },
-    exit,
-    lease::{Held, Limits, Silence, WaitPolicy},
-    lock::{Error, Key, Kind, Mode, Result, Token, Ttl},
+    commands::{Context, KeyArg, TokenArg, Work, acquire, forget, gc, hold, hold::HoldUntil, init, inspect, names, release, renew, verify},
+    lease::{Held, Limits, Silence},
+    lock::{Error, Key, Kind, Result, Token},
     output::Output,
 };
 
-/// The range of TTLs, for hints.
-pub const TTLS: &str = "a TTL is between 1s and 365d";
-/// The longest note, in bytes.
-const DESCRIPTION: usize = 500;
-/// Most keys of one command.
-const KEYS: usize = 32;
-/// Most permits of one lock: more are of no use, and much work for the store.
-const PERMITS: u32 = 1000;
 /// The longest host name, in bytes.
 const HOST: usize = 255;
 
@@ -66,11 +50,11 @@ pub fn resolve(globals: &Globals, command: Command, env: &Env, mut out: Output) 
     let target = backend::resolve(globals, &mut layers)?;
     let answer = match layers.get("backend_timeout", globals.backend_timeout.as_deref())? {
         Some(setting) => {
-            within(&setting, Duration::from_millis(100), Duration::from_secs(3600), "a backend timeout is between 100ms and 1h")?
+            setting.within((Duration::from_millis(100), Duration::from_secs(3600), "a backend timeout is between 100ms and 1h"))?
         }
         None => Limits::DEFAULT.answer,
     };
-    let host = layers.get("host", globals.host.as_deref())?.map(|setting| line(&setting, HOST)).transpose()?;
+    let host = layers.get("host", globals.host.as_deref())?.map(|setting| setting.line(HOST)).transpose()?;
     let context = Context { target, answer, silence: Silence::default(), host, out };
     if let Command::Doctor(args) = &command {
         let settings = doctor_settings(args, globals, &layers, &context)?;
@@ -192,7 +176,7 @@ fn work(command: Command, key: Option<Key>, token: Option<Token>, layers: &Layer
     Ok(match command {
         Command::Run(args) => Work::Run(Box::new(run::settings(*args, key()?, layers)?)),
         Command::Acquire(args) => {
-            let ttl = layers.get("ttl", args.ttl.as_deref())?.map(|setting| self::ttl(&setting)).transpose()?;
+            let ttl = layers.get("ttl", args.ttl.as_deref())?.map(|setting| setting.ttl()).transpose()?;
             let while_pid = args.while_pid.as_deref().map(process).transpose()?;
             if ttl.is_none() && while_pid.is_none() {
                 return Err(Error::new(Kind::Usage, "acquire needs a --ttl: no process renews the lock after dlock has ended")
@@ -203,7 +187,7 @@ fn work(command: Command, key: Option<Key>, token: Option<Token>, layers: &Layer
         }
         Command::Renew(args) => {
             // Only the flag counts: a configured TTL for `run` must not change the length of this lease.
-            let ttl = from_flag("ttl", args.ttl.as_deref()).map(|setting| self::ttl(&setting)).transpose()?;
+            let ttl = from_flag("ttl", args.ttl.as_deref()).map(|setting| setting.ttl()).transpose()?;
             Work::Renew(renew::RenewSettings { key: key()?, token: token()?, ttl })
         }
         Command::Release(args) if args.force => Work::Break(break_settings(key()?, args.how)?),
@@ -226,7 +210,7 @@ fn work(command: Command, key: Option<Key>, token: Option<Token>, layers: &Layer
             Work::Gc(gc::GcSettings { older_than: setting.duration("an age is 0 or more")? })
         }
         Command::Hold(args) => {
-            let ttl = layers.get("ttl", args.ttl.as_deref())?.map(|setting| self::ttl(&setting)).transpose()?;
+            let ttl = layers.get("ttl", args.ttl.as_deref())?.map(|setting| setting.ttl()).transpose()?;
             let wanted = wanted(key()?, &args.wanted, ttl, layers)?;
             Work::Hold(Box::new(hold::HoldSettings { wanted, until: hold_until(args.until_signal, args.while_pid.as_deref())? }))
         }
@@ -244,143 +228,7 @@ fn hold_until(signal: bool, pid: Option<&str>) -> Result<HoldUntil> {
 fn process(text: &str) -> Result<i32> {
     match text.parse() {
         Ok(number) if number > 0 => Ok(number),
-        _ => Err(Error::new(Kind::Usage, format!("--while-pid: {:?} is no process id", super::setting::short(text)))
+        _ => Err(Error::new(Kind::Usage, format!("--while-pid: {:?} is no process id", short(text)))
             .hint("in a shell, $$ is the shell's own, and $! the last background job's")),
     }
-}
-
-/// Parses a TTL.
-///
-/// # Errors
-/// If the value is not a duration, or is out of range.
-pub fn ttl(setting: &Setting) -> Result<Ttl> {
-    Ttl::new(setting.duration(TTLS)?).map_err(|_| setting.refuse(format!("{:?} is out of range", setting.text)).hint(TTLS))
-}
-
-fn wanted(key: Key, args: &WantedArgs, ttl: Option<Ttl>, layers: &Layers<'_>) -> Result<WantedLocks> {
-    let also = also(&key, &args.keys.key_flags)?;
-    Ok(WantedLocks {
-        mode: mode(&args.taking.mode, &also, layers)?,
-        key,
-        also,
-        fair: layers.yes("fair", args.taking.mode.fair)?,
-        ttl,
-        wait_policy: wait_policy(args.taking.wait.as_deref(), args.taking.nonblock, layers)?,
-        conflict_status: conflict_status(args.taking.conflict_exit_code.as_deref(), layers)?,
-        describe: describe(args.describe.as_deref(), layers)?,
-        metadata: !layers.yes("no_metadata", args.no_metadata)?,
-    })
-}
-
-/// Returns the further keys of a command, in the given order; `first` is the first entry of `named`.
-///
-/// # Errors
-/// If a key is invalid or given twice, or if there are too many.
-pub fn also(first: &Key, named: &[OsString]) -> Result<Vec<Key>> {
-    let mut also = Vec::new();
-    for name in named.iter().skip(1) {
-        let key = Key::from_os(name)?;
-        if key == *first || also.contains(&key) {
-            return Err(Error::new(Kind::Usage, "this key is given twice").key(&key).hint("each lock is taken once"));
-        }
-        also.push(key);
-    }
-    if also.len() < KEYS {
-        Ok(also)
-    } else {
-        Err(Error::new(Kind::Usage, format!("{} keys are given", also.len() + 1)).hint(format!("{KEYS} locks can be taken together")))
-    }
-}
-
-/// Returns the mode of the lock.
-///
-/// # Errors
-/// If the number of permits is invalid, or if permits are requested for several locks.
-pub fn mode(args: &ModeArgs, also: &[Key], layers: &Layers<'_>) -> Result<Mode> {
-    if args.shared {
-        return Ok(Mode::Shared);
-    }
-    let Some(setting) = layers.get("permits", args.permits.as_deref())?.filter(|_| !args.exclusive) else { return Ok(Mode::Exclusive) };
-    let most = setting.text.parse().ok().filter(|most| (1..=PERMITS).contains(most));
-    let Some(most) = most else {
-        let why = format!("{:?} is no number of permits", super::setting::short(&setting.text));
-        return Err(setting.refuse(why).hint(format!("1 to {PERMITS} holders at once")));
-    };
-    if !also.is_empty() {
-        // With several locks, it would be ambiguous to which lock DLOCK_PERMIT and the number of permits belong.
-        return Err(setting.refuse("it is for one key").hint("a run inside of a run takes permits of another lock"));
-    }
-    Ok(Mode::Permits(most))
-}
-
-/// Returns the wait policy: `-n` or `-w` from the command line, else the setting `wait`.
-///
-/// # Errors
-/// If both flags are given, or the value is not a duration.
-pub fn wait_policy(wait: Option<&str>, nonblock: bool, layers: &Layers<'_>) -> Result<WaitPolicy> {
-    match (wait, nonblock) {
-        (Some(_), true) => {
-            return Err(
-                Error::new(Kind::Usage, "--wait and --nonblock exclude each other").hint("-w 30s waits for 30 seconds, -n does not wait")
-            );
-        }
-        (None, true) => return Ok(WaitPolicy::Try),
-        _ => {}
-    }
-    let Some(setting) = layers.get("wait", wait)? else { return Ok(WaitPolicy::Try) };
-    if setting.text == "forever" {
-        return Ok(WaitPolicy::Forever);
-    }
-    let length = setting.duration("a wait is 0 or more, or forever")?;
-    Ok(if length.is_zero() { WaitPolicy::Try } else { WaitPolicy::For(length) })
-}
-
-/// Returns the exit status for a busy lock.
-///
-/// # Errors
-/// If the value is not an exit status.
-pub fn conflict_status(flag: Option<&str>, layers: &Layers<'_>) -> Result<u8> {
-    layers.get("conflict_exit_code", flag)?.map_or(Ok(exit::BUSY), |setting| setting.status())
-}
-
-/// Returns the note of the hold.
-///
-/// # Errors
-/// If the text is too long or has control characters.
-pub fn describe(flag: Option<&str>, layers: &Layers<'_>) -> Result<Option<String>> {
-    layers.get("describe", flag)?.map(|setting| line(&setting, DESCRIPTION)).transpose().map(|text| text.filter(|text| !text.is_empty()))
-}
-
-/// Returns the value as one line of at most `most` bytes.
-pub(super) fn line(setting: &Setting, most: usize) -> Result<String> {
-    let length = setting.text.len();
-    if length > most {
-        return Err(setting.refuse(format!("it has {length} bytes, more than {most}")));
-    }
-    if setting.text.chars().any(char::is_control) {
-        return Err(setting.refuse("it has control characters"));
-    }
-    Ok(setting.text.clone())
-}
-
-pub(super) fn within(setting: &Setting, least: Duration, most: Duration, range: &str) -> Result<Duration> {
-    let length = setting.duration(range)?;
-    if (least..=most).contains(&length) {
-        Ok(length)
-    } else {
-        Err(setting.refuse(format!("{:?} is out of range", setting.text)).hint(range))
-    }
-}
-
-/// Checks the text of `--reason`.
-///
-/// # Errors
-/// If the text is too long or has control characters.
-pub fn reason(text: String) -> Result<String> {
-    line(&Setting { text, origin: Origin::Flag("--reason") }, DESCRIPTION)
-}
-
-/// Returns a setting's text as a path.
-pub fn path(setting: &Setting) -> &Path {
-    Path::new(OsStr::new(&setting.text))
 }

@@ -4,9 +4,9 @@ use std::ffi::OsString;
 
 use super::{
     layers::Layers,
-    policy, resolve,
-    setting::{Origin, Setting},
-    signal, spec,
+    policy,
+    setting::{Origin, Setting, short},
+    signal, spec, taking,
 };
 use crate::{
     commands::run::{Args, RunSettings},
@@ -22,8 +22,8 @@ use crate::{
 /// The first invalid setting.
 pub fn settings(args: Args, key: Key, layers: &Layers<'_>) -> Result<RunSettings> {
     let command = command(args.shell, args.command)?;
-    let wait_policy = resolve::wait_policy(args.taking.wait.as_deref(), args.taking.nonblock, layers)?;
-    let ttl = layers.get("ttl", args.ttl.as_deref())?.map(|setting| resolve::ttl(&setting)).transpose()?;
+    let wait_policy = taking::wait_policy(args.taking.wait.as_deref(), args.taking.nonblock, layers)?;
+    let ttl = layers.get("ttl", args.ttl.as_deref())?.map(|setting| setting.ttl()).transpose()?;
     let grace = match layers.get("grace", args.grace.as_deref())? {
         Some(setting) => {
             let grace = setting.duration("a grace is 0 or more")?;
@@ -36,8 +36,8 @@ pub fn settings(args: Args, key: Key, layers: &Layers<'_>) -> Result<RunSettings
         Some(setting) => Some(setting.duration("a limit is 0, for none, or more")?).filter(|most| !most.is_zero()),
         None => None,
     };
-    let also = resolve::also(&key, &args.key)?;
-    let mode = resolve::mode(&args.taking.mode, &also, layers)?;
+    let also = taking::also(&key, &args.key)?;
+    let mode = taking::mode(&args.taking.mode, &also, layers)?;
     let policy = policy::policy(&args.policy, mode, wait_policy, layers)?;
     let leftover = [("wait", Leftover::Wait), ("kill", Leftover::Kill), ("leave", Leftover::Leave)];
     let contain = [("auto", Contain::Auto), ("group", Contain::Group), ("cgroup", Contain::Cgroup)];
@@ -54,11 +54,11 @@ pub fn settings(args: Args, key: Key, layers: &Layers<'_>) -> Result<RunSettings
         policy,
         wait_policy,
         nonblock: args.taking.nonblock,
-        conflict_status: resolve::conflict_status(args.taking.conflict_exit_code.as_deref(), layers)?,
+        conflict_status: taking::conflict_status(args.taking.conflict_exit_code.as_deref(), layers)?,
         on_lost: layers.get("on_lost", args.on_lost.as_deref())?.map_or(Ok(OnLost::Kill), |setting| on_lost(&setting))?,
         leftover: layers.get("leftover", args.leftover.as_deref())?.map_or(Ok(Leftover::Wait), |setting| setting.choice(&leftover))?,
         contain: layers.get("contain", args.contain.as_deref())?.map_or(Ok(Contain::Auto), |setting| setting.choice(&contain))?,
-        describe: resolve::describe(args.describe.as_deref(), layers)?,
+        describe: taking::describe(args.describe.as_deref(), layers)?,
         metadata: !layers.yes("no_metadata", args.no_metadata)?,
         reentrant: !layers.yes("no_reentrant", args.no_reentrant)?,
         status_file: layers.get("status_file", args.status_file.as_deref())?.map(|setting| status_file(&setting)).transpose()?,
@@ -86,7 +86,7 @@ fn on_lost(setting: &Setting) -> Result<OnLost> {
     if let Some(name) = setting.text.strip_prefix("signal:") {
         return signal::number(name).map(OnLost::Signal).ok_or_else(|| {
             setting
-                .refuse(format!("{:?} is not a signal that a process can handle", super::setting::short(name)))
+                .refuse(format!("{:?} is not a signal that a process can handle", short(name)))
                 .hint("like signal:INT, signal:USR1 or signal:10")
         });
     }
@@ -99,11 +99,11 @@ fn on_lost(setting: &Setting) -> Result<OnLost> {
 }
 
 fn status_file(setting: &Setting) -> Result<StatusFile> {
-    StatusFile::new(resolve::path(setting)).map_err(|why| wrong_path(setting, &why))
+    StatusFile::new(setting.path()).map_err(|why| wrong_path(setting, &why))
 }
 
 fn metrics_file(setting: &Setting) -> Result<MetricsFile> {
-    MetricsFile::new(resolve::path(setting)).map_err(|why| wrong_path(setting, &why))
+    MetricsFile::new(setting.path()).map_err(|why| wrong_path(setting, &why))
 }
 
 fn wrong_path(setting: &Setting, why: &str) -> Error {

@@ -3,10 +3,19 @@
 //! Every setting stays text until here, whatever its origin. So each setting has one parser, and every error can name
 //! the origin.
 
-use std::{fmt, path::PathBuf, time::Duration};
+use std::{
+    fmt,
+    path::{Path, PathBuf},
+    time::Duration,
+};
 
 use super::{duration, suggest};
-use crate::lock::{Error, Kind, Result};
+use crate::lock::{Error, Kind, Result, Ttl};
+
+/// The range of TTLs, for hints.
+const TTLS: &str = "a TTL is between 1s and 365d";
+/// The longest note or reason, in bytes.
+pub const DESCRIPTION: usize = 500;
 
 /// The origin of a value.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -121,6 +130,51 @@ impl Setting {
             .parse()
             .map_err(|_| self.refuse(format!("{:?} is no exit status", short(&self.text))).hint("an exit status is a number from 0 to 255"))
     }
+
+    /// Parses a duration between two others; `range` describes them for the hint.
+    ///
+    /// # Errors
+    /// If the text is not a duration, or is out of range.
+    pub fn within(&self, (least, most, range): (Duration, Duration, &str)) -> Result<Duration> {
+        let length = self.duration(range)?;
+        if (least..=most).contains(&length) { Ok(length) } else { Err(self.refuse(format!("{:?} is out of range", self.text)).hint(range)) }
+    }
+
+    /// Parses a TTL.
+    ///
+    /// # Errors
+    /// If the text is not a duration, or is out of range.
+    pub fn ttl(&self) -> Result<Ttl> {
+        Ttl::new(self.duration(TTLS)?).map_err(|_| self.refuse(format!("{:?} is out of range", self.text)).hint(TTLS))
+    }
+
+    /// Returns the text as one line of at most `most` bytes.
+    ///
+    /// # Errors
+    /// If the text is too long or has control characters.
+    pub fn line(&self, most: usize) -> Result<String> {
+        let length = self.text.len();
+        if length > most {
+            return Err(self.refuse(format!("it has {length} bytes, more than {most}")));
+        }
+        if self.text.chars().any(char::is_control) {
+            return Err(self.refuse("it has control characters"));
+        }
+        Ok(self.text.clone())
+    }
+
+    /// Returns the text as a path.
+    pub fn path(&self) -> &Path {
+        Path::new(&self.text)
+    }
+}
+
+/// Checks the text of `--reason`.
+///
+/// # Errors
+/// If the text is too long or has control characters.
+pub fn reason(text: String) -> Result<String> {
+    Setting { text, origin: Origin::Flag("--reason") }.line(DESCRIPTION)
 }
 
 /// Returns at most 60 characters of a value, so that a message stays one line.

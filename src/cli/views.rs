@@ -5,8 +5,7 @@ use std::time::Duration;
 use super::{
     args::{Command, Globals},
     layers::Layers,
-    resolve,
-    setting::{Origin, Setting, short},
+    setting::{Origin, Setting, reason, short},
     sources,
 };
 use crate::{
@@ -27,7 +26,7 @@ pub(super) fn break_settings(key: Key, how: breaking::BreakArgs) -> Result<break
         breaking::Ending::parse(&text).ok_or_else(no_fence)
     };
     let fence = how.fence.map(ending).transpose()?;
-    let reason = how.reason.map(resolve::reason).transpose()?;
+    let reason = how.reason.map(reason).transpose()?;
     Ok(breaking::BreakSettings { key, fence, reason, yes: how.yes, now: how.now })
 }
 
@@ -40,7 +39,7 @@ pub(super) fn break_host_settings(globals: &Globals, how: breaking::BreakArgs) -
         return Err(Error::new(Kind::Usage, "--fence is for one key").hint("--host NAME breaks all holds of a host"));
     }
     let host = globals.host.clone().unwrap_or_default();
-    Ok(breaking::host::HostSettings { host, reason: how.reason.map(resolve::reason).transpose()?, yes: how.yes, now: how.now })
+    Ok(breaking::host::HostSettings { host, reason: how.reason.map(reason).transpose()?, yes: how.yes, now: how.now })
 }
 
 /// Returns the settings of `list`.
@@ -57,8 +56,8 @@ pub(super) fn list_settings(args: list::Args, host: Option<String>) -> Result<li
     };
     let held_longer_than =
         flag(args.held_longer_than, "--held-longer-than").map(|setting| setting.duration("a time is 0 or more")).transpose()?;
-    let (least, most, range) = (Duration::from_millis(100), Duration::from_secs(24 * 3600), "a look is taken every 100ms to 24h");
-    let watch = flag(args.watch, "--watch").map(|setting| resolve::within(&setting, least, most, range)).transpose()?;
+    let range = (Duration::from_millis(100), Duration::from_secs(24 * 3600), "a look is taken every 100ms to 24h");
+    let watch = flag(args.watch, "--watch").map(|setting| setting.within(range)).transpose()?;
     let all = args.all || args.choice.failed || args.choice.since.is_some();
     let choice = choice(args.choice, host)?;
     Ok(list::ListSettings { start: args.start.unwrap_or_default(), order, held_longer_than, watch, all, choice })
@@ -109,7 +108,7 @@ pub(super) fn doctor_settings(
         _ => Role::Run,
     };
     Ok(doctor::DoctorSettings {
-        ttl: layers.get("ttl", args.ttl.as_deref())?.map(|setting| resolve::ttl(&setting)).transpose()?,
+        ttl: layers.get("ttl", args.ttl.as_deref())?.map(|setting| setting.ttl()).transpose()?,
         print_grants: args.print_grants.as_deref().map(role),
         from: sources::origin(globals, layers)?,
         sources: sources::sources(globals, args.ttl.as_deref(), layers)?,

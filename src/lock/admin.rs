@@ -4,7 +4,7 @@ use std::{borrow::Cow, time::Duration};
 
 use async_trait::async_trait;
 
-use super::{Notice, Result};
+use super::Result;
 
 /// One check of `doctor`. `doctor`, the man page and the tests read the same tables of checks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -33,6 +33,17 @@ pub enum Severity {
 
 /// The start of a finding's text if the check could not read anything.
 pub const UNCHECKED: &str = "not checked: ";
+
+/// A notice about a store that does answer, for people.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Notice {
+    /// Whether the notice has a line of its own. Otherwise only `-v` shows it.
+    pub warning: bool,
+    /// The notice, in one line.
+    pub text: String,
+    /// The remedy, in one line.
+    pub hint: Option<String>,
+}
 
 /// The result of one check.
 #[derive(Clone, Debug, PartialEq, Eq)]

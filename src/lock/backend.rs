@@ -5,8 +5,8 @@ use std::{future::pending, io, os::fd::OwnedFd, time::Duration};
 use async_trait::async_trait;
 
 use super::{
-    Admin, Break, Capabilities, Denial, Fence, History, Holder, Intent, Key, LockState, Note, ReleaseInfo, Request, Result, StoreSession,
-    Token, Ttl, fingerprint,
+    Admin, Break, Capabilities, Denial, Fence, History, Holder, Intent, Key, LockState, Note, Notice, ReleaseInfo, Request, Result,
+    StoreSession, Token, Ttl, fingerprint,
 };
 
 /// A store that keeps locks.
@@ -167,17 +167,6 @@ pub enum Amendment<'a> {
     Evict(Fence, &'a Break),
 }
 
-/// A notice about a store that does answer, for people.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Notice {
-    /// Whether the notice has a line of its own. Otherwise only `-v` shows it.
-    pub warning: bool,
-    /// The notice, in one line.
-    pub text: String,
-    /// The remedy, in one line.
-    pub hint: Option<String>,
-}
-
 /// Releases what the kernel keeps for a stopped process. The guardian calls it once the lease is over and
 /// nothing of the command is left.
 pub type LastResort = Box<dyn FnOnce()>;
@@ -256,15 +245,6 @@ pub enum Renewal {
     NotHeld,
     /// The hold has the mark of a break and was not extended: its holder has to stop the command, and then release.
     Broken(Break),
-}
-
-/// How much a release covers.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Scope {
-    /// Only this hold; nested holds of the same owner keep the lock.
-    Hold,
-    /// This hold and all holds nested in it, whose processes are known to be gone.
-    Tree,
 }
 
 /// The answer to [`Backend::release`].

@@ -4,7 +4,7 @@ use std::fmt;
 
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
 
-use super::{Break, Fence, Metadata, RunRecord, RunState, Scope};
+use super::{Break, Fence, Metadata, RunRecord, RunState};
 
 /// How many runs of each lock a store keeps, and the same number again of runs that ended badly.
 pub const REMEMBERED: usize = 100;
@@ -159,6 +159,15 @@ impl History {
         skips.sort_by(|a, b| a.host.cmp(&b.host));
         Self { past, skips, record: RunRecord::default() }
     }
+}
+
+/// How much a release covers.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Scope {
+    /// Only this hold; nested holds of the same owner keep the lock.
+    Hold,
+    /// This hold and all holds nested in it, whose processes are known to be gone.
+    Tree,
 }
 
 /// The release info: the data that a release sends to the store.

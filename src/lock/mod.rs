@@ -18,13 +18,13 @@ mod state;
 mod time;
 mod token;
 
-pub use admin::{Admin, Check, Finding, Grants, Init, PASSWORD, Role, ServerTime, Severity, UNCHECKED, check};
-pub use backend::{Amendment, Attempt, Backend, Busy, Grant, Identity, LastResort, Notice, Release, Renewal, Scope, Tether, Wake, Which};
+pub use admin::{Admin, Check, Finding, Grants, Init, Notice, PASSWORD, Role, ServerTime, Severity, UNCHECKED, check};
+pub use backend::{Amendment, Attempt, Backend, Busy, Grant, Identity, LastResort, Release, Renewal, Tether, Wake, Which};
 pub use breaking::{Break, Intent};
 pub use capabilities::{Capabilities, Pace};
 pub use encoding::{Encoding, printable};
 pub use error::{Effect, Error, Kind, Result};
-pub use history::{End, History, HistoryEntry, Note, REMEMBERED, ReleaseInfo, SKIPPING_HOSTS, SkipCount};
+pub use history::{End, History, HistoryEntry, Note, REMEMBERED, ReleaseInfo, SKIPPING_HOSTS, Scope, SkipCount};
 pub use key::{Key, Namespace};
 pub use library::{Excludes, Library, Neighbour, Sharing};
 pub use request::{Entry, Mode, Request};

@@ -5,7 +5,7 @@ use std::fmt::Write as _;
 use super::{
     Now, TableStyle, age,
     columns::{Column, Cut, TableRow, table},
-    holders, inspect, wrapped,
+    holders, wrapped,
 };
 use crate::lock::{self, End, Fence, HistoryEntry, LockState, Metadata, RunRecord, RunState, SkipCount};
 
@@ -205,12 +205,22 @@ fn record_notes(record: &RunRecord, now: &Now) -> Vec<String> {
     }
     // A cancelled run denies no other run.
     if let Some(start) = record.start.as_ref().filter(|start| start.state != RunState::Cancelled) {
-        let state = inspect::outcome(start.state);
+        let state = state(start.state);
         let tries = if start.tries > 1 { format!(", try {}", start.tries) } else { String::new() };
         let (at, whose, window) = (now.local(start.at_ms), whose(&start.metadata, start.fence), window_of(start.window_ms));
         notes.push(format!("once in {window}: begun {at} ({whose}): {state}{tries}"));
     }
     notes
+}
+
+/// Returns the state of a run record, in words.
+pub(super) fn state(state: RunState) -> &'static str {
+    match state {
+        RunState::Started => "its outcome is unknown",
+        RunState::Ok => "ok",
+        RunState::Failed => "failed",
+        RunState::Cancelled => "nothing was started",
+    }
 }
 
 fn cells(run: &RunOf, others: impl Iterator<Item = Fence>, now: &Now) -> [String; 6] {

@@ -2,8 +2,8 @@
 
 use std::time::Duration;
 
-use super::{LockView, Now, TableStyle, age, columns::width, holders, json, lock_view};
-use crate::lock::{Holder, LastRun, Mode, NodeView, RunState};
+use super::{LockView, Now, TableStyle, age, columns::width, history, holders, json, lock_view};
+use crate::lock::{Holder, LastRun, Mode, NodeView};
 
 /// Most waiters shown; further ones are only counted.
 const WAITERS: usize = 10;
@@ -68,17 +68,7 @@ pub fn view(lock: &LockView, name: Option<&str>, backend: &str, now: &Now, style
 fn once(start: &LastRun, now: &Now) -> String {
     let who = holders::user_at_host(start.metadata.as_ref()).map(|who| format!(" {who}")).unwrap_or_default();
     let until = now.moment(start.at_ms.saturating_add(start.window_ms));
-    format!("began {}{who}: {}; counts until {until}", now.moment(start.at_ms), outcome(start.state))
-}
-
-/// Returns the outcome of a run, in words.
-pub fn outcome(state: RunState) -> &'static str {
-    match state {
-        RunState::Started => "its outcome is unknown",
-        RunState::Ok => "ok",
-        RunState::Failed => "failed",
-        RunState::Cancelled => "nothing was started",
-    }
+    format!("began {}{who}: {}; counts until {until}", now.moment(start.at_ms), history::state(start.state))
 }
 
 /// Returns the mode of the lock and the number of holders.

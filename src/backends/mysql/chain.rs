@@ -25,7 +25,12 @@
 
 use std::time::Duration;
 
-use super::{connection::Answer, failure, lease::MysqlLeaseStore, names::Tables, statement::Value};
+use super::{
+    connection::{Answer, Connection},
+    failure,
+    names::Tables,
+    statement::Value,
+};
 use crate::{
     backends::sql::{Fields, NEAR, pause},
     lock::{Result, Wake, document::Document, random},
@@ -41,7 +46,7 @@ const LOOKING: u32 = 2;
 const LOOK_NOW_AND_THEN: Duration = Duration::from_secs(1);
 
 /// The answer to a waiter's request for a lock in the document.
-#[derive(Clone, Debug)]
+#[derive(Debug)]
 pub(super) struct LastAnswer {
     /// The wake-up counter at that time.
     pub wake_ups: i64,
@@ -72,83 +77,79 @@ pub(super) fn wake(tables: &Tables, name: &str, hold: &str) -> String {
     )
 }
 
-impl MysqlLeaseStore {
-    /// Sleeps in the server until the wake-up counter changes.
-    pub(super) async fn await_wake_up(&mut self, name: &str, hold: &str, last: LastAnswer, at_most: Duration) -> Result<Wake> {
-        let mut session = self.client.take().await?;
-        if session.advisory_locks.iter().any(|held| held == name) {
-            // A waiter for this hold would wait for nothing.
-            session.ask(&format!("DO RELEASE_LOCK({})", self.client.tables.advisory_lock(name))).await?;
-            session.advisory_locks.retain(|held| held != name);
+/// Sleeps in the server until the wake-up counter changes. Returns `None` if the server, or a proxy before it, has no `GET_LOCK`.
+pub(super) async fn await_wake_up(
+    session: &mut Connection,
+    tables: &Tables,
+    (name, hold): (&str, &str),
+    last: &LastAnswer,
+    at_most: Duration,
+) -> Result<Option<Wake>> {
+    if session.advisory_locks.iter().any(|held| held == name) {
+        // A waiter for this hold would wait for nothing.
+        session.ask(&format!("DO RELEASE_LOCK({})", tables.advisory_lock(name))).await?;
+        session.advisory_locks.retain(|held| held != name);
+    }
+    let slice = match last.position {
+        Some(..=LOOKING) => LOOK,
+        Some(..=NEAR) => LOOK_NOW_AND_THEN,
+        _ => at_most,
+    };
+    let (chain_lock, sleep_lock) = (tables.chain_lock(name, hold), tables.sleep_lock(name, hold));
+    let lock = format!("SELECT GET_LOCK({sleep_lock}, 0)");
+    let mut first = lock.clone();
+    if !session.chain_locks.contains(&chain_lock) {
+        first = format!("SELECT GET_LOCK({chain_lock}, 0), GET_LOCK({sleep_lock}, 0)");
+        session.chain_locks.push(chain_lock);
+    }
+    let (mut rest, mut briefly) = (at_most, BRIEFLY / 10);
+    while !rest.is_zero() {
+        let mut length = rest.min(slice);
+        if !session.server.mariadb {
+            // MySQL waits for whole seconds.
+            length = Duration::from_secs(rest.min(slice.max(LOOK_NOW_AND_THEN)).as_secs());
         }
-        let slice = match last.position {
-            Some(..=LOOKING) => LOOK,
-            Some(..=NEAR) => LOOK_NOW_AND_THEN,
-            _ => at_most,
+        // One statement in a request: the server silently drops the rest of a request when it ends a statement of it.
+        let mut answers = session.try_ask(&std::mem::replace(&mut first, lock.clone())).await?;
+        if answers.server_error.is_none() {
+            answers = session.try_ask(&sleep(tables, name, last, length)).await?;
+        }
+        let wake_up = unlock(&sleep_lock, last);
+        if session.try_ask(&wake_up).await?.server_error.is_some() {
+            session.ask(&wake_up).await?;
+        }
+        let slept = match answers.server_error.map(|denial| denial.number) {
+            None => slept(&answers.answers)?,
+            Some(failure::INTERRUPTED | failure::TOO_LONG | failure::TOO_LONG_FOR_MYSQL) => Slept::Woken,
+            Some(failure::DEADLOCK | failure::GATE_DEADLOCK) => Slept::Not,
+            Some(_) => return Ok(None),
         };
-        let (chain_lock, sleep_lock) = (self.client.tables.chain_lock(name, hold), self.client.tables.sleep_lock(name, hold));
-        let lock = format!("SELECT GET_LOCK({sleep_lock}, 0)");
-        let mut first = lock.clone();
-        if !session.chain_locks.contains(&chain_lock) {
-            first = format!("SELECT GET_LOCK({chain_lock}, 0), GET_LOCK({sleep_lock}, 0)");
-            session.chain_locks.push(chain_lock);
+        match slept {
+            Slept::Whole if !length.is_zero() => rest = rest.saturating_sub(length),
+            Slept::Whole | Slept::Not => {
+                let length = (briefly + Duration::from_micros(random() % 5000)).min(rest);
+                briefly = (briefly * 2).min(BRIEFLY);
+                rest = rest.saturating_sub(length);
+                pause(length).await;
+            }
+            Slept::Woken => return Ok(Some(Wake::Changed)),
         }
-        let (mut rest, mut briefly) = (at_most, BRIEFLY / 10);
-        while !rest.is_zero() {
-            let mut length = rest.min(slice);
-            if !session.server.mariadb {
-                // MySQL waits for whole seconds.
-                length = Duration::from_secs(rest.min(slice.max(LOOK_NOW_AND_THEN)).as_secs());
-            }
-            // One statement in a request: the server silently drops the rest of a request when it ends a statement of it.
-            let mut answers = session.try_ask(&std::mem::replace(&mut first, lock.clone())).await?;
-            if answers.server_error.is_none() {
-                answers = session.try_ask(&self.sleep(name, &last, length)).await?;
-            }
-            let wake_up = unlock(&sleep_lock, &last);
-            if session.try_ask(&wake_up).await?.server_error.is_some() {
-                session.ask(&wake_up).await?;
-            }
-            let slept = match answers.server_error.map(|denial| denial.number) {
-                None => slept(&answers.answers)?,
-                Some(failure::INTERRUPTED | failure::TOO_LONG | failure::TOO_LONG_FOR_MYSQL) => Slept::Woken,
-                Some(failure::DEADLOCK | failure::GATE_DEADLOCK) => Slept::Not,
-                Some(_) => {
-                    self.locks_fail = true;
-                    Slept::Woken
-                }
-            };
-            match slept {
-                Slept::Whole if !length.is_zero() => rest = rest.saturating_sub(length),
-                Slept::Whole | Slept::Not => {
-                    let length = (briefly + Duration::from_micros(random() % 5000)).min(rest);
-                    briefly = (briefly * 2).min(BRIEFLY);
-                    rest = rest.saturating_sub(length);
-                    pause(length).await;
-                }
-                Slept::Woken => {
-                    self.client.session = Some(session);
-                    return Ok(Wake::Changed);
-                }
-            }
-        }
-        self.client.session = Some(session);
-        Ok(Wake::TimedOut)
     }
+    Ok(Some(Wake::TimedOut))
+}
 
-    /// Returns the SQL that blocks on the first lock that another session has, while the wake-up counter is the same.
-    fn sleep(&self, name: &str, last: &LastAnswer, length: Duration) -> String {
-        let block = last.predecessors.iter().rev().fold("2".to_owned(), |or, lock| {
-            format!(
-                "IF(COALESCE(IS_USED_LOCK({lock}), CONNECTION_ID()) <> CONNECTION_ID(), GET_LOCK({lock}, {:.3}), {or})",
-                length.as_secs_f64()
-            )
-        });
-        let held = if last.foreign { "AND lock_until > UTC_TIMESTAMP(6)" } else { "" };
-        let values =
-            [("name", Value::Bytes(name)), ("bell", Value::Int(last.wake_ups)), ("block", Value::Sql(&block)), ("held", Value::Sql(held))];
-        self.client.tables.fill("SELECT :block FROM :table WHERE name = :name AND bell = :bell :held", &values)
-    }
+/// Returns the SQL that blocks on the first lock that another session has, while the wake-up counter is the same.
+fn sleep(tables: &Tables, name: &str, last: &LastAnswer, length: Duration) -> String {
+    let block = last.predecessors.iter().rev().fold("2".to_owned(), |or, lock| {
+        format!(
+            "IF(COALESCE(IS_USED_LOCK({lock}), CONNECTION_ID()) <> CONNECTION_ID(), GET_LOCK({lock}, {:.3}), {or})",
+            length.as_secs_f64()
+        )
+    });
+    let held = if last.foreign { "AND lock_until > UTC_TIMESTAMP(6)" } else { "" };
+    let values =
+        [("name", Value::Bytes(name)), ("bell", Value::Int(last.wake_ups)), ("block", Value::Sql(&block)), ("held", Value::Sql(held))];
+    tables.fill("SELECT :block FROM :table WHERE name = :name AND bell = :bell :held", &values)
 }
 
 /// Returns the SQL that unlocks everything after a sleep.

@@ -2,9 +2,9 @@
 
 use std::fmt;
 
-use super::{connection::Answer, failure, options::MysqlOptions};
+use super::{failure, options::MysqlOptions};
 use crate::{
-    backends::sql::{Fields, SqlMode},
+    backends::sql::{Fields, Row, SqlMode},
     lock::{Error, Kind, Notice, Result},
 };
 
@@ -82,8 +82,8 @@ pub struct ServerCheck {
 }
 
 impl ServerCheck {
-    pub(super) fn read(answers: &[Answer]) -> Result<Self> {
-        let row = answers.last().and_then(|answer| answer.rows.first()).ok_or_else(failure::unreadable)?;
+    /// Reads the answer to [`question`].
+    pub(super) fn read(row: &Row) -> Result<Self> {
         let mut fields = Fields::of(row);
         let session = fields.int()?;
         let (version, comment) = (fields.text()?, fields.text_or_null()?.unwrap_or_default());

@@ -15,13 +15,13 @@ use futures_util::TryStreamExt as _;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use sqlx::{
     AssertSqlSafe, ConnectOptions as _, Either, MySqlConnection, Row as _,
-    mysql::{MySqlConnectOptions, MySqlDatabaseError, MySqlRow, MySqlSslMode},
+    mysql::{MySqlConnectOptions, MySqlRow, MySqlSslMode},
 };
 use tokio::sync::Mutex;
 
 use super::{
     checks::{self, ServerCheck},
-    failure,
+    failure::{self, ServerError},
     life::START,
     options::MysqlOptions,
     relay::MysqlRelay,
@@ -61,15 +61,6 @@ pub(super) struct Answer {
     pub rows: Vec<Row>,
     /// The number of rows that the statement matched, if it changes any.
     pub matched: u64,
-}
-
-/// An error that the server answered with.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) struct ServerError {
-    /// The error's number, as in the manuals.
-    pub number: u16,
-    /// The error's text. The text can quote statements, including their values.
-    pub message: String,
 }
 
 /// The answers to a request, up to the statement that failed, if one did. No statement after that was executed.
@@ -155,7 +146,8 @@ impl Connection {
         if let Some(server_error) = answers.server_error {
             return Err(harmless(failure::refused(&server_error, false)));
         }
-        connection.server = ServerCheck::read(&answers.answers).map_err(harmless)?;
+        let row = answers.answers.last().and_then(|answer| answer.rows.first()).ok_or_else(failure::unreadable);
+        connection.server = row.and_then(ServerCheck::read).map_err(harmless)?;
         Ok(connection)
     }
 
@@ -244,7 +236,7 @@ impl Connection {
                     }
                     Ok(None) => break,
                     Err(error) => {
-                        answers.server_error = Some(server_error(&error).ok_or_else(|| failure::broken(error))?);
+                        answers.server_error = Some(failure::server_error(&error).ok_or_else(|| failure::broken(error))?);
                         break;
                     }
                 }
@@ -293,12 +285,6 @@ impl Drop for Connection {
             let _ = rustix::io::write(socket, &COM_QUIT);
         }
     }
-}
-
-/// Returns the server's part of an error.
-pub(super) fn server_error(error: &sqlx::Error) -> Option<ServerError> {
-    let error = error.as_database_error()?.try_downcast_ref::<MySqlDatabaseError>()?;
-    Some(ServerError { number: error.number(), message: error.message().to_owned() })
 }
 
 fn values(row: &MySqlRow) -> Option<Row> {

@@ -2,11 +2,27 @@
 
 use std::io;
 
-use super::connection::{self, ServerError};
+use sqlx::mysql::MySqlDatabaseError;
+
 use crate::{
     backends::{net, sql::LAYOUT_REFUSED},
     lock::{Effect, Error, Kind, Result},
 };
+
+/// An error that the server answered with.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct ServerError {
+    /// The error's number, as in the manuals.
+    pub number: u16,
+    /// The error's text. The text can quote statements, including their values.
+    pub message: String,
+}
+
+/// Returns the server's part of an error.
+pub(super) fn server_error(error: &sqlx::Error) -> Option<ServerError> {
+    let error = error.as_database_error()?.try_downcast_ref::<MySqlDatabaseError>()?;
+    Some(ServerError { number: error.number(), message: error.message().to_owned() })
+}
 
 /// Returns the error of a refused statement. `begun`: whether earlier statements of the same request were executed.
 pub(super) fn refused(server_error: &ServerError, begun: bool) -> Error {
@@ -88,7 +104,7 @@ fn cleaned(text: &str) -> String {
 
 /// Returns the error of a login: no statement was sent.
 pub(super) fn connecting(error: sqlx::Error) -> Error {
-    if let Some(server_error) = connection::server_error(&error) {
+    if let Some(server_error) = server_error(&error) {
         return meaning(&server_error);
     }
     match error {

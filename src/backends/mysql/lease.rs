@@ -6,7 +6,7 @@ use async_trait::async_trait;
 
 use super::{
     Mysql,
-    chain::{LastAnswer, predecessors},
+    chain::{LastAnswer, await_wake_up, predecessors},
     connection::SessionId,
     history,
     options::MysqlOptions,
@@ -248,8 +248,11 @@ impl Store for MysqlLeaseStore {
         let name = self.client.names.of(&request.key);
         match &self.last {
             Some((token, last)) if *token == request.token && self.has_advisory_locks() => {
-                let last = last.clone();
-                self.await_wake_up(&name, &request.token.hold_text(), last, at_most).await
+                let (mut session, hold) = (self.client.take().await?, request.token.hold_text());
+                let wake = await_wake_up(&mut session, &self.client.tables, (&name, &hold), last, at_most).await?;
+                self.client.session = Some(session);
+                self.locks_fail |= wake.is_none();
+                Ok(wake.unwrap_or(Wake::Changed))
             }
             _ => self.await_change(&name, at_most).await,
         }

@@ -31,6 +31,7 @@ mod reading;
 mod relay;
 mod schema;
 mod session_break;
+mod session_holders;
 mod session_lock;
 mod session_look;
 mod sessions;

@@ -103,26 +103,6 @@ impl MysqlLock {
         Ok(self.has)
     }
 
-    /// Asks for the `GET_LOCK`, and counts the fence in the same round trip.
-    async fn get_lock(&mut self, first: &str, request: &Request) -> Result<bool> {
-        let (lock, begin) = (&self.own.lock, self.begin_sql(request, "CONNECTION_ID()", beginning::Extent::Alone, None, None)?);
-        let batch = format!(
-            "{first}SELECT CONNECTION_ID(), @dlock = CONNECTION_ID(), IF(IS_USED_LOCK({lock}) = CONNECTION_ID(), 1, GET_LOCK({lock}, 0));\n{begin}"
-        );
-        let Answers { answers, server_error } = self.session.try_ask(&batch).await?;
-        let Ok(mut fields) = first_row(&answers, 1) else {
-            return Err(server_error.map_or_else(failure::unreadable, |server_error| failure::refused(&server_error, false)));
-        };
-        self.own.number = fields.int()?;
-        one_session(fields.int_or_null()?)?;
-        let got = fields.int_or_null()? == Some(1);
-        if got {
-            self.unanswered = 0;
-            self.own.counted = Self::begun_alone(&answers, server_error.as_ref(), 2)?;
-        }
-        Ok(got)
-    }
-
     /// Locks the row in a transaction of its own, which ends if another session has the row. A reader keeps its presence lock.
     async fn lock_row(&mut self, first: &str) -> Result<bool> {
         for _ in 0..2 {

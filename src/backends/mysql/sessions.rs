@@ -24,8 +24,8 @@ use super::{
     names::advisory,
     options::MysqlOptions,
     readers::own_presence,
+    session_holders::{left_for, look_sql, read_holders},
     session_lock::{MysqlLock, MysqlSessionPart, ReadMark, first_row, read_mark},
-    session_look::{left_for, read_holders},
     starts,
     statement::Value,
     table::{join, leaving, position},
@@ -255,7 +255,7 @@ impl SessionStore for MysqlSessions {
 
     async fn look_and_queue(&mut self, lock: &mut MysqlLock, request: &Request) -> Result<(Vec<Holder>, Option<u32>)> {
         let (name, tables) = (self.name_of(&request.key), &self.client.tables);
-        let mut batch = self.look_sql(&request.key, &lock.session.server);
+        let mut batch = look_sql(&self.client, &request.key, &lock.session.server);
         if request.waiting {
             batch += &join(tables, &name, request, false)?;
             batch += &position(tables, &name, request);

@@ -14,14 +14,13 @@
 use std::{pin::pin, time::Duration};
 
 use super::{
-    checks,
+    Postgres, checks,
     connection::{CLIENT_CHECK, PostgresSession},
     failure,
-    lease::PostgresLeaseStore,
     statement::Value,
 };
 use crate::{
-    backends::sql::{Session as _, pause},
+    backends::sql::{Client, Session as _, pause},
     lock::{Key, Notice, Result, Wake},
 };
 
@@ -86,26 +85,33 @@ impl AdvisoryWait {
             hint: Some("name the server itself in the URL, or a pool in session mode".into()),
         })
     }
-}
 
-impl PostgresLeaseStore {
-    pub(super) async fn await_change(&mut self, key: &Key, name: &str, at_most: Duration) -> Result<Wake> {
-        // A release before this session asked would go unnoticed: ask first, then wait.
-        if self.waiting.asked.as_ref() != Some(key) || !self.client.session.as_ref().is_some_and(PostgresSession::is_open) {
-            return Ok(Wake::Changed);
+    /// Takes the client's session out. A new session has no advisory lock.
+    pub(super) async fn take_session(&mut self, client: &mut Client<Postgres>) -> Result<PostgresSession> {
+        if !client.session.as_ref().is_some_and(PostgresSession::is_open) {
+            *self = Self::default();
         }
-        self.listen(key, name, at_most).await
+        client.take().await
     }
 
-    async fn listen(&mut self, key: &Key, name: &str, at_most: Duration) -> Result<Wake> {
-        let end = pin!(pause(at_most));
-        if self.waiting.pooled.is_none() {
-            let mut session = self.take_session().await?;
-            let pooled = checks::is_pooled(&mut session, &self.client.options).await?;
-            self.client.session = Some(session);
-            self.waiting.pooled = Some(pooled);
+    /// Waits for a release, or for the next time to poll the row.
+    pub(super) async fn await_change(&mut self, client: &mut Client<Postgres>, key: &Key, name: &str, at_most: Duration) -> Result<Wake> {
+        // A release before this session asked would go unnoticed: ask first, then wait.
+        if self.asked.as_ref() != Some(key) || !client.session.as_ref().is_some_and(PostgresSession::is_open) {
+            return Ok(Wake::Changed);
         }
-        if self.waiting.is_pooled() {
+        self.listen(client, key, name, at_most).await
+    }
+
+    async fn listen(&mut self, client: &mut Client<Postgres>, key: &Key, name: &str, at_most: Duration) -> Result<Wake> {
+        let end = pin!(pause(at_most));
+        if self.pooled.is_none() {
+            let mut session = self.take_session(client).await?;
+            let pooled = checks::is_pooled(&mut session, &client.options).await?;
+            client.session = Some(session);
+            self.pooled = Some(pooled);
+        }
+        if self.is_pooled() {
             // Neither an advisory lock nor a notification would reach this client, or a later client would inherit them.
             let spread = Duration::from_millis(crate::lock::random() % 63);
             return Ok(tokio::select! {
@@ -113,32 +119,32 @@ impl PostgresLeaseStore {
                 () = pause(POLL.saturating_sub(spread)) => Wake::Changed,
             });
         }
-        if let Some((channel, notified)) = self.waiting.own.clone() {
-            if self.waiting.listens.as_ref() != Some(&channel) {
-                let mut session = self.take_session().await?;
-                let unlock = if self.waiting.kept.take().is_some() { "SELECT pg_advisory_unlock_all();" } else { "" };
+        if let Some((channel, notified)) = self.own.clone() {
+            if self.listens.as_ref() != Some(&channel) {
+                let mut session = self.take_session(client).await?;
+                let unlock = if self.kept.take().is_some() { "SELECT pg_advisory_unlock_all();" } else { "" };
                 // Listen first, then check whether a wake-up came in between.
                 let look = format!(
                     "BEGIN; {unlock} UNLISTEN *; LISTEN {channel}; COMMIT; SELECT 1 FROM {{table}} WHERE name = $1 AND coalesce((document::json->>'n')::bigint, 0) = $2 AND document IS NOT NULL"
                 );
                 let same = session
-                    .query(&self.client.tables.fill(&look), &[Value::Text(name), Value::Int(i64::try_from(notified).unwrap_or(i64::MAX))])
+                    .query(&client.tables.fill(&look), &[Value::Text(name), Value::Int(i64::try_from(notified).unwrap_or(i64::MAX))])
                     .await?;
-                self.client.session = Some(session);
-                self.waiting.listens = Some(channel);
+                client.session = Some(session);
+                self.listens = Some(channel);
                 if same.is_empty() {
                     return Ok(Wake::Changed);
                 }
             }
-        } else if self.waiting.kept.as_ref() != Some(key) {
-            let mut session = self.take_session().await?;
-            if self.waiting.kept.take().is_some() {
+        } else if self.kept.as_ref() != Some(key) {
+            let mut session = self.take_session(client).await?;
+            if self.kept.take().is_some() {
                 session.run("SELECT pg_advisory_unlock_all()").await?;
             }
-            let number = self.client.tables.advisory_lock(name);
+            let number = client.tables.advisory_lock(name);
             // The server ends the statement. If its answer is late because the machine is busy, dropping the session
             // would make the machine busier: every waiter would log in again.
-            let queue_lock = self.client.tables.queue_lock(name, session.pid());
+            let queue_lock = client.tables.queue_lock(name, session.pid());
             let wait = queued(queue_lock, &format!("PERFORM pg_advisory_lock({number});"), at_most.min(BLOCKED), session.version);
             let got = match session.run(&format!("{wait} SELECT pg_try_advisory_lock({number})")).await {
                 Ok(rows) => rows.first().is_some_and(|row| row.at(0) == "t"),
@@ -149,26 +155,26 @@ impl PostgresLeaseStore {
                 Err(error) => return Err(error),
             };
             if !got {
-                self.client.session = Some(session);
+                client.session = Some(session);
                 return Ok(Wake::TimedOut);
             }
             // Listen first, then read the row: no release in between is missed.
             let look = format!(
                 "BEGIN; UNLISTEN *; LISTEN {}; COMMIT; SELECT 1 FROM {{table}} AS l WHERE name = $1 AND NOT {{free}}",
-                self.client.tables.channel(name)
+                client.tables.channel(name)
             );
-            let held = session.query(&self.client.tables.fill(&look), &[Value::Text(name)]).await?;
-            self.client.session = Some(session);
-            (self.waiting.kept, self.waiting.listens) = (Some(key.clone()), None);
+            let held = session.query(&client.tables.fill(&look), &[Value::Text(name)]).await?;
+            client.session = Some(session);
+            (self.kept, self.listens) = (Some(key.clone()), None);
             if held.is_empty() {
                 return Ok(Wake::Changed);
             }
         }
-        let Some(session) = &self.client.session else { return Ok(Wake::Changed) };
+        let Some(session) = &client.session else { return Ok(Wake::Changed) };
         let unasked = session.unasked();
         tokio::select! {
             () = unasked.notified.notified() => {}
-            () = unasked.ended() => self.client.session = None,
+            () = unasked.ended() => client.session = None,
             () = end => return Ok(Wake::TimedOut),
         }
         Ok(Wake::Changed)

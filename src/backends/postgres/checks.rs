@@ -1,6 +1,11 @@
 //! Settings of a server that endanger locks, which `dlock init` and `dlock doctor` report.
 
-use super::{connection::PostgresSession, names::Tables, options::PostgresOptions, session_lock::IDLE_SESSION_TIMEOUT, statement::Value};
+use super::{
+    connection::{IDLE_SESSION_TIMEOUT, PostgresSession},
+    names::Tables,
+    options::PostgresOptions,
+    statement::Value,
+};
 use crate::{
     backends::sql::{Fields, Row, SqlMode, rights},
     lock::{Error, Finding, Kind, Notice, Result},

@@ -7,10 +7,7 @@
 use std::{
     borrow::Cow,
     os::fd::{AsFd as _, OwnedFd},
-    sync::{
-        Arc,
-        atomic::{AtomicBool, AtomicI32, Ordering},
-    },
+    sync::{Arc, atomic::Ordering},
     time::Duration,
 };
 
@@ -19,12 +16,11 @@ use sqlx::{
     AssertSqlSafe, ConnectOptions as _, Either, PgConnection, Row as _,
     postgres::{PgConnectOptions, PgRow, PgSslMode},
 };
-use tokio::sync::Notify;
 
 use super::{
     dial, failure,
     options::PORT,
-    relay::{Passing, PostgresRelay},
+    relay::{Passing, PostgresRelay, Unasked},
     statement::{Value, fill},
     tls::PostgresTls,
 };
@@ -36,38 +32,6 @@ use crate::{
     lock::{Error, Kind, Result, random},
 };
 
-/// The server's unsolicited messages.
-#[derive(Default)]
-pub(super) struct Unasked {
-    /// Notified by each notification of the server.
-    pub notified: Notify,
-    /// The server's process.
-    pub pid: AtomicI32,
-    /// The database's encoding lacks some characters.
-    pub narrow: AtomicBool,
-    ended: AtomicBool,
-    end: Notify,
-}
-
-impl Unasked {
-    /// Ready when the session is over.
-    pub(super) async fn ended(&self) {
-        let end = self.end.notified();
-        if !self.is_over() {
-            end.await;
-        }
-    }
-
-    fn is_over(&self) -> bool {
-        self.ended.load(Ordering::SeqCst)
-    }
-
-    pub(super) fn end(&self) {
-        self.ended.store(true, Ordering::SeqCst);
-        self.end.notify_waiters();
-    }
-}
-
 /// The oldest server version that supports all statements.
 pub(super) const OLDEST: u32 = 110_000;
 /// The same as text for error messages.
@@ -75,6 +39,8 @@ pub(super) const OLDEST_NAME: &str = "PostgreSQL 11 at least";
 
 /// From this version on the server can check whether its client is still connected.
 pub(super) const CLIENT_CHECK: u32 = 140_000;
+/// From this version on the server can end a session that is idle outside of a transaction.
+pub(super) const IDLE_SESSION_TIMEOUT: u32 = 140_000;
 
 /// The identity of a session: no server gives the name to another session, not even after a restart.
 #[derive(Clone, Debug, PartialEq, Eq)]

@@ -3,8 +3,7 @@
 use super::{
     connection::PostgresSession,
     names::Tables,
-    statement::{Value, fill},
-    table,
+    statement::{Value, fill, json},
 };
 use crate::{
     backends::sql::{Fields, fence_int},
@@ -42,7 +41,7 @@ pub(super) async fn note(session: &mut PostgresSession, tables: &Tables, name: &
             session.query(&tables.fill(include_str!("sql/skip.sql")), &values).await?;
         }
         Note::Lost(past) => {
-            let (metadata, end) = (table::json(past.metadata.as_ref())?, past.end.to_string());
+            let (metadata, end) = (json(past.metadata.as_ref())?, past.end.to_string());
             let why = past.why.as_deref().map(|why| session.words(why).into_owned());
             let values = [
                 Value::Text(name),
@@ -63,7 +62,7 @@ pub(super) async fn note(session: &mut PostgresSession, tables: &Tables, name: &
 pub(super) fn rows(session: &PostgresSession, past: &[HistoryEntry]) -> Result<String> {
     let mut rows = Vec::new();
     for past in past {
-        let (metadata, end) = (table::json(past.metadata.as_ref())?, past.end.to_string());
+        let (metadata, end) = (json(past.metadata.as_ref())?, past.end.to_string());
         let (end, why) = (session.words(&end), past.why.as_deref().map(|why| session.words(why)));
         let values = [
             Value::MaybeInt(past.fence.map(fence_int)),

@@ -4,14 +4,7 @@ use std::time::Duration;
 
 use async_trait::async_trait;
 
-use super::{
-    Postgres,
-    advisory_wait::AdvisoryWait,
-    connection::{PostgresSession, SessionId},
-    history,
-    options::PostgresOptions,
-    table::PostgresLockTable,
-};
+use super::{Postgres, advisory_wait::AdvisoryWait, connection::SessionId, history, options::PostgresOptions, table::PostgresLockTable};
 use crate::{
     backends::{
         cas::{CasBackend, Change, ReadFor, Snapshot, Store},
@@ -33,11 +26,11 @@ pub type PostgresLease = CasBackend<PostgresLeaseStore>;
 
 /// One client of a table of leases.
 pub struct PostgresLeaseStore {
-    pub(super) client: Client<Postgres>,
+    client: Client<Postgres>,
     /// The session that was asked last, if it did not answer.
     unanswered: Option<SessionId>,
     /// The state of the session's wait.
-    pub(super) waiting: AdvisoryWait,
+    waiting: AdvisoryWait,
     /// The hold that was granted last, which is in no list of waiters any more.
     granted: Option<Token>,
     documented: Documented,
@@ -62,17 +55,9 @@ impl PostgresLease {
 }
 
 impl PostgresLeaseStore {
-    /// Takes the session out. A new session has no advisory lock.
-    pub(super) async fn take_session(&mut self) -> Result<PostgresSession> {
-        if !self.client.session.as_ref().is_some_and(PostgresSession::is_open) {
-            self.waiting = AdvisoryWait::default();
-        }
-        self.client.take().await
-    }
-
     /// Asks the table, and keeps the session unless the question is dropped.
     async fn ask<T>(&mut self, question: impl AsyncFnOnce(&mut PostgresLockTable<'_>) -> Result<T>) -> Result<T> {
-        let mut session = self.take_session().await?;
+        let mut session = self.waiting.take_session(&mut self.client).await?;
         self.unanswered = Some(session.id());
         let mut table =
             PostgresLockTable { has_advisory_lock: self.waiting.is_kept(), ..PostgresLockTable::over(&mut session, &self.client.tables) };
@@ -214,7 +199,7 @@ impl Store for PostgresLeaseStore {
 
     async fn wait(&mut self, request: &Request, at_most: Duration, _: bool) -> Result<Wake> {
         let name = self.client.names.of(&request.key);
-        self.await_change(&request.key, &name, at_most).await
+        self.waiting.await_change(&mut self.client, &request.key, &name, at_most).await
     }
 
     fn advise(&mut self, _: &Request, busy: &mut Busy) {

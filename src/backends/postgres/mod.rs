@@ -26,6 +26,7 @@ mod options;
 mod relay;
 mod schema;
 mod session_break;
+mod session_holders;
 mod session_lock;
 mod session_look;
 mod sessions;

@@ -14,16 +14,20 @@
 
 use std::{
     io,
-    sync::{Arc, atomic::Ordering},
+    sync::{
+        Arc,
+        atomic::{AtomicBool, AtomicI32, Ordering},
+    },
 };
 
 use tokio::{
     io::{AsyncReadExt as _, AsyncWriteExt as _, copy, split},
     net::{UnixListener, UnixStream},
+    sync::Notify,
     task::JoinHandle,
 };
 
-use super::{connection::Unasked, dial::Stream, options::PORT};
+use super::{dial::Stream, options::PORT};
 use crate::{backends::sql::loopback, lock::random};
 
 /// The message that ends a session.
@@ -36,6 +40,38 @@ const PROCESS: u8 = b'K';
 const SETTING: u8 = b'S';
 /// The number of bytes that are kept of a message.
 const KEPT: usize = 64;
+
+/// The server's unsolicited messages.
+#[derive(Default)]
+pub(super) struct Unasked {
+    /// Notified by each notification of the server.
+    pub notified: Notify,
+    /// The server's process.
+    pub pid: AtomicI32,
+    /// The database's encoding lacks some characters.
+    pub narrow: AtomicBool,
+    ended: AtomicBool,
+    end: Notify,
+}
+
+impl Unasked {
+    /// Ready when the session is over.
+    pub(super) async fn ended(&self) {
+        let end = self.end.notified();
+        if !self.is_over() {
+            end.await;
+        }
+    }
+
+    pub(super) fn is_over(&self) -> bool {
+        self.ended.load(Ordering::SeqCst)
+    }
+
+    fn end(&self) {
+        self.ended.store(true, Ordering::SeqCst);
+        self.end.notify_waiters();
+    }
+}
 
 /// The address to which sqlx connects.
 pub(super) struct PostgresRelay {

@@ -1,10 +1,9 @@
 //! Breaking a lock that a session has.
 
 use super::{
-    session_look::{HolderSession, LEFT, read_sessions},
+    session_holders::{HolderSession, LEFT, look_sql, read_sessions},
     sessions::PostgresSessions,
-    statement::Value,
-    table::ascii,
+    statement::{Value, ascii},
 };
 use crate::{
     backends::sql::fence_int,
@@ -14,7 +13,7 @@ use crate::{
 impl PostgresSessions {
     /// Returns the session that has the lock by this fence. A holder wrote its fence down; the server knows whether it still has the lock.
     async fn session_of(&mut self, name: &str, fence: Fence) -> Result<Option<HolderSession>> {
-        let rows = self.query(&self.look_sql(), &[Value::Text(name)]).await?;
+        let rows = self.query(&look_sql(&self.client), &[Value::Text(name)]).await?;
         Ok(read_sessions(&rows)?.into_iter().find(|session| session.holder.fence == Some(fence)))
     }
 

@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use super::{
     advisory_wait::{queued, queued_for_row},
-    connection::PostgresSession,
+    connection::{IDLE_SESSION_TIMEOUT, PostgresSession},
     failure,
     names::Tables,
     options::{AdvisoryKey, PostgresOptions},
@@ -17,8 +17,6 @@ use crate::{
     lock::{Break, Error, Fence, Holder, Kind, ReleaseInfo, Result, Ttl},
 };
 
-/// From this version on the server can end a session that is idle outside of a transaction.
-pub(super) const IDLE_SESSION_TIMEOUT: u32 = 140_000;
 /// From this version on a role's settings can limit a transaction as a whole.
 const TRANSACTION_TIMEOUT: u32 = 170_000;
 /// A waiter that is frozen when it gets the lock keeps it for at most this long.

@@ -1,32 +1,16 @@
-//! The holders of locks that sessions keep: what the server knows of its locks, and what their holders wrote.
-//!
-//! Read only. What the server tells this user nothing of (another user's session) stays unknown.
+//! The requests that only read, about locks that sessions keep.
 
-use std::time::Duration;
-
-use super::{history, options::AdvisoryKey, sessions::PostgresSessions, starts, statement::Value};
-use crate::{
-    backends::sql::{Fields, Plain, Row, SessionReads, SqlMode, as_fence, foreign_holder, micros},
-    lock::{Fence, History, Holder, Key, LockState, Mode, Renewal, Result, Token, Waiter, Which},
+use super::{
+    history,
+    session_holders::{look_sql, read_holders, read_sessions},
+    sessions::PostgresSessions,
+    starts,
+    statement::Value,
 };
-
-impl PostgresSessions {
-    pub(super) fn look_sql(&self) -> String {
-        if self.is_row() {
-            return self.client.tables.fill(include_str!("sql/row_holders.sql"));
-        }
-        let big =
-            |key: &str| format!("l.objsubid = 1 AND l.classid = (({key} >> 32) & 4294967295)::oid AND l.objid = ({key} & 4294967295)::oid");
-        let is_key = match self.client.options.advisory_key {
-            None => big("hashtextextended($1, 0)"),
-            Some(AdvisoryKey::One(key)) => big(&format!("'{key}'::bigint")),
-            Some(AdvisoryKey::Two(first, second)) => {
-                format!("l.objsubid = 2 AND l.classid = {} AND l.objid = {}", first.cast_unsigned(), second.cast_unsigned())
-            }
-        };
-        self.client.tables.fill(include_str!("sql/advisory_holders.sql")).replace("{is_key}", &is_key)
-    }
-}
+use crate::{
+    backends::sql::{Fields, Plain, SessionReads, SqlMode},
+    lock::{History, Key, LockState, Renewal, Result, Token, Waiter, Which},
+};
 
 impl SessionReads for PostgresSessions {
     const HELD_NAMES: &'static str = "SELECT DISTINCT name FROM {sessions} WHERE left(name, length($1)) = $1 ORDER BY 1";
@@ -42,7 +26,7 @@ impl SessionReads for PostgresSessions {
     }
 
     async fn look(&mut self, key: &Key) -> Result<LockState> {
-        let (look, name) = (self.look_sql(), self.name_of(key));
+        let (look, name) = (look_sql(&self.client), self.name_of(key));
         let stored_as = match self.client.mode() {
             SqlMode::Lease | SqlMode::Row => name.clone(),
             SqlMode::Advisory => super::sharing::advisory_name(&self.client.options, key),
@@ -57,7 +41,7 @@ impl SessionReads for PostgresSessions {
     }
 
     async fn probe(&mut self, key: &Key, token: &Token) -> Result<Renewal> {
-        let (look, name, hold) = (self.look_sql(), self.name_of(key), token.hold_text());
+        let (look, name, hold) = (look_sql(&self.client), self.name_of(key), token.hold_text());
         let own = self.client.tables.fill("SELECT pid FROM {sessions} WHERE name = $1 AND hold = $2 AND server = {server}");
         let rows = self.query(&look, &[Value::Text(&name)]).await?;
         // Last: a holder that is there first and wrote this was there all the time.
@@ -68,7 +52,7 @@ impl SessionReads for PostgresSessions {
     }
 
     async fn history(&mut self, key: &Key) -> Result<History> {
-        let (look, name) = (self.look_sql(), self.name_of(key));
+        let (look, name) = (look_sql(&self.client), self.name_of(key));
         let record =
             self.query(&self.client.tables.fill("SELECT {starts} FROM {fences} AS l WHERE l.name = $1"), &[Value::Text(&name)]).await?;
         let record = record.first().map(|row| Fields::of(row).run_record()).transpose()?.unwrap_or_default();
@@ -84,54 +68,4 @@ impl SessionReads for PostgresSessions {
             .await?;
         Ok(History { record, ..History::new(past, skips) })
     }
-}
-
-/// The [`HolderSession::pid`] of a hold whose server is gone.
-pub(super) const LEFT: i64 = 0;
-
-/// A session that has the lock.
-pub(super) struct HolderSession {
-    /// The server's process.
-    pub pid: i64,
-    /// When the process began to serve the session, if this user may see that.
-    pub began: Option<String>,
-    pub holder: Holder,
-}
-
-/// Reads the answer to [`PostgresSessions::look_sql`], whose only row has no process if the lock has no holder.
-pub(super) fn read_sessions(rows: &[Row]) -> Result<Vec<HolderSession>> {
-    let mut sessions = Vec::new();
-    for row in rows {
-        let mut fields = Fields::of(row);
-        let Some(pid) = fields.int_or_null()? else { continue };
-        let mode = if fields.flag()? { Mode::Shared } else { Mode::Exclusive };
-        let (fence, metadata, held) = (fields.int_or_null()?, fields.json()?, fields.int_or_null()?);
-        let silent = fields.int_or_null()?.filter(|_| fence.is_some());
-        let holder = Holder {
-            metadata,
-            fence: fence.map(as_fence),
-            foreign: fence.is_none(),
-            held_for: held.map(micros),
-            renewed_ago: silent.filter(|_| pid != LEFT).map(micros),
-            expires_in: fields.int_or_null()?.zip(silent).map(|(ttl, silent)| micros(ttl * 1000 - silent)),
-            broken: fields.mark()?,
-            ..foreign_holder(mode)
-        };
-        sessions.push(HolderSession { pid, began: fields.text_or_null()?, holder });
-    }
-    Ok(sessions)
-}
-
-/// Returns the holders, and the last fence given out.
-pub(super) fn read_holders(rows: &[Row]) -> Result<(Vec<Holder>, Option<Fence>)> {
-    let last = rows.first().map_or("", |row| row.at(LAST_FENCE)).parse().ok().map(as_fence);
-    Ok((read_sessions(rows)?.into_iter().map(|session| session.holder).collect(), last))
-}
-
-/// The column of the last fence.
-const LAST_FENCE: usize = 10;
-
-/// Returns how long the lock stays busy because of holds whose server is gone.
-pub(super) fn left_for(rows: &[Row]) -> Result<Option<Duration>> {
-    Ok(read_sessions(rows)?.iter().filter(|session| session.pid == LEFT).filter_map(|session| session.holder.expires_in).max())
 }

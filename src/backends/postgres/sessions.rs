@@ -14,11 +14,11 @@ use super::{
     connection::{PostgresSession, SessionId},
     history,
     options::PostgresOptions,
+    session_holders::{left_for, look_sql, read_holders},
     session_lock::{PostgresLock, PostgresSessionPart, no_row},
-    session_look::{left_for, read_holders},
     starts,
-    statement::{Value, fill},
-    table::{PostgresLockTable, json, part},
+    statement::{Value, fill, json},
+    table::{PostgresLockTable, part},
 };
 use crate::{
     backends::sql::{
@@ -232,7 +232,7 @@ impl SessionStore for PostgresSessions {
     }
 
     async fn look_and_queue(&mut self, lock: &mut PostgresLock, request: &Request) -> Result<(Vec<Holder>, Option<u32>)> {
-        let look = self.look_sql();
+        let look = look_sql(&self.client);
         let mut position = None;
         if request.waiting {
             position = Some(PostgresLockTable::over(&mut lock.session, &self.client.tables).join_queue(&lock.name, request).await?);

@@ -4,10 +4,7 @@
 //! the row after the wait, by a time from before the wait: a run that began since lies in the future, and denies the grant); the server's
 //! clock is set back (likewise, and the row is then judged by its own time); a row changes after it was judged (its revision differs).
 
-use super::{
-    statement::{Value, literal},
-    table::ascii,
-};
+use super::statement::{Value, ascii, literal};
 use crate::{
     backends::sql::{Begin, RunColumn, columns},
     lock::{RunRecord, RunState, Which},

@@ -4,6 +4,11 @@
 
 use std::fmt::Write as _;
 
+use crate::{
+    backends::sql,
+    lock::{Metadata, Result},
+};
+
 /// The value of a parameter.
 #[derive(Clone, Copy, Debug)]
 pub(super) enum Value<'a> {
@@ -91,6 +96,27 @@ pub(super) fn fill(sql: &str, values: &[Value<'_>]) -> String {
             out.push_str(rest);
         }
         out.push('\n');
+    }
+    out
+}
+
+/// Returns metadata as the columns have it.
+pub(super) fn json(metadata: Option<&Metadata>) -> Result<Option<String>> {
+    Ok(sql::json(metadata)?.map(|json| ascii(&json)))
+}
+
+/// Returns JSON in ASCII, which every encoding has.
+pub(super) fn ascii(json: &str) -> String {
+    let mut out = String::with_capacity(json.len());
+    for c in json.chars() {
+        if c.is_ascii() {
+            out.push(c);
+            continue;
+        }
+        for unit in c.encode_utf16(&mut [0; 2]) {
+            // Writing to a String can't fail.
+            let _ = write!(out, "\\u{unit:04x}");
+        }
     }
     out
 }

@@ -3,21 +3,21 @@
 //! The statements judge by `clock_timestamp()`, since `now()` stands still in a transaction, as UTC without a time zone, as
 //! ShedLock does. A statement waits only for another statement on the same row.
 
-use std::{fmt::Write as _, time::Duration};
+use std::time::Duration;
 
 use super::{
     connection::PostgresSession,
     failure, history,
     names::Tables,
     starts,
-    statement::{Value, fill},
+    statement::{Value, ascii, fill, json},
 };
 use crate::{
     backends::sql::{
         self, Begin, Fields, LAST_FENCE, LAYOUT, LockRow, Plain, Row, SHARED_BY, Session as _, fence_int, locked_by,
         row::{self, Write},
     },
-    lock::{Effect, Fence, Metadata, Request, Result, Token, Ttl, Which},
+    lock::{Effect, Fence, Request, Result, Token, Ttl, Which},
 };
 
 /// A lock table over a session.
@@ -226,27 +226,6 @@ pub(super) fn part(there: bool, sql: &str) -> String {
 /// Returns the column by which a granting statement unlocks the advisory lock.
 fn leaving(unlock: bool) -> &'static str {
     if unlock { ", pg_advisory_unlock_all()::text" } else { "" }
-}
-
-/// Returns metadata as the columns have it.
-pub(super) fn json(metadata: Option<&Metadata>) -> Result<Option<String>> {
-    Ok(sql::json(metadata)?.map(|json| ascii(&json)))
-}
-
-/// Returns JSON in ASCII, which every encoding has.
-pub(super) fn ascii(json: &str) -> String {
-    let mut out = String::with_capacity(json.len());
-    for c in json.chars() {
-        if c.is_ascii() {
-            out.push(c);
-            continue;
-        }
-        for unit in c.encode_utf16(&mut [0; 2]) {
-            // Writing to a String can't fail.
-            let _ = write!(out, "\\u{unit:04x}");
-        }
-    }
-    out
 }
 
 /// Reads the columns of `columns.sql`.

@@ -29,7 +29,7 @@
 //! - The clock is set back: attached holds don't depend on it. No sign of life and no offer lies in the future.
 //! - The database is removed: an exclusive hold goes on by its bytes. A shared hold ends, since the lock file can't count permits.
 //! - The lock file is removed: holders of the old file last by their leases.
-//! - Both are removed: nothing keeps others out. The holder is notified at once ([`watch`]), and the next one doesn't start before
+//! - Both are removed: nothing keeps others out. The holder is notified at once ([`removal`]), and the next one doesn't start before
 //!   that took effect ([`lock_file::LockFile::open`]).
 //!
 //! This module may not: sleep (but in `wait`, in `watch`, and while a store is created), retry, read a clock, start a thread or open the
@@ -44,6 +44,7 @@ mod location;
 mod lock_file;
 mod lock_file_watch;
 mod range_lock;
+mod removal;
 pub(super) mod schema;
 mod slot;
 mod waiting;

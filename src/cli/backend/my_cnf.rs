@@ -4,7 +4,6 @@
 
 use std::{fs::File, io::Read as _, path::Path, path::PathBuf};
 
-use super::mysql::MODES;
 use crate::{
     cli::secret_file,
     commands::{Tls, TlsMode},
@@ -13,6 +12,15 @@ use crate::{
 
 /// dlock reads no more bytes than this.
 const MAX_BYTES: u64 = 1024 * 1024;
+
+/// The TLS modes, with the names of MySQL's client.
+pub const MODES: [(&str, TlsMode); 5] = [
+    ("DISABLED", TlsMode::Disable),
+    ("PREFERRED", TlsMode::Prefer),
+    ("REQUIRED", TlsMode::Require),
+    ("VERIFY_CA", TlsMode::VerifyCa),
+    ("VERIFY_IDENTITY", TlsMode::VerifyFull),
+];
 
 /// The options of the section `[client]`.
 #[derive(Default)]

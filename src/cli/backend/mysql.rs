@@ -9,7 +9,7 @@ use super::{
         setting::{Origin, Setting},
         url::Url,
     },
-    my_cnf::{self, ClientOptions},
+    my_cnf::{self, ClientOptions, MODES},
     namespace, parameter, password, sql_mode,
 };
 use crate::{
@@ -90,15 +90,6 @@ fn default_server(client: &ClientOptions) -> SqlServer {
         },
     }
 }
-
-/// The TLS modes, with the names of MySQL's client.
-pub const MODES: [(&str, TlsMode); 5] = [
-    ("DISABLED", TlsMode::Disable),
-    ("PREFERRED", TlsMode::Prefer),
-    ("REQUIRED", TlsMode::Require),
-    ("VERIFY_CA", TlsMode::VerifyCa),
-    ("VERIFY_IDENTITY", TlsMode::VerifyFull),
-];
 
 /// Returns a parameter that has two names: the client's and dlock's own.
 fn one_of(layers: &Layers<'_>, names: [&str; 2]) -> Result<Option<Setting>> {

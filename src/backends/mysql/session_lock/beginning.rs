@@ -2,14 +2,15 @@
 
 use super::{
     super::{
-        connection::{Answer, Answers, Connection, ServerError},
-        failure, history,
+        connection::{Answer, Answers, Connection},
+        failure::{self, ServerError},
+        history,
         life::Life,
         readers,
         starts::Granting,
         statement::{Value, literal},
     },
-    Counted, MysqlLock, first_row,
+    Counted, MysqlLock, first_row, one_session,
 };
 use crate::{
     backends::sql::{Begin, Fields, SqlMode, as_fence, json, ms},
@@ -21,7 +22,7 @@ const ALONE: usize = 2;
 
 /// Which statements begin a hold: each costs the server time.
 #[derive(Clone, Copy, PartialEq, Eq)]
-pub(super) enum Extent {
+enum Extent {
     /// Those that suffice if the lock has its rows and no record of another hold.
     Alone,
     /// Those that also write history entries of vanished holders.
@@ -39,6 +40,26 @@ impl MysqlLock {
     /// The number of answers to the statements that count the fence; the last one has the fence.
     fn beginning(&self) -> usize {
         if self.shared { 6 } else { 5 }
+    }
+
+    /// Asks for the `GET_LOCK`, and counts the fence in the same round trip.
+    pub(super) async fn get_lock(&mut self, first: &str, request: &Request) -> Result<bool> {
+        let (lock, begin) = (&self.own.lock, self.begin_sql(request, "CONNECTION_ID()", Extent::Alone, None, None)?);
+        let batch = format!(
+            "{first}SELECT CONNECTION_ID(), @dlock = CONNECTION_ID(), IF(IS_USED_LOCK({lock}) = CONNECTION_ID(), 1, GET_LOCK({lock}, 0));\n{begin}"
+        );
+        let Answers { answers, server_error } = self.session.try_ask(&batch).await?;
+        let Ok(mut fields) = first_row(&answers, 1) else {
+            return Err(server_error.map_or_else(failure::unreadable, |server_error| failure::refused(&server_error, false)));
+        };
+        self.own.number = fields.int()?;
+        one_session(fields.int_or_null()?)?;
+        let got = fields.int_or_null()? == Some(1);
+        if got {
+            self.unanswered = 0;
+            self.own.counted = Self::begun_alone(&answers, server_error.as_ref(), 2)?;
+        }
+        Ok(got)
     }
 
     /// Counts the fence of a lock that this session has, over `side` if this session is in a transaction.
@@ -82,7 +103,7 @@ impl MysqlLock {
     }
 
     /// Reads the answers for [`Extent::Alone`], from this one on; `None` if more statements are needed.
-    pub(super) fn begun_alone(answers: &[Answer], denial: Option<&ServerError>, at: usize) -> Result<Option<Counted>> {
+    fn begun_alone(answers: &[Answer], denial: Option<&ServerError>, at: usize) -> Result<Option<Counted>> {
         match denial {
             Some(denial) if answers.len() < at + ALONE => Err(failure::refused(denial, true)),
             _ => Ok(counted(answers, at + ALONE, false)?.map(Some)),
@@ -101,7 +122,7 @@ impl MysqlLock {
     }
 
     /// Returns the SQL that counts the fence, for the session with this number as SQL; with `seen`, only if that is the last fence.
-    pub(super) fn begin_sql(
+    fn begin_sql(
         &self,
         request: &Request,
         number: &str,
