@@ -39,9 +39,10 @@ use super::{
     options::{EtcdOptions, authority},
 };
 use crate::{
-    backends::{
-        Tls,
-        net::{dial, tls, unreachable},
+    backends::net::{
+        dial,
+        tls::{self, Tls},
+        unreachable,
     },
     lock::{Error, Kind, Result},
 };

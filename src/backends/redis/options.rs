@@ -2,7 +2,7 @@
 
 use std::{fmt, path::PathBuf, time::Duration};
 
-use crate::backends::{Secret, Tls};
+use crate::backends::net::{secret::Secret, tls::Tls};
 use crate::lock::Namespace;
 
 /// The address of a Redis server, or how to find it, and the connection settings.

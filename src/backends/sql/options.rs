@@ -2,11 +2,10 @@
 
 use std::path::PathBuf;
 
-use crate::backends::{
-    Secret,
-    net::{tls::Tls, transport},
+use crate::{
+    backends::net::{secret::Secret, tls::Tls, transport},
+    lock::{Error, Kind, Namespace, Result},
 };
-use crate::lock::{Error, Kind, Namespace, Result};
 
 /// The server's address, its protocol options, and the location of the locks.
 #[derive(Clone, Debug)]

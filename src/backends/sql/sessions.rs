@@ -8,6 +8,8 @@
 //! - *The reply to a grant is lost.* dlock asks the same session again, which has the lock already. After two unanswered
 //!   requests dlock leaves the session to the server, which ends the session after the TTL, and dlock asks over another session.
 //! - *The holder's fence is counted and the holder dies.* The fence is skipped.
+//! - *The request for the fence arrives after the holder died.* Over the holder's own session it is lost with it. Over the second one it
+//!   may find the next holder's record: it does nothing once the holder's transaction or the last fence is another one.
 //! - *The session is ended by an administrator, a restart or the idle timeout.* The socket says so at once ([`Tether::watch`]),
 //!   or the next renewal does, and dlock kills the command. The next holder may have the lock in that instant: the record
 //!   of the previous holder makes it wait a moment before it starts anything.

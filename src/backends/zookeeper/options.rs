@@ -1,7 +1,7 @@
 //! The options of a connection, already decoded: nothing here parses a URL or opens a connection.
 
 use crate::{
-    backends::{Secret, Tls},
+    backends::net::{secret::Secret, tls::Tls},
     lock::{Error, Kind, Namespace, Result},
 };
 
