@@ -79,11 +79,11 @@ fn a_lock_is_held_until_stdin_ends() {
 #[test]
 fn a_hold_is_renewed_and_released_on_a_signal() {
     let lab = Lab::new();
-    for (arguments, status) in [("hold job --ttl 1s --until-signal", 0), ("hold job --ttl 1s", 143)] {
+    for (arguments, status) in [("hold job --ttl 2s --until-signal", 0), ("hold job --ttl 2s", 143)] {
         // A stdin that doesn't end first.
         let (mut child, taken) = hold(&lab, arguments, Stdio::piped());
         let stdin = child.stdin.take();
-        thread::sleep(Duration::from_millis(1500));
+        thread::sleep(Duration::from_millis(2500));
         assert_eq!(verified(&lab, taken["token"].as_str().unwrap()).0, 0, "{arguments}");
         signal(&child, rustix::process::Signal::TERM);
         assert_eq!(ended(child), (Some(status), String::new()), "{arguments}");
