@@ -47,7 +47,7 @@ impl Fronts {
 
 const PATIENT: Duration = Duration::from_millis(500);
 /// Long enough for a loaded machine, short enough for a case.
-const HASTY: Duration = Duration::from_millis(300);
+const HASTY: Duration = Duration::from_millis(500);
 
 /// Returns the value of the lock `job` on each node.
 fn values(lab: &Lab) -> Vec<Option<String>> {
