@@ -86,7 +86,11 @@ impl MysqlLock {
         let seen = match over.as_deref_mut() {
             Some(side) if !self.shared => {
                 let read = self.own.tables.fill("SELECT fence FROM :sessions WHERE name = :name;", &[("name", Value::Bytes(&self.name))]);
-                Some(first_row(&side.ask(&read).await?, 0).and_then(|mut fields| fields.int()).unwrap_or_default())
+                let fence = first_row(&side.ask(&read).await?, 0).and_then(|mut fields| fields.int()).unwrap_or_default();
+                // Asked last: a session that answers had the row when the fence was read.
+                let same = format!("SELECT @dlock = CONNECTION_ID() AND CONNECTION_ID() = {number}");
+                one_session(first_row(&self.session.ask(&same).await?, 0)?.int_or_null()?)?;
+                Some(fence)
             }
             _ => None,
         };
