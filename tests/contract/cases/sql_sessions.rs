@@ -12,7 +12,6 @@ use super::{Case, cases};
 use crate::{
     lab::{Client, LONG, Lab, SHORT, SLACK, key, request, soon, stretched, waiting},
     support::proxy::{self, Fault, Proxy},
-    targets::Kind,
 };
 
 pub fn all() -> Vec<Case> {
@@ -26,10 +25,6 @@ pub fn all() -> Vec<Case> {
         a_late_request_for_a_fence_counts_no_other_one,
         a_late_request_for_a_fence_leaves_the_next_holder,
     ];
-    // Elsewhere the session that has the lock counts the fence itself.
-    all.extend(
-        cases![|kind| matches!(kind, Kind::PostgresRow | Kind::MariadbRow) => a_holder_whose_session_ended_unnoticed_leaves_the_next_one],
-    );
     all.extend(cases![|kind| kind.held_by_session() && kind.shared() =>
         a_stream_of_readers_does_not_starve_a_writer,
         a_waiting_writer_is_not_reported_as_a_holder,
@@ -122,43 +117,6 @@ async fn a_late_request_for_a_fence_leaves_the_next_holder(lab: &Lab) {
         let ends: Vec<_> = history.past.iter().filter(|past| past.fence == Some(fence)).map(|past| past.end.to_string()).collect();
         assert_eq!(ends, ["released"], "{history:?}");
     }
-}
-
-/// The session with the lock is ended, and the lock has its next holder, before the client asks for its fence.
-async fn a_holder_whose_session_ended_unnoticed_leaves_the_next_one(lab: &Lab) {
-    let (proxy, mut a) = by_proxy(lab).await;
-    let job = key("job");
-    // A holder that vanished has left its record.
-    lab.client().await.take(&waiting(&job, LONG)).await;
-    let wanted = waiting(&job, LONG);
-    let late = stretched(Duration::from_secs(2));
-    // MySQL first reads the last fence.
-    proxy.trap(lab.either("vanished AS", "SELECT fence FROM"), Fault::Late(late));
-    let other = async {
-        lab.pass(late / 4).await;
-        let known = lab.either(
-            "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE state = 'idle in transaction'",
-            "SELECT CONCAT('KILL ', trx_mysql_thread_id) FROM information_schema.innodb_trx",
-        );
-        for row in lab.sql(known) {
-            if row[0].starts_with("KILL") {
-                lab.sql(&row[0]);
-            }
-        }
-        let mut b = lab.client().await;
-        let next = waiting(&job, LONG);
-        let fence = b.wait_for(&next, late / 2).await.fence;
-        (b, next, fence)
-    };
-    // Whatever it is told: its session is over.
-    let (_, (mut b, next, fence)) = tokio::join!(a.0.try_acquire(&wanted), other);
-    lab.pass(late / 2).await;
-    let state = b.inspect(&job).await;
-    assert!(state.holders.iter().any(|holder| holder.fence == Some(fence)), "{fence} in {state:?}");
-    b.free(&next).await;
-    let history = b.0.history(&job).await.expect("history");
-    let ends: Vec<_> = history.past.iter().filter(|past| past.fence == Some(fence)).map(|past| past.end.to_string()).collect();
-    assert_eq!(ends, ["released"], "{history:?}");
 }
 
 async fn a_cut_connection_is_noticed_at_once(lab: &Lab) {
