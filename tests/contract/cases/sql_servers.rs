@@ -33,6 +33,10 @@ pub fn all() -> Vec<Case> {
         a_clock_that_was_set_back_prolongs_no_hold_of_a_crashed_server,
     ];
     all.extend(cases![|kind| kind.is_postgres() && kind.held_by_session() && kind.is_own_sql_server() => a_broken_hold_of_a_crashed_server_is_recorded]);
+    // Elsewhere the session that has the lock counts the fence itself.
+    all.extend(
+        cases![|kind| matches!(kind, Kind::PostgresRow | Kind::MariadbRow) => a_holder_whose_session_ended_unnoticed_leaves_the_next_one],
+    );
     all.extend(cases![|kind| kind.is_own_sql_server() => modes_of_one_table_exclude_each_other]);
     all.extend(cases![|kind| kind == Kind::PostgresLease || kind == Kind::MariadbLease =>
         at_least_holds_for_shedlock,
@@ -108,6 +112,20 @@ impl Own {
         })
     }
 
+    /// Ends the sessions that have a transaction open.
+    fn end_transactions(&self) {
+        match self {
+            Self::Postgres(server, _) => {
+                server.sql("postgres", "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE state = 'idle in transaction'");
+            }
+            Self::MariaDb(server, _) => {
+                for row in server.sql("app", "SELECT CONCAT('KILL ', trx_mysql_thread_id) FROM information_schema.innodb_trx") {
+                    server.sql("app", &row[0]);
+                }
+            }
+        }
+    }
+
     fn restart(&mut self) {
         match self {
             Self::Postgres(server, _) => server.restart(),
@@ -140,6 +158,37 @@ async fn a_hold_of_a_server_that_crashed_is_waited_out(lab: &Lab) {
     let past = c.0.history(&job).await.expect("history").past;
     assert!(past.iter().any(|past| past.fence == Some(fence) && past.end == End::Expired), "{past:?}");
     c.free(&wanted).await;
+}
+
+/// The session with the lock is ended, and the lock has its next holder, before the client asks for its fence.
+async fn a_holder_whose_session_ended_unnoticed_leaves_the_next_one(lab: &Lab) {
+    let server = Own::start(lab).await;
+    let proxy = Proxy::to(server.port());
+    let mut a = server.through(proxy.port);
+    let job = key("job");
+    // A holder that vanished has left its record.
+    server.client().take(&waiting(&job, LONG)).await;
+    let wanted = waiting(&job, LONG);
+    let late = stretched(Duration::from_secs(2));
+    // MySQL first reads the last fence.
+    proxy.trap(lab.either("vanished AS", "SELECT fence FROM"), Fault::Late(late));
+    let other = async {
+        lab.pass(late / 4).await;
+        server.end_transactions();
+        let mut b = server.client();
+        let next = waiting(&job, LONG);
+        let fence = b.wait_for(&next, late / 2).await.fence;
+        (b, next, fence)
+    };
+    // Whatever it is told: its session is over.
+    let (_, (mut b, next, fence)) = tokio::join!(a.0.try_acquire(&wanted), other);
+    lab.pass(late / 2).await;
+    let state = b.inspect(&job).await;
+    assert!(state.holders.iter().any(|holder| holder.fence == Some(fence)), "{fence} in {state:?}");
+    b.free(&next).await;
+    let history = b.0.history(&job).await.expect("history");
+    let ends: Vec<_> = history.past.iter().filter(|past| past.fence == Some(fence)).map(|past| past.end.to_string()).collect();
+    assert_eq!(ends, ["released"], "{history:?}");
 }
 
 /// Writes that another server has the hold, whose session ends with its client, and when its lease ends, in hours from now.
