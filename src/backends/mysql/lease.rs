@@ -41,8 +41,7 @@ pub struct MysqlLeaseStore {
     own: Own,
     /// The hold that was granted last.
     granted: Option<Token>,
-    /// Granted holds that are still in the list of waiters, and leave it at their release: the command need not wait for that. Readers of
-    /// the list skip them.
+    /// Waiters that may be in the table of waiters.
     listed: Vec<Token>,
     /// The lock that was read last is another program's.
     foreign: bool,
@@ -104,15 +103,6 @@ impl MysqlLeaseStore {
     fn has_advisory_locks(&self) -> bool {
         !self.locks_fail && self.client.session.as_ref().is_some_and(|session| session.server.has_advisory_locks())
     }
-
-    /// Unblocks clients that wait for this session, after a release. The lock is released already: no caller waits for this step, and
-    /// nothing depends on it.
-    async fn leave_after(&mut self, name: &str, token: &Token, unlock: bool) {
-        if self.listed.contains(token) {
-            self.listed.retain(|other| other != token);
-            let _ = self.ask(async |table| table.leave(name, token, unlock).await).await;
-        }
-    }
 }
 
 impl HasClient for MysqlLeaseStore {
@@ -147,7 +137,13 @@ impl Store for MysqlLeaseStore {
         }
         let name = self.client.names.of(&request.key);
         self.own.forget();
-        let Some(row) = self.ask_for_good(async |table| table.grant(&name, request).await).await? else { return Ok(None) };
+        let queued = self.listed.contains(&request.token);
+        if request.waiting && !queued {
+            // Noted before asking, since an unanswered request may have been served.
+            self.listed.push(request.token);
+        }
+        let Some(row) = self.ask_for_good(async |table| table.grant(&name, request, queued).await).await? else { return Ok(None) };
+        self.listed.retain(|other| *other != request.token);
         let fence = row.fence();
         self.granted = Some(request.token);
         self.own.note(row);
@@ -169,11 +165,7 @@ impl Store for MysqlLeaseStore {
         self.own.forget();
         self.documented.forget(token);
         let write = row::release(row, token, info)?;
-        let freed = self.ask_for_good(async |table| table.write(&write).await).await?;
-        if freed {
-            self.leave_after(&write.was.name, token, true).await;
-        }
-        Ok(freed)
+        self.ask_for_good(async |table| table.write(&write).await).await
     }
 
     async fn read(&mut self, key: &Key, purpose: ReadFor<'_>) -> Result<Snapshot<RowVersion>> {
@@ -203,11 +195,8 @@ impl Store for MysqlLeaseStore {
                 self.documented.note(&request.token, !snapshot.apart);
             }
             ReadFor::Release(token, _) if snapshot.document.lasts(token).is_none() => {
-                if self.listed.contains(token) {
-                    self.leave_after(&name, token, true).await;
-                } else {
-                    let _ = self.ask(async |table| table.pass_on(&name).await).await;
-                }
+                // Nothing depends on it: the waiters poll, too.
+                let _ = self.ask(async |table| table.pass_on(&name, token).await).await;
             }
             _ => {}
         }
@@ -227,7 +216,6 @@ impl Store for MysqlLeaseStore {
         }
         if let Some(token) = &write.releases {
             self.documented.forget(token);
-            self.leave_after(name, token, !write.is.is_held_by(token)).await;
         } else if write.frees() && !write.was.is_shared() {
             // The hold was evicted. Waiters are blocked on the advisory lock of the holder's session, which is ended.
             self.ask(async |table| {
@@ -277,12 +265,13 @@ impl Store for MysqlLeaseStore {
     }
 
     async fn remove_waiter(&mut self, request: &Request) -> Result<bool> {
+        // A grant has removed it.
         if self.granted == Some(request.token) && !request.detached {
-            self.listed.push(request.token);
             return Ok(true);
         }
         let name = self.client.names.of(&request.key);
-        let documented = self.ask(async |table| table.leave(&name, &request.token, true).await).await?;
+        let documented = self.ask(async |table| table.leave(&name, &request.token).await).await?;
+        self.listed.retain(|other| *other != request.token);
         self.documented.forget(&request.token);
         Ok(!documented)
     }

@@ -122,31 +122,38 @@ impl MysqlLockTable<'_> {
         Ok((record, waiters(&answers)?))
     }
 
-    /// Unlocks the advisory lock of a row that another client holds.
-    pub(super) async fn pass_on(&mut self, name: &str) -> Result<()> {
-        if self.has_advisory_lock(name) {
-            let open = format!("DO {}", self.unlock(name));
-            self.session.ask(&open).await?;
-            self.is_unlocked(name);
+    /// Returns the SQL that unlocks whatever the session has for a hold, as one statement or none.
+    fn unlock_all(&self, name: &str, token: &Token) -> String {
+        let chain_lock = self.tables.chain_lock(name, &token.hold_text());
+        let chain = self.session.chain_locks.contains(&chain_lock).then(|| format!("RELEASE_LOCK({chain_lock})"));
+        let locks: Vec<_> = self.has_advisory_lock(name).then(|| self.unlock(name)).into_iter().chain(chain).collect();
+        if locks.is_empty() { String::new() } else { format!("DO {};\n", locks.join(", ")) }
+    }
+
+    fn all_unlocked(&mut self, name: &str, token: &Token) {
+        self.is_unlocked(name);
+        let chain_lock = self.tables.chain_lock(name, &token.hold_text());
+        self.session.chain_locks.retain(|other| *other != chain_lock);
+    }
+
+    /// Unlocks the locks of a hold that is over, and whose row another client may hold.
+    pub(super) async fn pass_on(&mut self, name: &str, token: &Token) -> Result<()> {
+        let unlock = self.unlock_all(name, token);
+        if !unlock.is_empty() {
+            self.session.ask(&unlock).await?;
+            self.all_unlocked(name, token);
         }
         Ok(())
     }
 
-    /// Removes a waiter from the queue; with `unlock`, also unlocks its locks. Returns whether a document may have the waiter.
-    pub(super) async fn leave(&mut self, name: &str, token: &Token, unlock: bool) -> Result<bool> {
-        let mut batch = if unlock { format!("DO {};\n", self.unlock(name)) } else { String::new() };
-        let chain_lock = self.tables.chain_lock(name, &token.hold_text());
-        if unlock && self.session.chain_locks.contains(&chain_lock) {
-            batch.extend([format!("DO RELEASE_LOCK({chain_lock});\n")]);
-        }
+    /// Removes a waiter from the queue, and unlocks its locks. Returns whether a document may have the waiter.
+    pub(super) async fn leave(&mut self, name: &str, token: &Token) -> Result<bool> {
+        let unlock = self.unlock_all(name, token);
+        let first = usize::from(!unlock.is_empty());
         let document = "SELECT 1 FROM :table WHERE name = :name AND document IS NOT NULL;";
-        batch += &self.tables.fill(document, &[("name", Value::Bytes(name))]);
-        let first = batch.lines().count() - 1;
-        let answers = self.session.ask(&(batch + &leaving(self.tables, name, token))).await?;
-        if unlock {
-            self.is_unlocked(name);
-            self.session.chain_locks.retain(|other| *other != chain_lock);
-        }
+        let document = self.tables.fill(document, &[("name", Value::Bytes(name))]);
+        let answers = self.session.ask(&(unlock + &document + &leaving(self.tables, name, token))).await?;
+        self.all_unlocked(name, token);
         Ok(!rows(&answers, first)?.is_empty())
     }
 
@@ -155,8 +162,9 @@ impl MysqlLockTable<'_> {
     }
 
     /// Takes the row for a fresh exclusive hold, or creates the row. Returns `None` if the row is held, has another layout or a document,
-    /// or has a run record that may deny the grant. Puts a waiting request into the queue if the lock is held.
-    pub(super) async fn grant(&mut self, name: &str, request: &Request) -> Result<Option<LockRow>> {
+    /// or has a run record that may deny the grant. Puts a waiting request into the queue if the lock is held. With `queued`, the hold may
+    /// be in the queue, and a grant removes it: otherwise, the rules would take a holder that is gone for a waiter.
+    pub(super) async fn grant(&mut self, name: &str, request: &Request, queued: bool) -> Result<Option<LockRow>> {
         let (owner, root, metadata) = (locked_by(&request.token), request.token.hold_text(), json(request.metadata.as_ref())?);
         let document = row::granted(request);
         let idle = idle_limit(request.ttl);
@@ -173,8 +181,19 @@ impl MysqlLockTable<'_> {
             ("clear", Value::Sql(&starts.clear)),
         ];
         let mut batch = self.before(idle);
-        let first = usize::from(!batch.is_empty());
-        batch += &self.tables.fill(include_str!("sql/grant.sql"), &values);
+        let mut first = usize::from(!batch.is_empty());
+        let grant = self.tables.fill(include_str!("sql/grant.sql"), &values);
+        let done = if queued {
+            // One transaction is one flush to the disk.
+            let leave = "DELETE FROM :waiters WHERE name = :name AND hold = :root AND ROW_COUNT() > 0;";
+            let leave = self.tables.fill(leave, &[("name", Value::Bytes(name)), ("root", Value::Text(&root))]);
+            batch += &format!("START TRANSACTION;\n{grant}{leave}COMMIT;\n");
+            first += 1;
+            first + 2
+        } else {
+            batch += &grant;
+            first
+        };
         let read = self.read_and_lock(name, Some(&owner));
         batch += &read;
         if request.waiting {
@@ -183,9 +202,18 @@ impl MysqlLockTable<'_> {
         }
         // An acquire that is given up must not arrive later.
         self.session.drop_unsent_on_close(true);
-        let answers = self.session.ask(&batch).await?;
+        let Answers { answers, server_error } = self.session.try_ask(&batch).await?;
+        if let Some(server_error) = server_error {
+            let open = queued && answers.len() <= done;
+            if open {
+                let interrupted = self.session.interrupted;
+                self.session.ask("ROLLBACK").await?;
+                self.session.interrupted = interrupted;
+            }
+            return Err(failure::refused(&server_error, !answers.is_empty() && !open));
+        }
         self.session.idle_limit = Some(idle);
-        let mut found = self.noted(name, answers.get(first + 1))?;
+        let mut found = self.noted(name, answers.get(done + 1))?;
         let mut granted = answers.get(first).is_some_and(|answer| answer.matched > 0);
         if found.is_none() {
             let batch = self.tables.fill(include_str!("sql/insert.sql"), &values) + &read;
@@ -203,7 +231,7 @@ impl MysqlLockTable<'_> {
         }
         self.noted.seen = found;
         if request.waiting {
-            let position = rows(&answers, first + 3)?.first().map(|row| Fields::of(row).int()).transpose()?;
+            let position = rows(&answers, done + 3)?.first().map(|row| Fields::of(row).int()).transpose()?;
             self.noted.position = position.and_then(|position| u32::try_from(position).ok()).filter(|position| *position > 0);
         }
         Ok(None)
@@ -312,11 +340,11 @@ impl MysqlLockTable<'_> {
         Ok(true)
     }
 
-    /// Returns the chain lock that a write locks or unlocks for a hold in the document, and whether it locks.
+    /// Returns the chain lock that a write locks or unlocks for a hold, and whether it locks.
     fn chain_lock_of(&self, write: &Write) -> Option<(String, bool)> {
         let (hold, granted) = match (&write.granted, &write.releases) {
             (Some(request), _) if request.mode != Mode::Exclusive && !request.detached => (request.token.hold_text(), true),
-            (None, Some(token)) if write.was.is_shared() => (token.hold_text(), false),
+            (None, Some(token)) => (token.hold_text(), false),
             _ => return None,
         };
         let chain_lock = self.tables.chain_lock(&write.was.name, &hold);

@@ -23,6 +23,7 @@ pub fn all() -> Vec<Case> {
         the_last_reader_wakes_the_writer,
         a_writer_wakes_all_readers,
         a_vanished_reader_expires_by_itself,
+        a_vanished_holder_that_had_waited_delays_no_reader,
         a_reader_is_renewed_and_released_by_itself,
         a_nested_reader_is_one_reader,
         readers_have_fences_of_their_own,
@@ -137,6 +138,24 @@ async fn a_vanished_reader_expires_by_itself(lab: &Lab) {
     c.refused(&request(&job, LONG)).await;
     b.free(&lives).await;
     c.wait_for(&waiting(&job, LONG), Duration::from_millis(50)).await;
+}
+
+/// The holder is not taken for a waiter that a reader could overtake.
+async fn a_vanished_holder_that_had_waited_delays_no_reader(lab: &Lab) {
+    let mut c = lab.client().await;
+    let job = key("job");
+    let wanted = Request { waiting: true, ..lab.expiring(&job, SHORT) };
+    {
+        let (mut a, mut b) = (lab.client().await, lab.client().await);
+        let held = a.hold(&job).await;
+        b.refused(&wanted).await;
+        a.free(&held).await;
+        b.wait_for(&wanted, NEVER).await;
+    }
+    lab.outlast(SHORT).await;
+    let held = c.hold(&job).await;
+    c.free(&held).await;
+    c.take(&shared(request(&job, LONG))).await;
 }
 
 async fn a_reader_is_renewed_and_released_by_itself(lab: &Lab) {
