@@ -78,15 +78,19 @@ fn may_be_recorded_as(facts: &Facts, run: &Run, recorded: &str) -> bool {
 }
 
 fn is_soon_before_a_restart(facts: &Facts, run: &Run) -> bool {
-    let soon = run.ended..run.ended + 1_000_000_000;
-    facts.injected.iter().any(|injected| injected.fault == FaultKind::RestartServer && soon.contains(&injected.from))
+    let of = |fault| facts.injected.iter().filter(move |injected| injected.fault == fault);
+    // A server that is stopped or gets little CPU time writes to its disk later.
+    let stopped: u64 = of(FaultKind::FreezeServer).map(|injected| injected.until - injected.from).sum();
+    let soon = run.ended + facts.slow * 1_000_000_000 + stopped;
+    of(FaultKind::RestartServer).any(|injected| injected.from < soon && run.ended < injected.until)
 }
 
 /// Every entry belongs to a hold that existed.
 fn no_invented_entries(facts: &Facts, end: &KeyEnd, entries: &[Value], say: &mut impl FnMut(String)) {
     let fences: Vec<u64> = holds(facts, end.key).into_iter().map(|(_, _, fence)| fence).collect();
-    let strange: Vec<&Value> =
-        entries.iter().filter(|entry| entry["fence"].as_u64().is_none_or(|fence| !fences.contains(&fence))).collect();
+    // A host that was too slow to start the command within the lease says so, and asks again.
+    let known = |entry: &Value| entry["end"] == "not started" || entry["fence"].as_u64().is_some_and(|fence| fences.contains(&fence));
+    let strange: Vec<&Value> = entries.iter().filter(|entry| !known(entry)).collect();
     // Runs that a fault hit between the grant and the start of the command.
     let hit_before_start = facts.runs.iter().filter(|run| {
         let began = facts.sections.iter().any(|section| section.run == run.id && section.run < INNER);

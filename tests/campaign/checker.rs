@@ -85,6 +85,9 @@ fn overlaps(facts: &Facts, violations: &mut Vec<Violation>) {
             if lacks(&[FaultKind::KillDlock, FaultKind::StopDlock]) && lacks(&[FaultKind::KillGuardian, FaultKind::StopGuardian]) {
                 continue;
             }
+            if lost_its_session_unawares(facts, other_run) {
+                continue;
+            }
             if !compatible(run.step.kind, other_run.step.kind) {
                 let what = format!(
                     "run {} began on key {key} while run {other} was alive ({:?} next to {:?})",
@@ -110,6 +113,15 @@ fn overlaps(facts: &Facts, violations: &mut Vec<Violation>) {
             }
         }
     }
+}
+
+/// Whether this run's session was ended while the run was cut off: dlock-stores(7) promises nothing then.
+fn lost_its_session_unawares(facts: &Facts, run: &Run) -> bool {
+    let ends_sessions = |fault| matches!(fault, FaultKind::Refuse | FaultKind::Cut | FaultKind::LoseReplies | FaultKind::LoseRequests);
+    let cut_off = |cut: &InjectedFault| cut.fault == FaultKind::Partition && cut.from < run.ended && run.spawned < cut.until;
+    let ended =
+        |cut: &InjectedFault| facts.injected.iter().any(|end| ends_sessions(end.fault) && end.from < cut.until && cut.from < end.until);
+    facts.can.sessions && run.route == Route::Netns && facts.injected.iter().any(|cut| cut_off(cut) && ended(cut))
 }
 
 /// Returns every section on this key with its run and fence, in the order of their starts, without nested runs.
@@ -190,7 +202,10 @@ fn statuses(facts: &Facts, violations: &mut Vec<Violation>) {
         let explained = match run.code {
             137 if run.signalled => hit(&[FaultKind::KillDlock]),
             // A dlock that has just been started dies of TERM like any program, without a lock.
-            143 if run.signalled => section.is_none() && run.verdict.is_null() && hit(&[FaultKind::TermDlock]),
+            143 if run.signalled => {
+                let began = !run.verdict.is_null() && run.verdict["result"] != "running";
+                section.is_none() && !began && hit(&[FaultKind::TermDlock])
+            }
             _ if run.signalled => false,
             code if own == Some(code) && matches!(run.verdict["result"].as_str(), Some("ok") | None) => {
                 // The hold around a nested run may have been lost.

@@ -85,6 +85,22 @@ fn two_sections_at_once_are_an_overlap() {
     assert_rules(&bad, &[Rule::Overlap]);
 }
 
+fn a_session_that_was_ended_while_its_holder_was_cut_off_promises_nothing() {
+    let mut round = two();
+    (round.calm, round.can.sessions) = (false, true);
+    round.runs[0].route = Route::Netns;
+    round.sections[1].alive = vec![(0, 1)];
+    let injected = |fault, from: u64| InjectedFault { fault, from: from * MS, until: (from + 100) * MS, run: None };
+    round.injected = vec![injected(FaultKind::Partition, 100)];
+    assert_rules(&round, &[Rule::Overlap]);
+    round.injected.push(injected(FaultKind::Refuse, 300));
+    assert_rules(&round, &[Rule::Overlap]);
+    round.injected.push(injected(FaultKind::Cut, 150));
+    assert_rules(&round, &[]);
+    round.can.sessions = false;
+    assert_rules(&round, &[Rule::Overlap]);
+}
+
 fn one_permit_too_many_is_an_overlap() {
     let permits = || Step { kind: Kind::Permits(2), ..waiting(0) };
     let mut round = facts(vec![run(1, permits(), 0, 10, 500, 7), run(2, permits(), 5, 20, 900, 8), run(3, permits(), 6, 510, 950, 9)]);
@@ -135,6 +151,10 @@ fn an_unexplained_exit_status_is_found() {
     assert_rules(&early, &[Rule::Status]);
     early.injected = vec![InjectedFault { fault: FaultKind::TermDlock, from: 20 * MS, until: 21 * MS, run: Some(hit) }];
     assert_rules(&early, &[]);
+    for (result, rules) in [("running", &[][..]), ("ok", &[Rule::Status])] {
+        early.runs[1].verdict = json!({"result": result});
+        assert_rules(&early, rules);
+    }
     // A success without an end record.
     let mut bad = two();
     bad.sections[1].ended = None;
@@ -232,6 +252,31 @@ fn a_wrong_history_is_found() {
     assert_rules(&twice, &[Rule::History]);
 }
 
+fn a_release_just_before_a_crash_of_the_server_may_be_forgotten() {
+    let mut round = two();
+    round.calm = false;
+    round.keys[0].history["runs"][1]["end"] = json!("expired");
+    let injected = |fault, from: u64, until: u64| InjectedFault { fault, from: from * MS, until: until * MS, run: None };
+    for (injected, rules) in [
+        (vec![injected(FaultKind::RestartServer, 1500, 3000)], &[][..]),
+        (vec![injected(FaultKind::RestartServer, 890, 3000)], &[]),
+        (vec![injected(FaultKind::RestartServer, 4500, 6000)], &[Rule::History]),
+        (vec![injected(FaultKind::FreezeServer, 900, 4500), injected(FaultKind::RestartServer, 4500, 6000)], &[]),
+        (vec![injected(FaultKind::RestartServer, 100, 200)], &[Rule::History]),
+    ] {
+        round.injected = injected;
+        assert_rules(&round, rules);
+    }
+}
+
+fn a_hold_whose_command_was_not_started_is_no_run() {
+    let mut round = two();
+    round.keys[0].history["runs"].as_array_mut().unwrap().push(json!({"fence": 99, "end": "not started"}));
+    assert_rules(&round, &[]);
+    round.keys[0].history["runs"][1]["end"] = json!("not started");
+    assert_rules(&round, &[Rule::History]);
+}
+
 fn leftovers_are_found() {
     let mut held = two();
     held.keys[0].state = json!({"holders": [{}], "waiters": []});
@@ -255,6 +300,7 @@ macro_rules! trials {
 trials!(
     an_ordinary_round_passes,
     two_sections_at_once_are_an_overlap,
+    a_session_that_was_ended_while_its_holder_was_cut_off_promises_nothing,
     one_permit_too_many_is_an_overlap,
     nested_runs_count_as_one_run,
     falling_or_repeated_fences_are_found,
@@ -265,5 +311,7 @@ trials!(
     a_broken_queue_order_is_found,
     two_runs_in_one_period_are_found,
     a_wrong_history_is_found,
+    a_release_just_before_a_crash_of_the_server_may_be_forgotten,
+    a_hold_whose_command_was_not_started_is_no_run,
     leftovers_are_found,
 );

@@ -35,7 +35,7 @@ impl Round<'_> {
             support::must("all contenders run", Duration::from_secs(20), || self.slots.iter().all(|slot| lock(slot).is_some()));
             sleep(support::stretched(Duration::from_millis(300)));
         }
-        let (from, length) = (now(), Duration::from_millis(planned.ms));
+        let (mut from, length) = (now(), Duration::from_millis(planned.ms));
         let run = match planned.fault {
             fault if fault.hits_one_run() || fault == FaultKind::KillBoth => {
                 match self.inject_into_run(planned.fault, planned.contender, length) {
@@ -44,8 +44,12 @@ impl Round<'_> {
                 }
             }
             FaultKind::Partition if self.arena.netns.is_none() => return,
+            fault if fault.hits_the_server() => {
+                from = self.inject_into_server(fault, length);
+                None
+            }
             fault => {
-                self.inject_into_store(fault, length);
+                self.inject_into_network(fault, length);
                 None
             }
         };
@@ -112,7 +116,24 @@ impl Round<'_> {
         Some((usize::try_from(first[0].as_u64()?).ok()?, first[1].as_u64()?))
     }
 
-    fn inject_into_store(&self, fault: FaultKind, length: Duration) {
+    /// Returns when the fault hit: such faults come one after the other.
+    fn inject_into_server(&self, fault: FaultKind, length: Duration) -> u64 {
+        let mut store = lock(&self.arena.store);
+        let from = now();
+        match fault {
+            FaultKind::FreezeServer => store.freeze(length),
+            FaultKind::RestartServer => store.restart(length),
+            FaultKind::Forget => store.restart_empty(),
+            FaultKind::StepClock => {
+                let seconds = [-3600, -2, 2, 3600][usize::try_from(length.as_millis() % 4).unwrap_or_default()];
+                store.step_clock(seconds, length);
+            }
+            _ => store.fill_disk(length),
+        }
+        from
+    }
+
+    fn inject_into_network(&self, fault: FaultKind, length: Duration) {
         let mode = |mode| {
             lock(&self.arena.proxies).iter_mut().for_each(|proxy| proxy.set(mode));
         };
@@ -124,14 +145,6 @@ impl Round<'_> {
         let delay = |by| lock(&self.arena.proxies).iter().for_each(|proxy| proxy.delay(by));
         let split = |on| lock(&self.arena.proxies).iter().for_each(|proxy| proxy.split(on));
         match fault {
-            FaultKind::FreezeServer => lock(&self.arena.store).freeze(length),
-            FaultKind::RestartServer => lock(&self.arena.store).restart(length),
-            FaultKind::Forget => lock(&self.arena.store).restart_empty(),
-            FaultKind::StepClock => {
-                let seconds = [-3600, -2, 2, 3600][usize::try_from(length.as_millis() % 4).unwrap_or_default()];
-                lock(&self.arena.store).step_clock(seconds, length);
-            }
-            FaultKind::FillDisk => lock(&self.arena.store).fill_disk(length),
             FaultKind::BlackHole | FaultKind::Refuse => {
                 mode(if fault == FaultKind::Refuse { Mode::Refuse } else { Mode::BlackHole });
                 sleep(length);

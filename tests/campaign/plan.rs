@@ -24,6 +24,8 @@ pub struct Abilities {
     pub disk: bool,
     /// Whether a failover loses recent confirmed writes: README then promises the lock, but no history.
     pub forgets: bool,
+    /// Whether a lock ends with its holder's session.
+    pub sessions: bool,
     /// The longest delay, in seconds, between the end of a dead holder's lease and the next start.
     pub handover_s: u64,
 }
@@ -142,6 +144,10 @@ impl FaultKind {
         let mut all =
             Self::PROCESSES.iter().chain(&Self::SERVER).chain(&Self::NETWORK).chain(&[Self::Starve, Self::StepClock, Self::FillDisk]);
         all.find(|fault| format!("{fault:?}") == name).copied()
+    }
+
+    pub fn hits_the_server(self) -> bool {
+        Self::SERVER.contains(&self) || matches!(self, Self::Forget | Self::StepClock | Self::FillDisk)
     }
 
     pub fn hits_one_run(self) -> bool {

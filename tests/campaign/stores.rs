@@ -87,10 +87,11 @@ const ALL: Abilities = Abilities {
     clock: false,
     disk: false,
     forgets: false,
+    sessions: false,
     handover_s: 3,
 };
 /// For a lock that a session holds, the server's clock doesn't matter.
-const SESSIONS: Abilities = Abilities { permits: false, fair: false, nested: false, clock: true, handover_s: 8, ..ALL };
+const SESSIONS: Abilities = Abilities { permits: false, fair: false, nested: false, clock: true, sessions: true, handover_s: 8, ..ALL };
 
 /// Starts the store with this name.
 ///
