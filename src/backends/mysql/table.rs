@@ -187,7 +187,7 @@ impl MysqlLockTable<'_> {
             // One transaction is one flush to the disk.
             let leave = "DELETE FROM :waiters WHERE name = :name AND hold = :root AND ROW_COUNT() > 0;";
             let leave = self.tables.fill(leave, &[("name", Value::Bytes(name)), ("root", Value::Text(&root))]);
-            batch += &format!("START TRANSACTION;\n{grant}{leave}COMMIT;\n");
+            batch.extend(["START TRANSACTION;\n", &grant, &leave, "COMMIT;\n"]);
             first += 1;
             first + 2
         } else {
