@@ -4,6 +4,7 @@
 
 mod one;
 mod policies;
+mod renewals;
 mod together;
 
 use std::{cell::RefCell, collections::VecDeque, future::pending, rc::Rc, time::Duration};
