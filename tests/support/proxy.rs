@@ -16,6 +16,15 @@ use std::{
 
 use super::ports;
 
+/// Makes the kernel notice within ten seconds that a client's host has lost the connection, as a server behind no proxy would.
+fn keep_alive(client: &TcpStream) -> rustix::io::Result<()> {
+    use rustix::net::sockopt;
+    sockopt::set_socket_keepalive(client, true)?;
+    sockopt::set_tcp_keepidle(client, Duration::from_secs(4))?;
+    sockopt::set_tcp_keepintvl(client, Duration::from_secs(2))?;
+    sockopt::set_tcp_keepcnt(client, 3)
+}
+
 /// The treatment of all connections.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Mode {
@@ -195,7 +204,7 @@ impl Shared {
             return; // dropping `client` closes the connection, as a dead server would
         };
         let (Ok(client2), Ok(server2)) = (client.try_clone(), server.try_clone()) else { return };
-        let _ = (client.set_nodelay(true), server.set_nodelay(true));
+        let _ = (client.set_nodelay(true), server.set_nodelay(true), keep_alive(&client));
         if let (Ok(c), Ok(s)) = (client.try_clone(), server.try_clone()) {
             self.open.lock().expect("open").insert(id, (c, s));
         }
