@@ -34,7 +34,7 @@ fn complete(facts: &Facts, end: &KeyEnd, entries: &[Value], say: &mut impl FnMut
     for (section, run, fence) in holds.into_iter().take(REMEMBERED) {
         let found: Vec<&str> = entries.iter().filter(|entry| entry["fence"] == fence).filter_map(|entry| entry["end"].as_str()).collect();
         let [recorded] = found[..] else {
-            if found.is_empty() && facts.can.forgets && was_disturbed(facts, run) {
+            if found.is_empty() && (facts.can.forgets && was_disturbed(facts, run) || is_soon_before_a_restart(facts, run)) {
                 continue;
             }
             say(format!("run {} with fence {fence} has the history entries {found:?}", section.run));
@@ -89,7 +89,8 @@ fn is_soon_before_a_restart(facts: &Facts, run: &Run) -> bool {
 fn no_invented_entries(facts: &Facts, end: &KeyEnd, entries: &[Value], say: &mut impl FnMut(String)) {
     let fences: Vec<u64> = holds(facts, end.key).into_iter().map(|(_, _, fence)| fence).collect();
     // A host that was too slow to start the command within the lease says so, and asks again.
-    let known = |entry: &Value| entry["end"] == "not started" || entry["fence"].as_u64().is_some_and(|fence| fences.contains(&fence));
+    let unused = |entry: &Value| entry["end"] == "not started" || facts.slow >= 3 && entry["end"] == "lost";
+    let known = |entry: &Value| unused(entry) || entry["fence"].as_u64().is_some_and(|fence| fences.contains(&fence));
     let strange: Vec<&Value> = entries.iter().filter(|entry| !known(entry)).collect();
     // Runs that a fault hit between the grant and the start of the command.
     let hit_before_start = facts.runs.iter().filter(|run| {

@@ -31,6 +31,7 @@ pub fn all() -> Vec<Case> {
         a_hold_of_a_server_that_crashed_is_waited_out,
         a_hold_released_after_a_crash_is_not_waited_out,
         a_clock_that_was_set_back_prolongs_no_hold_of_a_crashed_server,
+        a_lease_that_ends_during_the_next_grant_is_recorded,
     ];
     all.extend(cases![|kind| kind.is_postgres() && kind.held_by_session() && kind.is_own_sql_server() => a_broken_hold_of_a_crashed_server_is_recorded]);
     // Elsewhere the session that has the lock counts the fence itself.
@@ -193,11 +194,20 @@ async fn a_holder_whose_session_ended_unnoticed_leaves_the_next_one(lab: &Lab) {
 
 /// Writes that another server has the hold, whose session ends with its client, and when its lease ends, in hours from now.
 async fn leave_hold(lab: &Lab, job: &Key, lease: Duration, hours: u32) -> Fence {
+    leave_hold_for(lab, job, lease, Duration::from_secs(3600) * hours).await
+}
+
+/// As [`leave_hold`], with any time until the lease ends.
+async fn leave_hold_for(lab: &Lab, job: &Key, lease: Duration, left: Duration) -> Fence {
     let fence = {
         let mut a = lab.client().await;
         a.take(&request(job, lease)).await.fence
     };
-    let ends = lab.either(format!("clock_timestamp() + interval '{hours} hours'"), format!("UTC_TIMESTAMP(6) + INTERVAL {hours} HOUR"));
+    let ms = left.as_millis();
+    let ends = lab.either(
+        format!("clock_timestamp() + interval '{ms} milliseconds'"),
+        format!("TIMESTAMPADD(MICROSECOND, {ms} * 1000, UTC_TIMESTAMP(6))"),
+    );
     lab.sql(&format!("UPDATE dlock_sessions SET server = 'another/1', ends = {ends} WHERE name = 'dlock:{job}'"));
     fence
 }
@@ -210,6 +220,24 @@ async fn a_clock_that_was_set_back_prolongs_no_hold_of_a_crashed_server(lab: &La
     let taken = tokio::time::timeout(lease + stretched(Duration::from_secs(4)), b.wait_for(&wanted, lease));
     taken.await.expect("granted when a lease has passed");
     b.free(&wanted).await;
+}
+
+/// The grant writes the history entry first, at which it is delayed here, and then replaces the record.
+async fn a_lease_that_ends_during_the_next_grant_is_recorded(lab: &Lab) {
+    let job = key("job");
+    let fence = leave_hold_for(lab, &job, LONG, Duration::from_millis(900)).await;
+    let mut b = lab.client().await;
+    b.refused(&request(&job, LONG)).await;
+    let delayed = lab.meanwhile(lab.either(
+        "BEGIN; LOCK TABLE dlock_runs IN EXCLUSIVE MODE; SELECT pg_sleep(1.2); COMMIT",
+        "LOCK TABLES dlock_runs WRITE; DO SLEEP(1.2); UNLOCK TABLES",
+    ));
+    lab.pass(Duration::from_millis(600)).await;
+    let wanted = waiting(&job, LONG);
+    b.wait_for(&wanted, Duration::from_millis(50)).await;
+    delayed.join().expect("the table is unlocked");
+    let past = b.0.history(&job).await.expect("history").past;
+    assert!(past.iter().any(|past| past.fence == Some(fence) && past.end == End::Expired), "{past:?}");
 }
 
 async fn a_broken_hold_of_a_crashed_server_is_recorded(lab: &Lab) {

@@ -140,6 +140,10 @@ impl MysqlLock {
             // The record of any other hold prevents this way.
             life.left = "1".into();
         }
+        let told = match extent {
+            Extent::Whole => "(fence IN (SELECT w.fence FROM :runs AS w WHERE w.name = :name))",
+            Extent::Alone | Extent::Forgetting => "1",
+        };
         let starts = Granting::of(&Begin::of(request, judged), &root, metadata.as_deref());
         let clear = if judged.is_some() { "1" } else { &starts.clear };
         let has = match self.mode {
@@ -175,7 +179,7 @@ impl MysqlLock {
             ("mode", Value::Text(self.mode.name())),
         ];
         let values = [&values[..], &life.values()].concat();
-        let fill = |template: &str| self.own.tables.fill(template, &values);
+        let fill = |template: &str| self.own.tables.fill(&template.replace(":told", told), &values);
         let count = fill(if self.shared { include_str!("../sql/begin_reading.sql") } else { include_str!("../sql/begin_hold.sql") });
         if extent == Extent::Alone {
             return Ok(count);

@@ -5,7 +5,7 @@ UPDATE :sessions
        session = NULL, root = NULL, metadata = NULL, server = NULL, ends = NULL
  WHERE name = :name AND :has AND :clear
    AND EXISTS (SELECT 1 FROM :table AS k WHERE k.name = :name AND k.mode = :mode)
-   AND NOT (session IS NOT NULL AND root <> :root AND :left)
+   AND NOT (session IS NOT NULL AND root <> :root AND (:left OR NOT :told))
    AND NOT EXISTS (SELECT 1 FROM :readers WHERE name = :name AND root = :root AND session >= :session AND :lives);
 INSERT INTO :readers (name, root, fence, session, since, renewed_at, ttl_ms, metadata, server)
 SELECT :name, :root, LAST_INSERT_ID(), :session, UTC_TIMESTAMP(6), UTC_TIMESTAMP(6), :ttl, :metadata, :server FROM DUAL WHERE ROW_COUNT() > 0 AND :has
@@ -13,4 +13,4 @@ SELECT :name, :root, LAST_INSERT_ID(), :session, UTC_TIMESTAMP(6), UTC_TIMESTAMP
        ttl_ms = VALUES(ttl_ms), metadata = VALUES(metadata), server = VALUES(server), ends = NULL;
 SELECT r.fence, s.layout, TIMESTAMPDIFF(MICROSECOND, '1970-01-01', UTC_TIMESTAMP(6))
   FROM :readers AS r JOIN :sessions AS s ON s.name = r.name WHERE r.name = :name AND r.root = :root AND r.session = :session AND :has;
-DELETE r FROM :readers AS r WHERE r.name = :name AND r.root <> :root AND NOT :reads AND NOT :left;
+DELETE r FROM :readers AS r WHERE r.name = :name AND r.root <> :root AND NOT :reads AND NOT :left AND :told;
