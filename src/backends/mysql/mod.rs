@@ -12,6 +12,8 @@
 //! - *A client is frozen.* It may keep an advisory lock: see [`advisory_wait`].
 //! - *Several waiters change one row at once.* One of them succeeds each time, and the others read the row again. The previous waiter, or
 //!   the process that releases, notifies a waiter: see [`chain`].
+//! - *A waiter is granted the lock and vanishes.* The grant removed it from the table of waiters, in its transaction: the rules never take
+//!   it for a waiter.
 //! - *The server is restarted.* Rows and fences are as durable as its commits (`innodb_flush_log_at_trx_commit`). The
 //!   advisory locks are gone, and are taken again with the next renewal.
 

@@ -13,6 +13,8 @@
 //! - *A reader vanishes while others hold the lock.* Its row counts while its session has its presence lock
 //!   ([`readers`](super::readers)): the next holder of the row writes it to the history. A writer has the row alone, and knows that all
 //!   readers are gone.
+//! - *A vanished hold's lease ends, or a reader vanishes, during the next grant.* The grant replaces no record whose history entry it has not
+//!   written, and is repeated.
 
 use std::time::Duration;
 
