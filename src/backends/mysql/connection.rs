@@ -208,6 +208,16 @@ impl Connection {
         }
     }
 
+    /// Ends the transaction that a failed request left open. A session that does not do so is not used again.
+    pub(super) async fn roll_back(&mut self) -> Result<()> {
+        let interrupted = self.interrupted;
+        // A late kill of the failed request may end the first one.
+        let done = self.ask("ROLLBACK").await.is_ok() || self.try_ask("ROLLBACK").await?.server_error.is_none();
+        self.at_rest &= done;
+        self.interrupted = interrupted;
+        Ok(())
+    }
+
     /// Runs statements, one after the other, each a transaction of its own unless they say otherwise.
     ///
     /// # Errors

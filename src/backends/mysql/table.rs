@@ -204,13 +204,11 @@ impl MysqlLockTable<'_> {
         self.session.drop_unsent_on_close(true);
         let Answers { answers, server_error } = self.session.try_ask(&batch).await?;
         if let Some(server_error) = server_error {
-            let open = queued && answers.len() <= done;
-            if open {
-                let interrupted = self.session.interrupted;
-                self.session.ask("ROLLBACK").await?;
-                self.session.interrupted = interrupted;
+            if queued && answers.len() <= done {
+                self.session.roll_back().await?;
             }
-            return Err(failure::refused(&server_error, !answers.is_empty() && !open));
+            let begun = if queued { answers.len() >= done } else { !answers.is_empty() };
+            return Err(failure::refused(&server_error, begun));
         }
         self.session.idle_limit = Some(idle);
         let mut found = self.noted(name, answers.get(done + 1))?;
