@@ -138,12 +138,13 @@ pub fn round(arena: &Arena, plan: &Plan, name: &str) -> (Facts, Vec<Violation>, 
     let violations = check(&facts);
     let mut kept = PathBuf::new();
     if !violations.is_empty() {
+        let _ = std::fs::write(inside.join("server.log"), arena.store.lock().expect("the store").log());
         kept = keep(&inside, name, plan, &facts, &violations);
     }
     (facts, violations, kept)
 }
 
-/// Writes the plan, the facts and the violations next to the sections' records, where cargo keeps test output.
+/// Writes the plan, the facts and the violations next to the sections' records and the server's log, where cargo keeps test output.
 fn keep(inside: &Path, name: &str, plan: &Plan, facts: &Facts, violations: &[Violation]) -> PathBuf {
     let to = support::kept().join(format!("campaign-{name}"));
     let recorded: Vec<String> = violations.iter().map(ToString::to_string).collect();

@@ -54,6 +54,9 @@ pub trait Store: Send {
 
     /// Returns leftovers of these locks in the store, when no process holds or wants them: sessions, queue entries, files.
     fn left(&self, keys: &[String]) -> Vec<String>;
+
+    /// Returns the server's log, if it has one: a server that crashed by itself explains much.
+    fn log(&self) -> String;
 }
 
 /// The names that `--store` takes.
@@ -139,6 +142,7 @@ struct ServerStore<S> {
     start: fn(&mut S),
     forget: fn(&mut S),
     left: fn(&S, &[String]) -> Vec<String>,
+    log: fn(&S) -> String,
     /// The shortest outage of a server, and the longest freeze.
     down: [Duration; 2],
     clock: Option<Clock>,
@@ -159,6 +163,7 @@ impl<S: Send> ServerStore<S> {
             start: none,
             forget: none,
             left: |_, _| Vec::new(),
+            log: |_| String::new(),
             down: [Duration::ZERO, longest],
             clock: None,
             disk: None,
@@ -223,6 +228,10 @@ impl<S: Send> Store for ServerStore<S> {
 
     fn left(&self, keys: &[String]) -> Vec<String> {
         (self.left)(&self.servers, keys)
+    }
+
+    fn log(&self) -> String {
+        (self.log)(&self.servers)
     }
 }
 
@@ -361,6 +370,7 @@ fn postgres(mode: &str) -> Box<dyn Store> {
         thaw: |server| server.thaw(),
         kill: Postgres::kill,
         start: Postgres::start,
+        log: Postgres::log,
         left: |server, _| {
             let sql = "SELECT pid, state, query FROM pg_stat_activity WHERE application_name LIKE 'dlock%'";
             server.try_sql(postgres::USER, sql).map_or_else(|why| vec![why], |rows| rows.iter().map(|row| format!("{row:?}")).collect())
@@ -388,6 +398,7 @@ fn mariadb(mode: &str) -> Box<dyn Store> {
         thaw: |server| server.thaw(),
         kill: MariaDb::kill,
         start: MariaDb::start,
+        log: MariaDb::log,
         left: |server, _| {
             let sql = "SELECT id, info FROM information_schema.processlist WHERE db = 'app' AND id <> CONNECTION_ID()";
             server.try_sql("mysql", sql).map_or_else(|why| vec![why], |rows| rows.iter().map(|row| format!("{row:?}")).collect())

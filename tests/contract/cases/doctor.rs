@@ -165,7 +165,8 @@ async fn eviction_and_persistence_are_reported(lab: &Lab) {
     set("maxmemory", "1kb");
     assert_found(&examine(&mut client).await, "memory", Severity::Warn, "maxmemory");
     set("maxclients", "1");
-    assert_found(&examine(&mut client).await, "clients", Severity::Warn, "1 of 1 connections");
+    // The connection that set this may not be closed yet.
+    assert_found(&examine(&mut client).await, "clients", Severity::Warn, " of 1 connections");
 }
 
 async fn a_master_and_its_replica_report_the_replication(lab: &Lab) {
