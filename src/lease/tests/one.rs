@@ -187,6 +187,18 @@ async fn a_stopped_waiter_leaves_nothing_and_passes_its_offer_on() {
 }
 
 #[tokio::test(start_paused = true)]
+async fn a_stopped_waiter_leaves_the_queue_even_if_its_release_is_refused() {
+    let world = LeaseWorld::new();
+    world.taken(&mut world.client(&[])).await;
+    let mut leaver = world.client(&[Some(CallFault::AnswerHangs), Some(CallFault::Denied)]);
+    let stop = world.clock.sleep_until(world.clock.now().plus(secs(1)));
+    let outcome = acquire(&mut leaver, &world.clock, request(), WaitPolicy::Forever, LIMITS, stop, |_: &Busy| ()).await.unwrap();
+    assert!(matches!(outcome, Outcome::Stopped(())), "{outcome:?}");
+    assert_eq!(*leaver.calls.borrow(), ["acquire", "release", "leave"]);
+    assert!(world.state().await.waiters.is_empty());
+}
+
+#[tokio::test(start_paused = true)]
 async fn a_stop_during_an_unanswered_attempt_undoes_it() {
     let world = LeaseWorld::new();
     let stop = world.clock.sleep_until(world.clock.now().plus(secs(1)));

@@ -86,6 +86,22 @@ async fn a_cancelled_attempt_leaves_no_run_record() {
 }
 
 #[tokio::test(start_paused = true)]
+async fn a_cancelled_nested_attempt_keeps_the_run_record() {
+    let world = LeaseWorld::new();
+    let once = |place| with_policy(place, None, None, Some(3600));
+    let Outcome::Granted(lease) = world.ask(once("a"), WaitPolicy::Try).await else { panic!("not granted") };
+    let nested = Request { token: lease.token.nested(), entry: Entry::Reenter, ..once("a") };
+    let mut client = world.client(&[Some(CallFault::AnswerHangs)]);
+    let stop = tokio::time::sleep(Duration::from_millis(100));
+    let outcome = acquire(&mut client, &world.clock, nested, WaitPolicy::Try, LIMITS, stop, |_: &Busy| ()).await.unwrap();
+    assert!(matches!(outcome, Outcome::Stopped(())), "{outcome:?}");
+    let info = ReleaseInfo { run_state: Some(RunState::Ok), ..Scope::Tree.into() };
+    release(&mut world.client(&[]), &world.clock, &lease.key, &lease.token, &info, LIMITS).await;
+    let outcome = world.ask(once("b"), WaitPolicy::Try).await;
+    assert!(matches!(outcome, Outcome::Denied(_)), "{outcome:?}");
+}
+
+#[tokio::test(start_paused = true)]
 async fn one_client_warns_at_each_doubling_of_a_hold() {
     let world = LeaseWorld::new();
     let lease = world.taken(&mut world.client(&[])).await;
