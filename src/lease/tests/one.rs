@@ -44,6 +44,22 @@ async fn a_possible_grant_is_undone_when_giving_up() {
 }
 
 #[tokio::test(start_paused = true)]
+async fn a_possible_grant_is_undone_after_a_permanent_error() {
+    let world = LeaseWorld::new();
+    let mut client = world.client(&[Some(CallFault::AnswerLost), Some(CallFault::Denied)]);
+    assert_eq!(world.acquire(&mut client, WaitPolicy::Try).await.unwrap_err().kind, Kind::Denied);
+    assert!(world.is_free().await);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_store_that_answers_slowly_gets_more_time() {
+    let world = LeaseWorld::new();
+    let slow: Vec<_> = (0..100).map(|_| Some(CallFault::AnswerLate(LIMITS.attempt() * 3 / 2))).collect();
+    let outcome = world.acquire(&mut world.client(&slow), WaitPolicy::For(secs(60))).await.unwrap();
+    assert!(matches!(outcome, Outcome::Granted(_)), "{outcome:?}");
+}
+
+#[tokio::test(start_paused = true)]
 async fn an_unreachable_store_is_an_error_within_the_limit() {
     let world = LeaseWorld::new();
     let refused: Vec<_> = (0..1000).map(|_| Some(CallFault::Refused)).collect();
