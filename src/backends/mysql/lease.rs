@@ -267,6 +267,7 @@ impl Store for MysqlLeaseStore {
     async fn remove_waiter(&mut self, request: &Request) -> Result<bool> {
         // A grant has removed it.
         if self.granted == Some(request.token) && !request.detached {
+            self.listed.retain(|other| *other != request.token);
             return Ok(true);
         }
         let name = self.client.names.of(&request.key);

@@ -1,8 +1,8 @@
 -- Counts the fence of a hold that was just taken, and writes its record. Does nothing if an earlier run record may deny the grant, if the
--- lease of a hold whose server was restarted or replaced may not be over, if a vanished hold is not in the history (its lease may have ended
--- since that was written), if another mode may keep the lock, or if another holder counted a fence since the row was locked: this request is late then. A retry gets the same fence, and nothing if the hold was undone;
--- so does a request that arrives after its retry, for an older session, too. The fence is committed while the lock is held, so that it
--- survives every end of the hold.
+-- lease of a hold whose server was restarted or replaced may not be over, if a vanished hold is not in the history (its lease may have
+-- ended since that was written), if another mode may keep the lock, or if another holder counted a fence since the row was locked: this
+-- request is late then. A retry gets the same fence, and nothing if the hold was undone; so does a request that arrives after its retry,
+-- for an older session, too. The fence is committed while the lock is held, so that it survives every end of the hold.
 UPDATE :sessions
    SET :start_set
        fence = GREATEST(fence + 1, TIMESTAMPDIFF(MICROSECOND, '1970-01-01', UTC_TIMESTAMP(6))),
