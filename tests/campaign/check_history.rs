@@ -34,7 +34,7 @@ fn complete(facts: &Facts, end: &KeyEnd, entries: &[Value], say: &mut impl FnMut
     for (section, run, fence) in holds.into_iter().take(REMEMBERED) {
         let found: Vec<&str> = entries.iter().filter(|entry| entry["fence"] == fence).filter_map(|entry| entry["end"].as_str()).collect();
         let [recorded] = found[..] else {
-            if found.is_empty() && (facts.can.forgets && was_disturbed(facts, run) || is_soon_before_a_restart(facts, run)) {
+            if found.is_empty() && facts.can.forgets && was_disturbed(facts, run) {
                 continue;
             }
             say(format!("run {} with fence {fence} has the history entries {found:?}", section.run));

@@ -11,14 +11,13 @@ use crate::{
     lock::{Fence, HistoryEntry, Note, Result, SKIPPING_HOSTS, SkipCount},
 };
 
-/// Returns the SQL that adds history entries for the holds that the previous statement ended.
-pub(super) fn ended(tables: &Tables, name: &str, past: &[HistoryEntry]) -> Result<String> {
-    let mut sql = String::new();
-    for past in past {
-        sql += &tables.fill(include_str!("sql/ended.sql"), &Written::of(past)?.values(name));
-    }
+/// Returns the statements that add history entries for the holds that the previous statement ended.
+pub(super) fn ended(tables: &Tables, name: &str, past: &[HistoryEntry]) -> Result<Vec<String>> {
+    let entry = |past| Ok(tables.fill(include_str!("sql/ended.sql"), &Written::of(past)?.values(name)));
+    let mut statements = past.iter().map(entry).collect::<Result<Vec<_>>>()?;
     let due = past.iter().any(|past| past.fence.is_none_or(|fence| fence.0.is_multiple_of(4)));
-    Ok(if due { sql + &trim(tables, name, "@dlock_written > 0") } else { sql })
+    statements.extend(due.then(|| trim(tables, name, "@dlock_written > 0")));
+    Ok(statements)
 }
 
 /// An ended hold as the columns have it.

@@ -14,6 +14,7 @@
 //!   the process that releases, notifies a waiter: see [`chain`].
 //! - *A waiter is granted the lock and vanishes.* The grant removed it from the table of waiters, in its transaction: the rules never take
 //!   it for a waiter.
+//! - *The server ends during a release.* The row and the history entry are one transaction.
 //! - *The server is restarted.* Rows and fences are as durable as its commits (`innodb_flush_log_at_trx_commit`). The
 //!   advisory locks are gone, and are taken again with the next renewal.
 

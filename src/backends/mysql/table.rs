@@ -20,9 +20,6 @@ use crate::{
     lock::{Mode, Request, Result, Token, Ttl, Which},
 };
 
-/// The number of the answer that says whether the row was written.
-const WRITTEN: usize = 2;
-
 /// A lock table over a session.
 pub(super) struct MysqlLockTable<'a> {
     pub session: &'a mut Connection,
@@ -275,7 +272,8 @@ impl MysqlLockTable<'_> {
         rows(&answers, 0)?.iter().map(|row| Fields::of(row).plain()).collect()
     }
 
-    /// Writes a row back. Returns false, with nothing changed, if the row changed since it was read, or it is too late.
+    /// Writes a row back, with the history entries of the holds that it ends. Returns false, with nothing changed, if the row changed since
+    /// it was read, or it is too late.
     pub(super) async fn write(&mut self, write: &Write) -> Result<bool> {
         let Write { was, is, .. } = write;
         let name = &*was.name;
@@ -283,38 +281,50 @@ impl MysqlLockTable<'_> {
         let ring = i64::from(!wake.is_empty());
         let (tables, locks) = (self.tables, self.locks);
         let mut wakes = wake.into_iter().filter(|_| locks).map(|hold| chain::wake(tables, name, hold));
-        let alone = write.granted.as_ref().filter(|request| request.mode == Mode::Exclusive);
-        let takes_lock = locks && !self.has_advisory_lock(name) && alone.is_some_and(|request| !request.detached);
-        let lock = if takes_lock { format!("IF(@dlock_written > 0, GET_LOCK({}, 0), 0)", tables.advisory_lock(name)) } else { "0".into() };
-        let open = if write.frees() { self.unlock(name) } else { "0".into() };
-        let mut rest = format!("SELECT @dlock_written, {lock};\nDO IF(@dlock_written > 0, {open}, 0);\n");
-        let idle = alone.map(|request| idle_limit(request.ttl));
-        rest.extend(idle.map(|idle| self.before(idle)));
-        rest += &history::ended(tables, name, &write.past)?;
+        let mut with = history::ended(tables, name, &write.past)?;
         for hold in &write.absorbed {
             let values = [("name", Value::Bytes(name)), ("hold", Value::Text(hold))];
-            rest += &tables.fill("DELETE FROM :waiters WHERE name = :name AND hold = :hold AND @dlock_written > 0;", &values);
+            with.push(tables.fill("DELETE FROM :waiters WHERE name = :name AND hold = :hold AND @dlock_written > 0;", &values));
         }
+        // One transaction is one flush to the disk.
+        let in_transaction = !with.is_empty();
+        let [start, commit] = if in_transaction { ["START TRANSACTION;\n", "COMMIT;\n"] } else { [""; 2] };
+        let alone = write.granted.as_ref().filter(|request| request.mode == Mode::Exclusive);
+        let takes_lock = locks && !self.has_advisory_lock(name) && alone.is_some_and(|request| !request.detached);
+        let lock = if takes_lock { format!("GET_LOCK({}, 0)", tables.advisory_lock(name)) } else { "0".into() };
+        let open = if write.frees() { self.unlock(name) } else { "0".into() };
         let chain_lock = self.chain_lock_of(write);
-        if let Some((chain_lock, keeps)) = &chain_lock {
-            let function = if *keeps { format!("GET_LOCK({chain_lock}, 0)") } else { format!("RELEASE_LOCK({chain_lock})") };
-            rest.extend([format!("DO IF(@dlock_written > 0, {function}, 0);\n")]);
-        }
+        let chain = match &chain_lock {
+            Some((chain_lock, true)) => format!("GET_LOCK({chain_lock}, 0)"),
+            Some((chain_lock, false)) => format!("RELEASE_LOCK({chain_lock})"),
+            None => "0".into(),
+        };
+        let [lock, open, chain] = [lock, open, chain].map(|step| format!("IF(@dlock_written > 0, {step}, 0)"));
+        let mut rest = with.concat() + commit + &format!("SELECT @dlock_written, {lock}, {open}, {chain};\n");
+        let idle = alone.map(|request| idle_limit(request.ttl));
+        rest.extend(idle.map(|idle| self.before(idle)));
         rest.extend(wakes.next());
         // As in `grant`: a grant that is given up must not arrive later.
         self.session.drop_unsent_on_close(write.granted.is_some());
-        let mut answered = self.session.try_ask(&(write_sql(tables, write, ring, include_str!("sql/write.sql")) + &rest)).await?;
-        if answered.answers.get(WRITTEN).is_none() && self.session.interrupted {
-            answered = self.session.try_ask(&(write_sql(tables, write, ring, include_str!("sql/written.sql")) + &rest)).await?;
+        let batch = |template| start.to_owned() + &write_sql(tables, write, ring, template) + &rest;
+        let mut answered = self.session.try_ask(&batch(include_str!("sql/write.sql"))).await?;
+        if written(&answered).is_none() && self.session.interrupted {
+            if in_transaction {
+                self.session.roll_back().await?;
+            }
+            answered = self.session.try_ask(&batch(include_str!("sql/written.sql"))).await?;
         }
         self.session.drop_unsent_on_close(false);
-        let Answers { answers, server_error } = answered;
-        let Some(row) = answers.get(WRITTEN).and_then(|answer| answer.rows.first()) else {
-            let begun = !answers.is_empty();
-            return Err(server_error.map_or_else(failure::unreadable, |server_error| failure::refused(&server_error, begun)));
+        let Some(row) = written(&answered) else {
+            let mut begun = !answered.answers.is_empty();
+            if in_transaction {
+                begun = answered.answers.len() > with.len() + 2;
+                self.session.roll_back().await?;
+            }
+            return Err(answered.server_error.map_or_else(failure::unreadable, |server_error| failure::refused(&server_error, begun)));
         };
         let mut fields = Fields::of(row);
-        // Later statements write the history and wake waiters; their failure is no failure of the write.
+        // Later statements wake waiters; their failure is no failure of the write.
         if fields.int()? <= 0 {
             return Ok(false);
         }
@@ -407,6 +417,11 @@ pub(super) fn leaving(tables: &Tables, name: &str, token: &Token) -> String {
 /// an advisory lock for much longer than its lock.
 fn idle_limit(ttl: Ttl) -> u32 {
     u32::try_from(ttl.get().as_secs().saturating_mul(2).saturating_add(1)).unwrap_or(u32::MAX).clamp(2, 31_536_000)
+}
+
+/// Returns the row of [`MysqlLockTable::write`] that says whether it was written; no other statement of it returns a row.
+fn written(answered: &Answers) -> Option<&Row> {
+    answered.answers.iter().find_map(|answer| answer.rows.first())
 }
 
 fn rows(answers: &[Answer], nth: usize) -> Result<&[Row]> {

@@ -55,7 +55,10 @@ pub fn all() -> Vec<Case> {
         a_second_table_of_the_same_name_is_reported,
         a_statement_the_server_rejects_is_a_configuration_error,
     ]);
-    all.extend(cases![|kind| kind == Kind::MariadbLease => a_shedlock_table_without_our_columns_is_an_error]);
+    all.extend(cases![|kind| kind == Kind::MariadbLease =>
+        a_release_that_cannot_be_recorded_changes_nothing,
+        a_shedlock_table_without_our_columns_is_an_error,
+    ]);
     all.extend(cases![|kind| kind == Kind::MariadbAdvisory || kind == Kind::MariadbRow => a_session_survives_its_transactions]);
     all.extend(cases![|kind| kind == Kind::MariadbAdvisory => lock_names_depend_on_the_table]);
     all.extend(cases![|kind| kind == Kind::PostgresAdvisory || kind == Kind::MariadbAdvisory => the_name_in_the_server_is_reported]);
@@ -238,6 +241,22 @@ async fn a_lease_that_ends_during_the_next_grant_is_recorded(lab: &Lab) {
     delayed.join().expect("the table is unlocked");
     let past = b.0.history(&job).await.expect("history").past;
     assert!(past.iter().any(|past| past.fence == Some(fence) && past.end == End::Expired), "{past:?}");
+}
+
+/// The history is locked for longer than a statement waits. PostgreSQL releases and records in one statement.
+async fn a_release_that_cannot_be_recorded_changes_nothing(lab: &Lab) {
+    let (mut a, held) = (lab.client().await, request(&key("job"), LONG));
+    let fence = a.take(&held).await.fence;
+    let locked = lab.meanwhile("LOCK TABLES dlock_runs WRITE; DO SLEEP(2.5); UNLOCK TABLES");
+    lab.pass(Duration::from_millis(600)).await;
+    let info = ReleaseInfo { end: Some(End::Exited(0)), ..Scope::Tree.into() };
+    let refused = a.0.release(&held.key, &held.token, &info).await.expect_err("not recorded");
+    assert_eq!(refused.kind, ErrorKind::Unavailable, "{refused:?}");
+    lab.client().await.refused(&request(&held.key, LONG)).await;
+    locked.join().expect("the table is unlocked");
+    assert_eq!(a.0.release(&held.key, &held.token, &info).await.expect("released"), Release::Released);
+    let past = a.0.history(&held.key).await.expect("history").past;
+    assert!(past.iter().any(|past| past.fence == Some(fence) && past.end == End::Exited(0)), "{past:?}");
 }
 
 async fn a_broken_hold_of_a_crashed_server_is_recorded(lab: &Lab) {
