@@ -308,7 +308,8 @@ impl MysqlLockTable<'_> {
         self.session.drop_unsent_on_close(write.granted.is_some());
         let batch = |template| start.to_owned() + &write_sql(tables, write, ring, template) + &rest;
         let mut answered = self.session.try_ask(&batch(include_str!("sql/write.sql"))).await?;
-        if written(&answered).is_none() && self.session.interrupted {
+        let interrupted = written(&answered).is_none() && self.session.interrupted;
+        if interrupted {
             if in_transaction {
                 self.session.roll_back().await?;
             }
@@ -316,9 +317,9 @@ impl MysqlLockTable<'_> {
         }
         self.session.drop_unsent_on_close(false);
         let Some(row) = written(&answered) else {
-            let mut begun = !answered.answers.is_empty();
+            // The interrupted request may have been applied.
+            let begun = interrupted || answered.answers.len() > if in_transaction { with.len() + 2 } else { 0 };
             if in_transaction {
-                begun = answered.answers.len() > with.len() + 2;
                 self.session.roll_back().await?;
             }
             return Err(answered.server_error.map_or_else(failure::unreadable, |server_error| failure::refused(&server_error, begun)));
