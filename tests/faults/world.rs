@@ -93,9 +93,7 @@ impl World {
         command.args(rest).arg(dlock::binary()).args(["run", "-k", &self.key, "--", "sh", "-c", &self.stubborn()]);
         command.env_clear().env("PATH", "/usr/local/bin:/usr/bin:/bin").env("HOME", "/nonexistent").stdin(std::process::Stdio::null());
         command.env("DLOCK_BACKEND", url).env("DLOCK_TTL", ttl).process_group(0);
-        let first = Process::collect(command);
-        self.await_tree();
-        first
+        self.await_tree(Process::collect(command))
     }
 
     /// Starts the stubborn first holder, and waits until its whole tree runs.
@@ -105,15 +103,19 @@ impl World {
 
     /// Like [`World::first`], through another URL of the same store.
     pub fn first_on(&self, url: &str, options: &[&str]) -> Process {
-        let first = self.start_on(url, options, &self.stubborn());
-        self.await_tree();
-        first
+        self.await_tree(self.start_on(url, options, &self.stubborn()))
     }
 
     #[track_caller]
-    fn await_tree(&self) {
+    fn await_tree(&self, mut first: Process) -> Process {
         // The shell, its child and its sleep, the shell in the other session and its sleep.
-        support::must("the first holder's tree runs", LIMIT, || self.path("ready").exists() && self.tree().len() >= 5);
+        let runs = || self.path("ready").exists() && self.tree().len() >= 5;
+        support::must("the first holder's tree runs, or dlock has ended", LIMIT, || runs() || first.has_ended());
+        if first.has_ended() {
+            let first = first.wait(LIMIT);
+            panic!("the first holder ended with {}: {}", first.code(), first.stderr);
+        }
+        first
     }
 
     /// Returns the living processes of the first holder's tree.

@@ -7,6 +7,7 @@ use std::{
     net::{Ipv4Addr, Shutdown, TcpStream},
     path::PathBuf,
     process::Stdio,
+    sync::{Mutex, PoisonError},
     thread,
     time::{Duration, Instant},
 };
@@ -21,6 +22,10 @@ use super::{
     proxy::{Mode, Proxy},
     tls::Certificates,
 };
+
+/// One test at a time starts servers. A dozen Java machines that start at once take every processor for seconds, which the short leases of
+/// other tests don't outlive.
+static STARTING: Mutex<()> = Mutex::new(());
 
 /// The options of the servers.
 #[derive(Clone, Debug)]
@@ -129,6 +134,7 @@ impl ZooKeeper {
         // Another process may take a port before a server does.
         for _ in 0..4 {
             servers.configure();
+            let _alone = STARTING.lock().unwrap_or_else(PoisonError::into_inner);
             (0..servers.nodes.len()).for_each(|n| servers.launch(n));
             match (0..servers.nodes.len()).try_for_each(|n| servers.await_serving(n)) {
                 Ok(()) => return servers,
