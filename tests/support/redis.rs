@@ -297,6 +297,6 @@ pub fn answer(words: &[&str], connect: impl Fn() -> Connection) -> Value {
 }
 
 fn is_interrupted(error: &redis::RedisError) -> bool {
-    let source = std::error::Error::source(error).and_then(|source| source.downcast_ref::<std::io::Error>());
-    source.is_some_and(|source| source.kind() == std::io::ErrorKind::Interrupted)
+    // The client wraps the error of the system so that only its text can be compared.
+    error.to_string() == std::io::Error::from(rustix::io::Errno::INTR).to_string()
 }

@@ -2,11 +2,11 @@
 
 use std::time::Duration;
 
-use dlock::lock::{Release, Renewal, Scope, Wake};
+use dlock::lock::{Key, Release, Renewal, Request, Scope, Wake};
 use tokio::time::timeout;
 
 use super::{Case, cases, everywhere};
-use crate::lab::{LONG, Lab, SHORT, key, request, soon, waiting};
+use crate::lab::{Client, LONG, Lab, SHORT, key, request, soon, waiting};
 
 pub fn all() -> Vec<Case> {
     cases![everywhere =>
@@ -35,9 +35,19 @@ const MOMENTS: [Duration; 10] = [
     Duration::from_millis(30),
 ];
 
+/// Longer than a few calls take, on a busy machine too, and short enough to await its end.
+const LEASE: Duration = SHORT.saturating_mul(4);
+
 /// Polls once, then drops at the given moment.
 async fn drop_after<T>(moment: Duration, call: impl Future<Output = T>) -> Option<T> {
     timeout(moment, call).await.ok()
+}
+
+/// A dropped request may reach the store after its undo or release, and then ends with its lease.
+async fn free_after_its_lease(other: &mut Client, job: &Key, moment: Duration) {
+    let began = tokio::time::Instant::now();
+    other.wait_for(&waiting(job, LONG), Duration::from_millis(50)).await;
+    assert!(began.elapsed() < LEASE + soon(), "{moment:?}: {:?}", began.elapsed());
 }
 
 async fn a_dropped_acquire_can_be_repeated(lab: &Lab) {
@@ -49,13 +59,13 @@ async fn a_dropped_acquire_can_be_repeated(lab: &Lab) {
                 a.inspect(&key("warm")).await;
             }
             let job = key(&format!("job-{warm}-{moment:?}"));
-            let held = request(&job, LONG);
+            let held = request(&job, LEASE);
             let _ = drop_after(moment, a.0.try_acquire(&held)).await;
             assert_eq!(a.take(&held).await.holds, 1, "{moment:?}");
             other.refused(&request(&job, LONG)).await;
             a.renewed(&held, None).await;
             a.free(&held).await;
-            other.hold(&job).await;
+            free_after_its_lease(&mut other, &job, moment).await;
         }
     }
 }
@@ -84,14 +94,11 @@ async fn a_dropped_acquire_can_be_undone(lab: &Lab) {
     for moment in MOMENTS {
         let mut a = lab.client().await;
         let job = key(&format!("job-{moment:?}"));
-        // The dropped request may reach the store after its undo, and then ends with its lease.
-        let held = lab.expiring(&job, SHORT);
+        let held = lab.expiring(&job, LEASE);
         let _ = drop_after(moment, a.0.try_acquire(&held)).await;
         let answer = a.release(&held, Scope::Hold).await;
         assert!(matches!(answer, Release::Released | Release::NotHeld), "{answer:?}");
-        let began = tokio::time::Instant::now();
-        other.wait_for(&waiting(&job, LONG), Duration::from_millis(50)).await;
-        assert!(began.elapsed() < SHORT + soon(), "{moment:?}: {:?}", began.elapsed());
+        free_after_its_lease(&mut other, &job, moment).await;
     }
 }
 
@@ -192,7 +199,7 @@ async fn a_dropped_entry_can_be_undone(lab: &Lab) {
     for moment in MOMENTS {
         for wait in [false, true] {
             let mut b = lab.client().await;
-            let inner = dlock::lock::Request { waiting: wait, ..crate::lab::nested(&outer) };
+            let inner = Request { waiting: wait, ..crate::lab::nested(&outer) };
             let _ = drop_after(moment, b.0.try_acquire(&inner)).await;
             let answer = retry_transient(async || b.0.release(&inner.key, &inner.token, &Scope::Hold.into()).await).await;
             assert!(matches!(answer, Release::StillHeld(_) | Release::NotHeld), "{moment:?}: {answer:?}");
