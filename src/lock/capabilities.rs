@@ -146,3 +146,43 @@ impl Capabilities {
         Ttl::new(ttl.get().clamp(self.ttl_min, self.ttl_max)).unwrap_or(ttl)
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::lock::{Key, RunPolicy};
+
+    const ALL: Capabilities = Capabilities { shared: true, permits: true, fair: true, run_policy: true, ..Capabilities::usual("test") };
+
+    #[test]
+    fn what_a_backend_lacks_is_refused_and_only_that() {
+        let plain = Request::new(Key::new("job").unwrap(), Ttl::DEFAULT);
+        let policy = Some(RunPolicy::forgetting("here".into()));
+        let cases = [
+            ("shared locks", Request { mode: Mode::Shared, ..plain.clone() }, Capabilities { shared: false, ..ALL }),
+            ("permits", Request { mode: Mode::Permits(2), ..plain.clone() }, Capabilities { permits: false, ..ALL }),
+            ("nested holds", Request { entry: Entry::Reenter, ..plain.clone() }, Capabilities { reentrant: false, ..ALL }),
+            ("record of starts", Request { run_policy: policy.clone(), ..plain.clone() }, Capabilities { run_policy: false, ..ALL }),
+            ("fair order", Request { fair: true, ..plain.clone() }, Capabilities { fair: false, ..ALL }),
+            ("outlive their process", Request { detached: true, ..plain.clone() }, Capabilities { detached: false, ..ALL }),
+            ("a lease of 1m", plain.clone(), Capabilities { ttl_max: Duration::from_secs(59), ..ALL }),
+        ];
+        for (what, request, lacking) in &cases {
+            let error = lacking.check(request).unwrap_err();
+            assert!(error.kind == Kind::Unsupported && error.to_string().contains(what), "{error}");
+            ALL.check(request).unwrap();
+            for (other, request, _) in cases.iter().filter(|(other, ..)| other != what && !what.starts_with("a lease")) {
+                lacking.check(request).unwrap_or_else(|error| panic!("{other} without {what}: {error}"));
+            }
+        }
+        let shared = Request { run_policy: policy, mode: Mode::Shared, ..plain };
+        assert!(ALL.check(&shared).unwrap_err().to_string().contains("locks that are shared"));
+    }
+
+    #[test]
+    fn another_ttl_needs_a_store_that_can_change_it() {
+        ALL.check_new_ttl(Ttl::DEFAULT).unwrap();
+        assert_eq!(Capabilities { ttl_min: Duration::from_secs(61), ..ALL }.check_new_ttl(Ttl::DEFAULT).unwrap_err().hint, None);
+        assert!(Capabilities { adjustable_ttl: false, ..ALL }.check_new_ttl(Ttl::DEFAULT).unwrap_err().hint.is_some());
+    }
+}

@@ -263,4 +263,22 @@ mod tests {
         let history = History::new(found, vec![]);
         assert_eq!(history.past, [past(5, End::Exited(0)), past(3, End::Lost), past(1, End::Exited(1))]);
     }
+
+    #[test]
+    fn a_run_that_a_person_should_look_at_is_bad() {
+        for good in [End::Exited(0), End::Released, End::Forgotten] {
+            assert!(!good.is_bad(), "{good}");
+        }
+        for bad in [End::Exited(1), End::Signalled(9), End::NotStarted, End::Expired, End::Lost, End::Broken, End::Other("x".into())] {
+            assert!(bad.is_bad(), "{bad}");
+        }
+    }
+
+    #[test]
+    fn a_plain_release_without_an_outcome_need_not_reach_the_store() {
+        let plain = ReleaseInfo::from(Scope::Hold);
+        assert!(!plain.is_reported() && !ReleaseInfo::UNDO.is_reported());
+        assert!(ReleaseInfo { end: Some(End::Lost), ..plain.clone() }.is_reported());
+        assert!(ReleaseInfo { run_state: Some(RunState::Ok), ..plain }.is_reported());
+    }
 }

@@ -15,6 +15,8 @@ mod library;
 mod request;
 mod run_policy;
 mod state;
+#[cfg(test)]
+mod tests;
 mod time;
 mod token;
 

@@ -136,3 +136,93 @@ impl Document {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::{
+        super::{
+            AskOutcome,
+            tests::{request, waiting},
+        },
+        *,
+    };
+    use crate::lock::{End, Entry, Request, Token};
+
+    /// Returns a document after these requests, one a ms from 10 on; the first one that is granted has the fence 10.
+    fn after(requests: &[&Request]) -> Document {
+        let mut document = Document::default();
+        for (now, request) in (10..).zip(requests) {
+            if let AskOutcome::Go = document.ask(request, now, None, || None) {
+                document.grant(request, Fence(now), now);
+            }
+        }
+        document
+    }
+
+    #[test]
+    fn holders_are_written_without_the_rest() {
+        let (one, waiter) = (request(Mode::Shared), waiting(Mode::Exclusive));
+        let document = after(&[&one, &waiter]);
+        let read = Document::read(document.write_holders().as_deref()).unwrap();
+        assert_eq!((read.holders(10), read.queue()), (document.holders(10), &[][..]));
+        assert_eq!(Document::default().write_holders(), None);
+    }
+
+    #[test]
+    fn only_a_single_exclusive_hold_can_be_kept_separately() {
+        let one = request(Mode::Exclusive);
+        let (inner, waiter) = (Request { token: one.token.nested(), entry: Entry::Reenter, ..one.clone() }, waiting(Mode::Exclusive));
+        let found = |mut document: Document| {
+            let owner = document.only_exclusive_holder().map(|holder| holder.owner.clone());
+            (owner.as_deref() == document.exclusive_owner(), document.held_alone_since(), document.take_times().map(|times| times.since))
+        };
+        assert_eq!(found(after(&[&one])), (true, Some(10), Some(10)));
+        assert_eq!(found(after(&[&one, &waiter])), (false, Some(10), Some(10)), "with a waiter");
+        assert_eq!(found(after(&[&one, &inner])), (false, None, None), "with a nested hold");
+        assert_eq!(found(after(&[&request(Mode::Shared)])), (true, None, None), "no one owns a shared lock");
+        assert_eq!(found(Document::default()), (true, None, None));
+        assert_eq!(after(&[&one]).exclusive_owner(), Some(&*one.token.owner.to_string()));
+        assert!(after(&[&one]).only_exclusive_holder().is_some());
+        assert!(after(&[&request(Mode::Shared)]).only_exclusive_holder().is_none());
+    }
+
+    #[test]
+    fn times_are_taken_out_and_put_back_once() {
+        let whole = after(&[&request(Mode::Exclusive)]);
+        let mut document = whole.clone();
+        let times = document.take_times().unwrap();
+        assert_eq!((times.fence, times.since, times.renewed, times.ends), (10, 10, 10, 60_010));
+        assert_ne!(document, whole);
+        document.put_times(&times);
+        assert_eq!(document, whole);
+        document.put_times(&Times { fence: 7, ..times });
+        assert_eq!(document, whole, "it has its times");
+    }
+
+    #[test]
+    fn holds_are_found_by_their_names_fences_and_ends() {
+        let (one, two) = (request(Mode::Shared), request(Mode::Shared));
+        let document = after(&[&one, &two]);
+        assert!(document.has_hold(&two.token.hold_text()) && !document.has_hold(&Token::random().hold_text()));
+        assert_eq!([0, 60_010, 60_011].map(|now| document.holds_end_after(now)), [Some(60_010), Some(60_011), None]);
+        let past = document.vanished(Fence(11)).unwrap();
+        assert_eq!((past.fence, past.started_ms, past.ended_ms, &past.end), (Some(Fence(11)), Some(11), Some(60_011), &End::Expired));
+        assert_eq!(document.vanished(Fence(12)), None);
+        assert_eq!(document.fences().collect::<Vec<_>>(), [Fence(10), Fence(11)]);
+        let mut document = document;
+        document.add_ended(past.clone());
+        document.set_warned(Fence(11), 2);
+        assert_eq!((document.warned(), document.take_ended()), ((11, 2), vec![past]));
+    }
+
+    #[test]
+    fn a_queue_that_was_kept_separately_is_put_together_again() {
+        let waiters = [waiting(Mode::Exclusive), waiting(Mode::Shared)];
+        let whole = after(&[&request(Mode::Exclusive), &waiters[0], &waiters[1]]);
+        let mut document = Document::default();
+        whole.queue().iter().rev().cloned().for_each(|waiter| document.enqueue(waiter));
+        assert_eq!(document.queue(), whole.queue());
+        document.offer(&waiters[1].token.hold_text(), 20);
+        assert_eq!(document.queue().iter().map(|waiter| waiter.offered).collect::<Vec<_>>(), [None, Some(20)]);
+    }
+}

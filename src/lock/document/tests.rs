@@ -1,5 +1,5 @@
 use super::*;
-use crate::lock::{Busy, Entry, Grant, Intent, Key, Renewal, Request};
+use crate::lock::{Attempt, Busy, Entry, Grant, Intent, Key, Once, Renewal, Request, RunPolicy};
 
 const SECOND: u64 = 1000;
 
@@ -170,8 +170,13 @@ fn waiters_from_the_plain_list_keep_their_positions() {
     world.document.absorb("0000000000000001".into(), None, now - 5, now);
     world.document.absorb("0000000000000002".into(), None, now + 5, now);
     world.document.absorb("0000000000000001".into(), None, now - 7, now);
+    world.document.absorb("0000000000000003".into(), None, now - 5, now);
     let order: Vec<_> = world.document.waiters(now).into_iter().map(|(hold, _)| hold.to_owned()).collect();
-    assert_eq!(order, ["0000000000000001", &*reader.token.hold_text(), "0000000000000002"]);
+    assert_eq!(order, ["0000000000000001", "0000000000000003", &*reader.token.hold_text(), "0000000000000002"]);
+    let plain = fair(Mode::Exclusive);
+    world.document.absorb(plain.token.hold_text(), None, now - 9, now);
+    world.busy(&plain);
+    assert!(world.document.waiters(now)[0].1.in_order, "the plain list does not know that the waiter wants fair order");
 }
 
 #[test]
@@ -281,4 +286,179 @@ fn a_break_applies_to_one_hold_and_stays_seen() {
     assert!(matches!(world.document.renew(&two.token, None.into(), world.now), Renewal::Renewed { .. }));
     assert!(world.document.evict(fence, &mark, world.now) && !world.document.evict(fence, &mark, world.now));
     assert_eq!(world.document.holders(world.now).len(), 1);
+}
+
+#[test]
+fn waiters_without_fair_order_hold_up_none_of_their_kind() {
+    for first in [waiting(Mode::Exclusive), waiting(Mode::Shared), fair(Mode::Shared)] {
+        let mut world = World::new();
+        let holder = request(Mode::Exclusive);
+        world.take(&holder);
+        world.busy(&first);
+        world.free(&holder);
+        world.take(&request(first.mode));
+    }
+}
+
+#[test]
+fn a_later_permit_is_granted_if_all_before_it_have_room_too() {
+    let mut world = World::new();
+    let held = [(); 3].map(|()| request(Mode::Permits(3)));
+    assert_eq!(held.each_ref().map(|one| world.take(one).permit), [Some(0), Some(1), Some(2)]);
+    let [first, second] = [(); 2].map(|()| fair(Mode::Permits(3)));
+    world.busy(&first);
+    world.busy(&second);
+    world.free(&held[1]);
+    assert_eq!(world.busy(&second).expires_in, Some(Duration::from_secs(1)), "the one permit is offered to the first");
+    world.free(&held[0]);
+    assert_eq!((world.take(&second).permit, world.take(&first).permit), (Some(0), Some(1)));
+}
+
+/// Returns for how many ms the waiter must let others go first, and whom its question wakes.
+fn question(world: &mut World, of: &Request) -> (u128, Vec<String>) {
+    let busy = world.busy(of);
+    (busy.expires_in.unwrap().as_millis(), world.woken())
+}
+
+#[test]
+fn a_silent_first_waiter_holds_the_others_up_for_one_offer() {
+    for (b_asks, woken_later) in [(false, true), (true, false)] {
+        let mut world = World::new();
+        let holder = request(Mode::Exclusive);
+        world.take(&holder);
+        let [a, b, c] = [(); 3].map(|()| fair(Mode::Exclusive));
+        for one in [&a, &b, &c] {
+            world.busy(one);
+        }
+        world.now += 5 * SECOND;
+        world.free(&holder);
+        world.woken();
+        assert_eq!(question(&mut world, &c), (200, holds(&[&a])));
+        if b_asks {
+            assert_eq!(question(&mut world, &b), (1000, vec![]), "in the same ms");
+        }
+        world.now += 50;
+        assert_eq!(question(&mut world, &c), (150, vec![]));
+        world.now += 150;
+        assert_eq!(question(&mut world, &c), (800, if woken_later { holds(&[&b]) } else { vec![] }));
+        world.now += 100;
+        assert_eq!(question(&mut world, &c), (700, vec![]), "only one offer");
+        assert_eq!(question(&mut world, &b), (700, vec![]));
+        world.now += 100;
+        assert_eq!(question(&mut world, &c), (600, vec![]), "the second waiter has asked since");
+        world.now += 600;
+        assert_eq!(question(&mut world, &c), (1000, holds(&[&a, &b])), "the first has lost its position");
+    }
+}
+
+#[test]
+fn a_waiter_without_room_gets_no_offer() {
+    let mut world = World::new();
+    let held = [(); 4].map(|()| request(Mode::Permits(4)));
+    for one in &held {
+        world.take(one);
+    }
+    let (first, writer, last) = (fair(Mode::Permits(4)), fair(Mode::Exclusive), fair(Mode::Permits(4)));
+    for one in [&first, &writer, &last] {
+        world.busy(one);
+    }
+    held[1..].iter().for_each(|one| world.free(one));
+    world.woken();
+    assert_eq!(question(&mut world, &last), (200, holds(&[&first])), "not all before it want permits");
+    world.now += 200;
+    assert_eq!(question(&mut world, &last), (800, vec![]));
+}
+
+#[test]
+fn a_lost_lock_wakes_a_waiter() {
+    let mut world = World::new();
+    let (holder, waiter) = (request(Mode::Exclusive), waiting(Mode::Exclusive));
+    world.take(&holder);
+    world.busy(&waiter);
+    assert!(world.woken().is_empty());
+    world.document.lose(world.now);
+    assert_eq!(world.woken(), holds(&[&waiter]));
+    assert!(world.document.leave(&waiter.token) && !world.document.leave(&waiter.token));
+}
+
+#[test]
+fn a_waiter_is_blocked_by_the_one_in_front_of_it_and_the_first_by_the_holders() {
+    let mut world = World::new();
+    let (holder, first, second) = (request(Mode::Exclusive), waiting(Mode::Exclusive), waiting(Mode::Exclusive));
+    world.take(&holder);
+    world.busy(&first);
+    world.busy(&second);
+    assert_eq!(world.document.blocking_holds(&second.token.hold_text()), holds(&[&first]));
+    assert_eq!(world.document.blocking_holds(&first.token.hold_text()), holds(&[&holder]));
+}
+
+#[test]
+fn a_hold_keeps_its_fence_and_is_never_cut_short() {
+    let mut world = World::new();
+    let one = request(Mode::Exclusive);
+    world.take(&one);
+    assert_eq!((world.document.fence(&one.token), world.document.fence(&one.token.nested())), (Some(Fence(1)), None));
+    assert_eq!(world.document.lasts(&one.token), Some(world.now + 60 * SECOND));
+    assert_eq!(world.document.lasts(&request(Mode::Exclusive).token), None);
+    world.now += SECOND;
+    let shorter = Intent::Extend(Some(Ttl::new(Duration::from_secs(10)).unwrap()));
+    assert_eq!(world.document.renew(&one.token, shorter, world.now), Renewal::Kept { expires_in: Some(Duration::from_secs(59)) });
+    let inner = Request { token: one.token.nested(), entry: Entry::Reenter, mode: Mode::Permits(2), ..one };
+    assert!(matches!(world.document.ask(&inner, world.now, None, || None), AskOutcome::Otherwise(Mode::Exclusive)));
+}
+
+#[test]
+fn all_parts_are_stored_and_empty_ones_are_not() {
+    let mut world = World::new();
+    let (holder, waiter) = (request(Mode::Shared), waiting(Mode::Exclusive));
+    world.take(&holder);
+    let least = world.document.write().unwrap();
+    let parts: serde_json::Map<String, serde_json::Value> = serde_json::from_str(&least).unwrap();
+    assert_eq!(parts.keys().collect::<Vec<_>>(), ["s", "v"], "{least}");
+    world.busy(&waiter);
+    world.free(&holder);
+    world.woken();
+    world.take(&waiter);
+    assert!(world.document.claim_warning(Fence(2), 3));
+    let mut record = RunRecord::default();
+    record.begin(&Request { run_policy: Some(policy(true, false, true)), ..waiter }, Fence(2), world.now);
+    world.document.set_run_record(record);
+    let read = Document::read(world.document.write().as_deref()).unwrap();
+    assert_eq!((read.notified(), read.warned(), read.run_record()), (1, (2, 3), world.document.run_record()));
+}
+
+fn policy(guarded: bool, at_least: bool, once: bool) -> RunPolicy {
+    let length = Duration::from_secs(5);
+    RunPolicy {
+        place: "a".into(),
+        skew_guard: guarded.then_some(length),
+        at_least: at_least.then_some(length),
+        once: once.then_some(Once { window: length, retry_failed: 0, retry_crashed: false }),
+        anyway: false,
+    }
+}
+
+/// A grant may be cut short before its start is recorded, by an error or a dropped call.
+#[test]
+fn a_repeated_request_records_what_is_missing_and_only_that() {
+    for (guarded, at_least, once) in [(true, false, false), (false, true, false), (false, false, true), (true, true, true)] {
+        let asked = Request { run_policy: Some(policy(guarded, at_least, once)), ..request(Mode::Exclusive) };
+        let inner = Request { token: asked.token.nested(), entry: Entry::Reenter, ..asked.clone() };
+        let mut document = Document::default();
+        let ask = |document: &mut Document, request: &Request, now| {
+            let context = RequestContext { now, outside: None, fence: Fence(now) };
+            assert!(matches!(document.acquire(request, &context).unwrap(), Attempt::Granted(_)));
+            document.run_record().clone()
+        };
+        let complete = ask(&mut document, &asked, 1);
+        assert_eq!(ask(&mut document, &asked, 2), complete, "{complete:?}");
+        let parts = [RunRecord { cooldown: None, ..complete.clone() }, RunRecord { start: None, ..complete.clone() }];
+        for part in parts.into_iter().filter(|part| *part != complete) {
+            document.set_run_record(part.clone());
+            assert_eq!(ask(&mut document, &inner, 3), part, "a nested run is part of the one around it");
+            let RunRecord { cooldown, start } = ask(&mut document, &asked, 4);
+            let fence = [cooldown.map(|cooldown| cooldown.fence), start.map(|start| start.fence)];
+            assert_eq!(fence, [(guarded || at_least).then_some(Fence(1)), once.then_some(Fence(1))]);
+        }
+    }
 }

@@ -168,4 +168,52 @@ mod tests {
         assert_eq!(ahead(&document, &waiting[3]), Some(text(0)));
         assert_eq!(document.before(&other.token), [text(0), text(2), text(3)]);
     }
+
+    #[test]
+    fn a_detached_holder_lasts_by_its_times_and_an_attached_one_needs_a_process() {
+        let mut document = Document::default();
+        let detached = Request { detached: true, ..request(Mode::Permits(2)) };
+        let attached = request(Mode::Permits(2));
+        take(&mut document, &attached, 1);
+        assert_eq!((document.has_detached(), document.has_room(Mode::Permits(2), None)), (false, true));
+        take(&mut document, &detached, 2);
+        assert_eq!((document.has_detached(), document.has_room(Mode::Permits(2), None)), (true, false));
+        assert!(!document.has_room(Mode::Permits(3), Some(9)) && document.has_room(Mode::Permits(3), None));
+        assert_eq!([1, 2, 3].map(|fence| document.is_detached(Fence(fence))), [Some(false), Some(true), None]);
+        assert_eq!(document.attached().collect::<Vec<_>>(), [attached.token.hold_text()]);
+        document.detach();
+        document.witness(3, |_| false, |_| true);
+        assert!(ended(&mut document, 3).is_empty() && document.attached().next().is_none(), "whether they live is unknown now");
+    }
+
+    #[test]
+    fn own_holds_and_those_of_living_processes_stay() {
+        let mut document = Document::default();
+        let outer = request(Mode::Shared);
+        let inner = [(); 2].map(|()| Request { token: outer.token.nested(), entry: Entry::Reenter, ..outer.clone() });
+        take(&mut document, &outer, 0);
+        for one in &inner {
+            assert!(matches!(document.ask(one, 1, None, || None), AskOutcome::Has(_)));
+        }
+        document.drop_dead_holds(&outer.token, is(&[&inner[1]]));
+        let held = [&outer, &inner[0], &inner[1]].map(|one| document.has_hold(&one.token.hold_text()));
+        assert_eq!(held, [true, false, true]);
+    }
+
+    #[test]
+    fn a_dead_waiter_wakes_the_one_behind_it() {
+        let mut document = Document::default();
+        take(&mut document, &request(Mode::Shared), 0);
+        let (writer, reader) = (request(Mode::Exclusive), request(Mode::Shared));
+        for one in [&writer, &reader] {
+            assert!(matches!(document.ask(one, 1, None, || None), AskOutcome::Busy(_)));
+        }
+        assert_eq!([&writer, &reader].map(|one| document.position(&one.token)), [Some(0), Some(1)]);
+        document.take_wake_ups(None);
+        document.witness(2, |_| true, |_| true);
+        assert!(document.take_wake_ups(None).is_empty());
+        document.witness(2, |_| true, is(&[&reader]));
+        assert_eq!(document.take_wake_ups(None).iter().map(|woken| &woken.hold).collect::<Vec<_>>(), [&reader.token.hold_text()]);
+        assert_eq!([&writer, &reader].map(|one| document.position(&one.token)), [None, Some(0)]);
+    }
 }

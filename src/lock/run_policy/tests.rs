@@ -120,3 +120,32 @@ fn a_record_survives_a_round_trip() {
     assert_eq!(record.relevant(10_000), secs(30));
     assert_eq!(record.relevant(50_000), Duration::ZERO);
 }
+
+#[test]
+fn only_a_policy_with_a_rule_is_recorded_for_the_longest_of_its_rules() {
+    assert!(!run_policy("a").record_anything() && guarded("a").record_anything() && once(9, 0, false).record_anything());
+    assert_eq!(RunPolicy { at_least: Some(secs(30)), once: once(9, 0, false).once, ..guarded("a") }.relevant(), secs(30));
+}
+
+#[test]
+fn states_and_rules_have_their_texts() {
+    for (state, text) in
+        [(RunState::Started, "started"), (RunState::Ok, "ok"), (RunState::Failed, "failed"), (RunState::Cancelled, "undone")]
+    {
+        assert_eq!((state.as_str(), RunState::from(text)), (text, state));
+    }
+    assert_eq!(RunState::from("of a newer dlock"), RunState::Started);
+    let texts = [Rule::SkewGuard(secs(5)), Rule::AtLeast(secs(90)), Rule::Once(RunState::Ok)].map(|rule| rule.to_string());
+    assert_eq!(texts, ["skew guard 5s", "at least 1m 30s", "once"]);
+}
+
+#[test]
+fn a_cooldown_denies_all_for_its_least_time_and_other_hosts_for_its_guard() {
+    let record = begun(RunPolicy { at_least: Some(secs(2)), ..guarded("a") }, 10_000);
+    let denied = |now| record.current_denial(now).map(|denial| (denial.rule, denial.again_in));
+    assert_eq!(denied(11_999), Some((Rule::AtLeast(secs(2)), Some(Duration::from_millis(1)))));
+    assert_eq!(denied(12_000), Some((Rule::SkewGuard(secs(5)), Some(secs(3)))));
+    assert_eq!([15_000, 5_000, 0].map(denied), [None; 3]);
+    assert_eq!(denied(8_001), Some((Rule::AtLeast(secs(2)), Some(Duration::from_millis(3_999)))), "the clock was set back a little");
+    assert_eq!(RunRecord::default().current_denial(0), None);
+}
