@@ -167,6 +167,7 @@ mod tests {
         assert_eq!(printable("a\u{202e}b\u{1b}[2Jc\u{200b}"), "a\\u{202e}b\\u{1b}[2Jc\\u{200b}");
         assert_eq!(printable("👨\u{200d}👩\u{200b}"), "👨\u{200d}👩\\u{200b}", "a family is one, and nothing is hidden");
         assert_eq!(printable("a\u{200d}b"), "a\\u{200d}b");
+        assert_eq!(printable("\u{200b}👩\u{200d}"), "\\u{200b}👩\\u{200d}");
         assert!(matches!(printable("naïve ∀ 日本"), Cow::Borrowed(_)));
     }
 }

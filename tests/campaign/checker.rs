@@ -2,6 +2,8 @@
 
 use std::fmt;
 
+use serde_json::Value;
+
 use crate::{
     facts::{Facts, INNER, InjectedFault, Run, Section, outermost},
     plan::{FaultKind, Kind, ONCE_KEY, Route},
@@ -236,6 +238,16 @@ pub fn clock_was_stepped(facts: &Facts) -> bool {
     facts.injected.iter().any(|injected| injected.fault == FaultKind::StepClock)
 }
 
+/// Whether the store may go on showing this hold: its session ended without a release, and it was granted before the clock was set back,
+/// so the end of its lease lies in the future.
+pub fn ends_in_the_future(facts: &Facts, fence: &Value) -> bool {
+    let is_of = |run: &Run| {
+        let mut began = facts.section(run.id).into_iter().flat_map(|section| &section.fences);
+        began.any(|(_, own)| *fence == *own) || run.verdict["fence"] == *fence
+    };
+    facts.can.sessions && clock_was_stepped(facts) && facts.runs.iter().any(|run| run.verdict["released"] != "yes" && is_of(run))
+}
+
 /// Whether another run explains that this run didn't get its lock.
 fn was_blocked(facts: &Facts, run: &Run) -> bool {
     if run.step.wait_ms.is_some_and(|ms| run.ended - run.spawned < ms * MS) {
@@ -338,8 +350,9 @@ fn twice(facts: &Facts, violations: &mut Vec<Violation>) {
 
 fn left(facts: &Facts, violations: &mut Vec<Violation>) {
     for end in &facts.keys {
-        let empty = |field: &str| end.state[field].as_array().is_some_and(Vec::is_empty);
-        if !empty("holders") || !empty("waiters") {
+        let over = |holder: &Value| ends_in_the_future(facts, &holder["fence"]);
+        let free = end.state["holders"].as_array().is_some_and(|holders| holders.iter().all(over));
+        if !free || !end.state["waiters"].as_array().is_some_and(Vec::is_empty) {
             violation(violations, Rule::Left, format!("key {}: {}", end.key, end.state));
         }
     }

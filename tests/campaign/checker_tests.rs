@@ -277,6 +277,21 @@ fn a_hold_whose_command_was_not_started_is_no_run() {
     assert_rules(&round, &[Rule::History]);
 }
 
+fn a_lost_session_may_be_shown_until_a_clock_that_was_set_back_gets_there() {
+    let mut round = two();
+    (round.calm, round.can.sessions) = (false, true);
+    (round.runs[1].code, round.runs[1].verdict) = (76, json!({"result": "lost", "released": null, "fence": 8}));
+    round.keys[0].history["runs"][1]["end"] = json!("running");
+    round.keys[0].state = json!({"holders": [{"fence": 8}], "waiters": []});
+    let injected = |fault| InjectedFault { fault, from: 600 * MS, until: 700 * MS, run: None };
+    round.injected = vec![injected(FaultKind::RestartServer)];
+    assert_rules(&round, &[Rule::History, Rule::Left]);
+    round.injected.push(injected(FaultKind::StepClock));
+    assert_rules(&round, &[]);
+    round.runs[1].verdict["released"] = json!("yes");
+    assert_rules(&round, &[Rule::History, Rule::Left]);
+}
+
 fn leftovers_are_found() {
     let mut held = two();
     held.keys[0].state = json!({"holders": [{}], "waiters": []});
@@ -313,5 +328,6 @@ trials!(
     a_wrong_history_is_found,
     a_release_just_before_a_crash_of_the_server_may_be_forgotten,
     a_hold_whose_command_was_not_started_is_no_run,
+    a_lost_session_may_be_shown_until_a_clock_that_was_set_back_gets_there,
     leftovers_are_found,
 );

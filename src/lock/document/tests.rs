@@ -362,6 +362,7 @@ fn a_waiter_without_room_gets_no_offer() {
     for one in [&first, &writer, &last] {
         world.busy(one);
     }
+    world.now += SECOND;
     held[1..].iter().for_each(|one| world.free(one));
     world.woken();
     assert_eq!(question(&mut world, &last), (200, holds(&[&first])), "not all before it want permits");

@@ -215,5 +215,7 @@ mod tests {
         document.witness(2, |_| true, is(&[&reader]));
         assert_eq!(document.take_wake_ups(None).iter().map(|woken| &woken.hold).collect::<Vec<_>>(), [&reader.token.hold_text()]);
         assert_eq!([&writer, &reader].map(|one| document.position(&one.token)), [None, Some(0)]);
+        document.witness(3, |_| true, |_| true);
+        assert!(document.take_wake_ups(None).is_empty(), "nothing has changed");
     }
 }
