@@ -88,6 +88,10 @@ pub async fn acquire<S>(
     };
     let granted = matches!(result, Ok(Outcome::Granted(_)));
     let maybe_granted = !granted && (attempts.in_flight || attempts.unsure);
+    if maybe_granted && let Some(end) = attempts.drained_at {
+        // The store tells only the first successor that a holder vanished.
+        clock.sleep_until(end).await;
+    }
     undo(backend, clock, &request, limits, (maybe_granted, attempts.waited)).await;
     result.map_err(|error| error.during("acquire").key(&request.key))
 }
@@ -135,8 +139,10 @@ struct AcquireLoop<'a> {
     waited: bool,
     /// Until when dlock asks again for a lock that is busy in passing.
     transient_until: Option<BootTime>,
-    /// The drain delay of the grant is over.
-    settled: bool,
+    /// When all drain delays of grants are over.
+    drained_at: Option<BootTime>,
+    /// The present grant's drain delay is part of that. A repeated grant adds no delay.
+    counted: bool,
     /// How many attempts in a row have had no answer so far.
     silences: u32,
 }
@@ -159,7 +165,8 @@ impl<'a> AcquireLoop<'a> {
             unsure: false,
             waited: false,
             transient_until: None,
-            settled: false,
+            drained_at: None,
+            counted: false,
             silences: 0,
         }
     }
@@ -183,7 +190,7 @@ impl<'a> AcquireLoop<'a> {
             self.limits.record_answer(matches!(answer, Some(Ok(_))));
             self.silences = if answer.is_some() { 0 } else { self.silences + 1 };
             let error = match answer {
-                Some(Ok(Attempt::Granted(grant))) => match self.granted(clock, capabilities, request, grant, sent).await? {
+                Some(Ok(Attempt::Granted(grant))) => match self.granted(backend, clock, capabilities, request, grant, sent).await? {
                     Some(lease) => return Ok(Outcome::Granted(lease)),
                     None => no_answer(clock.now().since(sent)),
                 },
@@ -196,7 +203,7 @@ impl<'a> AcquireLoop<'a> {
                     return Err(Error::new(crate::lock::Kind::Internal, "a fresh request was answered as a nested one"));
                 }
                 Some(Ok(Attempt::Busy(mut found))) => {
-                    self.in_flight = false;
+                    (self.in_flight, self.counted) = (false, false);
                     // If a newcomer may go first, a position would promise too much.
                     found.position = found.position.filter(|_| request.fair || capabilities.always_fair);
                     pause = Pause::new();
@@ -270,9 +277,10 @@ impl<'a> AcquireLoop<'a> {
         self.limits.attempt() * timeout_factor(self.silences)
     }
 
-    /// Makes a lease of a grant. Returns `None` if too little of it is left.
+    /// Makes a lease of a grant, after its drain delay. Returns `None` if too little of it is left, or if it may be over.
     async fn granted(
         &mut self,
+        backend: &mut dyn Backend,
         clock: &dyn Clock,
         capabilities: &Capabilities,
         request: &Request,
@@ -280,8 +288,21 @@ impl<'a> AcquireLoop<'a> {
         sent: BootTime,
     ) -> Result<Option<Lease>> {
         let budget = Budget::new(grant.ttl, None, capabilities.pace)?;
-        if grant.drain_delay > Duration::ZERO && !std::mem::replace(&mut self.settled, true) {
-            clock.sleep_until(clock.now().plus(grant.drain_delay)).await;
+        if grant.drain_delay > Duration::ZERO && !std::mem::replace(&mut self.counted, true) {
+            self.drained_at = self.drained_at.max(Some(clock.now().plus(grant.drain_delay)));
+        }
+        if let Some(end) = self.drained_at.filter(|end| clock.now() < *end) {
+            let over = match backend.tether() {
+                Some(tether) => bounded(clock, end, tether.watch(&request.key, &request.token)).await.is_some(),
+                None => {
+                    clock.sleep_until(end).await;
+                    false
+                }
+            };
+            if over {
+                (self.unsure, self.counted) = (true, false);
+                return Ok(None);
+            }
         }
         if clock.now() >= budget.start_by(sent) {
             self.unsure = true;

@@ -351,10 +351,29 @@ async fn a_grant_waits_for_its_drain_delay_and_can_be_stopped_meanwhile() {
     assert_about(world.clock.now().since(before), Duration::from_millis(500));
     assert_eq!(lease.t0, before);
     release(&mut client, &world.clock, &lease.key, &lease.token, &Scope::Tree.into(), LIMITS).await;
-    let stop = world.clock.sleep_until(world.clock.now().plus(Duration::from_millis(100)));
+    let before = world.clock.now();
+    let stop = world.clock.sleep_until(before.plus(Duration::from_millis(100)));
     let outcome = acquire(&mut client, &world.clock, request(), WaitPolicy::Try, LIMITS, stop, |_: &Busy| ()).await;
     assert!(matches!(outcome, Ok(Outcome::Stopped(()))), "{outcome:?}");
     assert!(world.is_free().await);
+    assert_about(world.clock.now().since(before), Duration::from_millis(500));
+}
+
+/// The command would start on a hold that is over.
+#[tokio::test(start_paused = true)]
+async fn a_hold_that_ends_during_its_drain_delay_is_asked_for_again() {
+    let world = LeaseWorld::new();
+    let mut client = Faulty { drain_delay: Duration::from_millis(500), ..world.client(&[]) };
+    let (hint, before) = (Rc::clone(&client.hint), world.clock.now());
+    let ending = async {
+        world.clock.sleep_until(before.plus(Duration::from_millis(100))).await;
+        world.store.lose_data();
+        hint.notify_one();
+    };
+    let (lease, ()) = tokio::join!(world.taken(&mut client), ending);
+    let (took, asked) = (world.clock.now().since(before), lease.t0.since(before));
+    assert!(asked >= Duration::from_millis(100) && took >= asked + Duration::from_millis(500), "{asked:?} {took:?}");
+    assert_eq!(*client.calls.borrow(), ["acquire", "acquire"]);
 }
 
 #[tokio::test(start_paused = true)]
