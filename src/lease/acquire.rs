@@ -292,14 +292,13 @@ impl<'a> AcquireLoop<'a> {
             self.drained_at = self.drained_at.max(Some(clock.now().plus(grant.drain_delay)));
         }
         if let Some(end) = self.drained_at.filter(|end| clock.now() < *end) {
-            let over = match backend.tether() {
-                Some(tether) => bounded(clock, end, tether.watch(&request.key, &request.token)).await.is_some(),
-                None => {
-                    clock.sleep_until(end).await;
-                    false
+            let over = async {
+                match backend.tether() {
+                    Some(tether) => tether.watch(&request.key, &request.token).await,
+                    None => std::future::pending().await,
                 }
             };
-            if over {
+            if bounded(clock, end, over).await.is_some() {
                 (self.unsure, self.counted) = (true, false);
                 return Ok(None);
             }

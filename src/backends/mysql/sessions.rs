@@ -10,6 +10,8 @@
 //! - *A hold is evicted that just ended.* Its session never keeps another lock: what the session does for its client is asked again.
 //! - *Readers come one after the other while a writer waits.* No session shares a row for which a writer waits, not even a session that
 //!   would not wait.
+//! - *A writer vanishes, and readers come one after the other.* Each of them has the drain delay: the first one notes its end in the row that
+//!   they share.
 //! - *A reader vanishes while others hold the lock.* Its row counts while its session has its presence lock
 //!   ([`readers`](super::readers)): the next holder of the row writes it to the history. A writer has the row alone, and knows that all
 //!   readers are gone.
@@ -33,14 +35,11 @@ use super::{
     table::{join, leaving, position},
 };
 use crate::{
-    backends::sql::{self, Begun, Client, Fields, HasClient, Session as _, SessionLocks, SessionStore, SqlMode, Tries},
+    backends::sql::{self, Begun, Client, DRAIN_DELAY, Fields, HasClient, Session as _, SessionLocks, SessionStore, SqlMode, Tries},
     lock::{
         Amendment, Break, Capabilities, Fence, Holder, Intent, Key, Mode, ReleaseInfo, Request, Result, RunRecord, RunState, Token, Ttl,
     },
 };
-
-/// The time that a vanished holder may need to notice that its session is over, and to stop its command.
-const DRAIN_DELAY: Duration = Duration::from_millis(500);
 
 pub(super) const ROW: Capabilities = Capabilities { backend: "mysql mode=row", ..sql::SESSIONS };
 pub(super) const ADVISORY: Capabilities = Capabilities { shared: false, backend: "mysql mode=advisory", ..ROW };

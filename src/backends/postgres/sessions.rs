@@ -22,8 +22,8 @@ use super::{
 };
 use crate::{
     backends::sql::{
-        self, Begin, Begun, Client, Fields, HasClient, Row, SHARED_BY, Session as _, SessionLocks, SessionStore, SqlMode, Tries, as_fence,
-        ms,
+        self, Begin, Begun, Client, DRAIN_DELAY, Fields, HasClient, Row, SHARED_BY, Session as _, SessionLocks, SessionStore, SqlMode,
+        Tries, as_fence, ms,
     },
     lock::{
         Amendment, Break, Capabilities, Error, Fence, Holder, Intent, Key, Kind, Mode, ReleaseInfo, Request, Result, RunRecord, RunState,
@@ -38,10 +38,6 @@ pub(super) const ROW: Capabilities = Capabilities {
     ..sql::SESSIONS
 };
 pub(super) const ADVISORY: Capabilities = Capabilities { backend: "postgres mode=advisory", ..ROW };
-
-/// The time that a vanished holder may need to notice that its session is over, and to kill its command. Less for a short lease, whose
-/// command must start within half of the lease.
-const DRAIN_DELAY: Duration = Duration::from_millis(500);
 
 /// How many parameters `begin_hold.sql` has of its own.
 const OWN: usize = 8;
@@ -202,6 +198,7 @@ impl SessionStore for PostgresSessions {
             });
             let _: Result<()> = trimmed.await;
         }
+        // Less for a short lease, whose command must start within half of the lease.
         Ok(Some(Begun { fence, now_us, drain_delay: if gone { DRAIN_DELAY.min(request.ttl.get() / 8) } else { Duration::ZERO } }))
     }
 
@@ -346,11 +343,13 @@ impl SessionStore for PostgresSessions {
 /// Returns the statement that begins a hold; `others`: whether there may be rows of other holds; `transaction`: which one has the lock.
 fn begin_sql(others: bool, waiting: bool, transaction: Option<i64>) -> String {
     const IN_THE_WAY: &str = " AND s.hold <> $6 AND NOT ($3 AND s.shared) AND {left}";
-    let (in_the_way, gone) = if others { (IN_THE_WAY, "(SELECT count(*) FROM gone)") } else { ("", "0::bigint") };
+    let drains = include_str!("sql/begin_hold_drains.sql").replace("{drain_ms}", &DRAIN_DELAY.as_millis().to_string());
+    let (in_the_way, gone) =
+        if others { (IN_THE_WAY, format!("(SELECT count(*) FROM gone) + {drains}")) } else { ("", "0::bigint".to_owned()) };
     include_str!("sql/begin_hold.sql")
         .replace("{in_the_way}", in_the_way)
         .replace("{lasts}", &transaction.map_or_else(String::new, |id| format!("AND txid_status({id}) = 'in progress'")))
         .replace("{gone_holds}", &part(others, include_str!("sql/begin_hold_gone.sql")))
         .replace("{waited}", &part(waiting, include_str!("sql/begin_hold_waited.sql")))
-        .replace("{gone}", gone)
+        .replace("{gone}", gone.trim_end())
 }

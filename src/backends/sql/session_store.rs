@@ -12,6 +12,9 @@ use crate::lock::{
     Which,
 };
 
+/// The time that a vanished holder may need to notice that its session is over, and to kill its command.
+pub(in crate::backends) const DRAIN_DELAY: Duration = Duration::from_millis(500);
+
 /// A session that asks for a lock, waits for it or has it; `own` is the database's part of its state.
 ///
 /// The session sends nothing but renewals while it has the lock. So the server's timeout for idle sessions, set to

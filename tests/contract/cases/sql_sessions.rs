@@ -12,6 +12,7 @@ use super::{Case, cases};
 use crate::{
     lab::{Client, LONG, Lab, SHORT, SLACK, key, request, soon, stretched, waiting},
     support::proxy::{self, Fault, Proxy},
+    targets::Kind,
 };
 
 pub fn all() -> Vec<Case> {
@@ -31,7 +32,27 @@ pub fn all() -> Vec<Case> {
         a_reader_whose_session_ended_blocks_no_writer,
         a_reader_that_waited_is_a_reader,
     ]);
+    all.extend(cases![|kind| (kind.held_by_session() || matches!(kind, Kind::Etcd | Kind::ZooKeeper)) && kind.shared() =>
+        every_reader_lets_a_vanished_writer_stop,
+    ]);
     all
+}
+
+/// The second reader comes next to the first one, which took note of the writer.
+async fn every_reader_lets_a_vanished_writer_stop(lab: &Lab) {
+    let job = key("job");
+    let readers = [(); 3].map(|()| Request { mode: Mode::Shared, ..waiting(&job, LONG) });
+    let (mut a, mut b, mut c) = (lab.client().await, lab.client().await, lab.client().await);
+    a.take(&request(&job, SHORT)).await;
+    b.refused(&readers[0]).await;
+    c.refused(&readers[1]).await;
+    drop(a);
+    let grants = [b.wait_for(&readers[0], Duration::from_millis(20)).await, c.wait_for(&readers[1], Duration::from_millis(20)).await];
+    assert!(grants.iter().all(|grant| grant.drain_delay >= Duration::from_millis(500)), "{grants:?}");
+    if lab.kind.held_by_session() {
+        lab.pass(Duration::from_millis(600)).await;
+        assert_eq!(lab.client().await.take(&readers[2]).await.drain_delay, Duration::ZERO, "the writer has had its time");
+    }
 }
 
 /// Returns a client behind a proxy.

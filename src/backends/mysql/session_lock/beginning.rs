@@ -13,7 +13,7 @@ use super::{
     Counted, MysqlLock, first_row, one_session,
 };
 use crate::{
-    backends::sql::{Begin, Fields, SqlMode, as_fence, json, ms},
+    backends::sql::{Begin, DRAIN_DELAY, Fields, SqlMode, as_fence, json, ms},
     lock::{Request, Result, RunRecord},
 };
 
@@ -164,6 +164,11 @@ impl MysqlLock {
             _ => "0",
         };
         let over = if self.shared { format!("NOT {reads}") } else { "1".to_owned() };
+        let delay = DRAIN_DELAY.as_micros();
+        // The delay is not over. It ends no later than the delay from now, in case the clock was set back.
+        let drains =
+            format!("(session IS NULL AND ends > UTC_TIMESTAMP(6) AND ends <= TIMESTAMPADD(MICROSECOND, {delay}, UTC_TIMESTAMP(6)))");
+        let delay = delay.to_string();
         let values = [
             ("name", Value::Bytes(&self.name)),
             ("session", Value::Sql(number)),
@@ -177,6 +182,8 @@ impl MysqlLock {
             ("reads", Value::Sql(&reads)),
             ("over", Value::Sql(&over)),
             ("mode", Value::Text(self.mode.name())),
+            ("drains", Value::Sql(&drains)),
+            ("drain", Value::Sql(&delay)),
         ];
         let values = [&values[..], &life.values()].concat();
         let fill = |template: &str| self.own.tables.fill(&template.replace(":told", told), &values);

@@ -1,8 +1,10 @@
 -- As begin_hold.sql, for a reader: counts the fence in the row that all readers share, which has no writer any more, unless
--- an earlier run record may deny the grant. The reader gets a row of its own. The rows of vanished readers are deleted.
+-- an earlier run record may deny the grant. The reader gets a row of its own. The rows of vanished readers are deleted. Without a session,
+-- ends is the end of the drain delay of a vanished writer, for the readers that come next.
 UPDATE :sessions
    SET fence = LAST_INSERT_ID(GREATEST(fence + 1, TIMESTAMPDIFF(MICROSECOND, '1970-01-01', UTC_TIMESTAMP(6)))),
-       session = NULL, root = NULL, metadata = NULL, server = NULL, ends = NULL
+       ends = CASE WHEN session IS NOT NULL AND root <> :root THEN TIMESTAMPADD(MICROSECOND, :drain, UTC_TIMESTAMP(6)) WHEN :drains THEN ends END,
+       session = NULL, root = NULL, metadata = NULL, server = NULL
  WHERE name = :name AND :has AND :clear
    AND EXISTS (SELECT 1 FROM :table AS k WHERE k.name = :name AND k.mode = :mode)
    AND NOT (session IS NOT NULL AND root <> :root AND (:left OR NOT :told))
