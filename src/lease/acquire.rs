@@ -13,8 +13,8 @@ use super::{
     bounded, wall_ms,
 };
 use crate::lock::{
-    Attempt, Backend, BootTime, Busy, Capabilities, Denial, Effect, Entry, Error, Grant, Identity, ReleaseInfo, Request, Result, Rule,
-    Token,
+    Attempt, Backend, BootTime, Busy, Capabilities, Denial, Effect, Entry, Error, Grant, Identity, Kind, ReleaseInfo, Request, Result,
+    Rule, Token,
 };
 
 /// How long to wait for a lock that another process holds.
@@ -191,8 +191,8 @@ impl<'a> AcquireLoop<'a> {
             self.silences = if answer.is_some() { 0 } else { self.silences + 1 };
             let error = match answer {
                 Some(Ok(Attempt::Granted(grant))) => match self.granted(backend, clock, capabilities, request, grant, sent).await? {
-                    Some(lease) => return Ok(Outcome::Granted(lease)),
-                    None => no_answer(clock.now().since(sent)),
+                    Ok(lease) => return Ok(Outcome::Granted(lease)),
+                    Err(error) => error,
                 },
                 Some(Ok(Attempt::NotHeld)) if request.entry == Entry::Reenter => {
                     request.entry = Entry::Fresh;
@@ -200,7 +200,7 @@ impl<'a> AcquireLoop<'a> {
                     continue;
                 }
                 Some(Ok(Attempt::NotHeld)) => {
-                    return Err(Error::new(crate::lock::Kind::Internal, "a fresh request was answered as a nested one"));
+                    return Err(Error::new(Kind::Internal, "a fresh request was answered as a nested one"));
                 }
                 Some(Ok(Attempt::Busy(mut found))) => {
                     (self.in_flight, self.counted) = (false, false);
@@ -277,7 +277,7 @@ impl<'a> AcquireLoop<'a> {
         self.limits.attempt() * timeout_factor(self.silences)
     }
 
-    /// Makes a lease of a grant, after its drain delay. Returns `None` if too little of it is left, or if it may be over.
+    /// Makes a lease of a grant, after its drain delay. The inner error says that too little of it is left, or that it may be over.
     async fn granted(
         &mut self,
         backend: &mut dyn Backend,
@@ -286,7 +286,7 @@ impl<'a> AcquireLoop<'a> {
         request: &Request,
         grant: Grant,
         sent: BootTime,
-    ) -> Result<Option<Lease>> {
+    ) -> Result<Result<Lease>> {
         let budget = Budget::new(grant.ttl, None, capabilities.pace)?;
         if grant.drain_delay > Duration::ZERO && !std::mem::replace(&mut self.counted, true) {
             self.drained_at = self.drained_at.max(Some(clock.now().plus(grant.drain_delay)));
@@ -300,14 +300,14 @@ impl<'a> AcquireLoop<'a> {
             };
             if bounded(clock, end, over).await.is_some() {
                 (self.unsure, self.counted) = (true, false);
-                return Ok(None);
+                return Ok(Err(Error::new(Kind::Unavailable, "the hold ended before its command was started").effect(Effect::Unknown)));
             }
         }
         if clock.now() >= budget.start_by(sent) {
             self.unsure = true;
-            return Ok(None);
+            return Ok(Err(no_answer(clock.now().since(sent))));
         }
-        Ok(Some(Lease {
+        Ok(Ok(Lease {
             key: request.key.clone(),
             token: Token { session: grant.session.filter(|_| request.detached), ..request.token },
             fence: grant.fence,
