@@ -231,3 +231,21 @@ pub async fn release(
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_spread_is_random_and_less_than_the_whole() {
+        let all: Vec<_> = (0..100).map(|_| spread(Duration::from_secs(1))).collect();
+        assert!(all.iter().all(|part| *part < Duration::from_secs(1)) && all.iter().any(|part| *part != all[0]), "{all:?}");
+    }
+
+    #[test]
+    fn times_are_rounded_for_people() {
+        let texts = [7, 999, 1000, 1999, 61_234].map(|ms| no_answer(Duration::from_millis(ms)).message);
+        let meant = ["7ms", "999ms", "1s", "1s 900ms", "1m 1s 200ms"].map(|time| format!("no answer within {time}"));
+        assert_eq!(texts, meant);
+    }
+}

@@ -127,4 +127,11 @@ mod tests {
         assert_eq!(refused.hint.as_deref(), Some("--ttl 152s makes room for it"));
         assert!(budget(152, Some(30)).is_ok());
     }
+
+    #[test]
+    fn another_ttl_keeps_the_grace_as_far_as_it_has_room() {
+        let ttl = |secs| Ttl::new(Duration::from_secs(secs)).unwrap();
+        assert_eq!(budget(60, None).unwrap().for_ttl(ttl(10)), budget(10, None).unwrap());
+        assert_eq!(budget(10, Some(1)).unwrap().for_ttl(ttl(60)), budget(60, Some(1)).unwrap());
+    }
 }

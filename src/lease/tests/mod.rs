@@ -2,6 +2,7 @@
 
 #![allow(clippy::disallowed_methods)] // tokio's paused clock is the fake one
 
+mod breaking;
 mod one;
 mod policies;
 mod renewals;

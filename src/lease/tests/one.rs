@@ -388,3 +388,49 @@ async fn a_briefly_busy_lock_is_retried_for_a_short_time() {
     assert!(matches!(outcome, Outcome::Busy(Busy { transient: true, .. })), "{outcome:?}");
     assert!(world.clock.now().since(before) < Duration::from_millis(120));
 }
+
+/// The effect is known only if that of every attempt is.
+#[tokio::test(start_paused = true)]
+async fn one_lost_answer_makes_the_effect_unknown() {
+    let world = LeaseWorld::new();
+    for (first, effect) in [(CallFault::AnswerLost, Effect::Unknown), (CallFault::Refused, Effect::NotApplied)] {
+        let mut client = world.client(&[Some(first), Some(CallFault::Denied)]);
+        let question = async |backend: &mut dyn Backend| backend.renew(&key(), &Token::random(), None.into()).await;
+        let error = ask(&mut client, &world.clock, LIMITS, ("renew", Some(&key())), question).await.unwrap_err();
+        assert_eq!((error.kind, error.effect), (Kind::Denied, effect));
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_terminal_learns_of_a_store_without_answers() {
+    let world = LeaseWorld::new();
+    let silence = Silence::default();
+    let limits = Limits { silence: Some(&silence), ..LIMITS };
+    let mut client = world.client(&[Some(CallFault::Refused)]);
+    let mut seen = Vec::new();
+    let question = async |backend: &mut dyn Backend| {
+        seen.push(silence.outage().map(|outage| outage.why));
+        backend.renew(&key(), &Token::random(), None.into()).await
+    };
+    ask(&mut client, &world.clock, limits, ("renew", Some(&key())), question).await.unwrap();
+    assert_eq!(seen, [Some(None), Some(Some("connection reset".to_owned()))]);
+    assert!(silence.outage().is_none(), "it has answered");
+}
+
+/// A newcomer may overtake a waiter without fair order, so a position would promise too much.
+#[tokio::test(start_paused = true)]
+async fn only_a_waiter_in_order_has_a_position() {
+    for fair in [false, true] {
+        let world = LeaseWorld::new();
+        let _held = world.taken(&mut world.client(&[])).await;
+        let (mut client, mut positions) = (world.client(&[]), Vec::new());
+        let wanted = Request { fair, ..request() };
+        let wait = WaitPolicy::For(secs(7));
+        let told = |busy: &Busy| positions.push(busy.position);
+        let outcome = acquire(&mut client, &world.clock, wanted, wait, LIMITS, pending::<()>(), told).await.unwrap();
+        assert!(matches!(outcome, Outcome::Busy(_)), "{outcome:?}");
+        assert!(positions.iter().all(|position| *position == fair.then_some(1)), "{positions:?}");
+        let asked = client.calls.borrow().iter().filter(|call| **call == "acquire").count();
+        assert!(asked <= 4, "{asked} questions in 7 s, though a release wakes the waiter");
+    }
+}
