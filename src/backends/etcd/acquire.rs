@@ -28,9 +28,9 @@ use super::{
     session::{EtcdSession, HoldState, OwnHold, seconds, ttl},
 };
 use crate::{
-    backends::queue::{
+    backends::{
         DRAIN_DELAY,
-        record::{ContenderInfo, HoldRecord},
+        queue::record::{ContenderInfo, HoldRecord},
     },
     lock::{Attempt, Denial, Grant, Mode, Request, Ttl},
 };

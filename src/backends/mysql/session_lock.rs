@@ -14,8 +14,8 @@ use super::{
     statement::Value,
 };
 use crate::{
-    backends::sql::{Fields, Session as _, SessionLock, SqlMode},
-    lock::{Break, Error, Fence, Intent, Kind, Request, Result},
+    backends::sql::{Begun, Fields, Session as _, SessionLock, SqlMode},
+    lock::{Break, Error, Intent, Kind, Request, Result},
 };
 
 /// A waiter that is frozen when it gets the lock keeps it for at most this long.
@@ -50,9 +50,8 @@ pub(super) struct ReadMark {
     pub noted: bool,
 }
 
-/// The fence of a hold that was just taken, the server's time in µs, and whether the holder before vanished. `None` if something may be
-/// in the way, and nothing was done.
-type Counted = Option<(Fence, i64, bool)>;
+/// A hold of a lock that was just taken. `None` if something may be in the way, and nothing was done.
+type Counted = Option<Begun>;
 
 impl MysqlLock {
     pub(super) async fn open(options: &MysqlOptions, tables: &Tables, name: String, lock: String, shared: bool) -> Result<Self> {

@@ -10,8 +10,6 @@
 //! - *A hold is evicted that just ended.* Its session never keeps another lock: what the session does for its client is asked again.
 //! - *Readers come one after the other while a writer waits.* No session shares a row for which a writer waits, not even a session that
 //!   would not wait.
-//! - *A writer vanishes, and readers come one after the other.* Each of them has the drain delay: the first one notes its end in the row that
-//!   they share.
 //! - *A reader vanishes while others hold the lock.* Its row counts while its session has its presence lock
 //!   ([`readers`](super::readers)): the next holder of the row writes it to the history. A writer has the row alone, and knows that all
 //!   readers are gone.
@@ -35,7 +33,7 @@ use super::{
     table::{join, leaving, position},
 };
 use crate::{
-    backends::sql::{self, Begun, Client, DRAIN_DELAY, Fields, HasClient, Session as _, SessionLocks, SessionStore, SqlMode, Tries},
+    backends::sql::{self, Begun, Client, Fields, HasClient, Session as _, SessionLocks, SessionStore, SqlMode, Tries},
     lock::{
         Amendment, Break, Capabilities, Fence, Holder, Intent, Key, Mode, ReleaseInfo, Request, Result, RunRecord, RunState, Token, Ttl,
     },
@@ -217,9 +215,11 @@ impl SessionStore for MysqlSessions {
         let mut side = if self.is_row() { Some(self.client.take().await?) } else { None };
         let counted = lock.count(request, judged, side.as_mut()).await;
         self.client.session = side.or_else(|| self.client.session.take());
-        let Some((fence, now_us, vanished)) = counted? else { return Ok(None) };
-        lock.session.drop_unsent_on_close(false);
-        Ok(Some(Begun { fence, now_us, drain_delay: if vanished { DRAIN_DELAY } else { Duration::ZERO } }))
+        let begun = counted?;
+        if begun.is_some() {
+            lock.session.drop_unsent_on_close(false);
+        }
+        Ok(begun)
     }
 
     async fn claim(&mut self, lock: &mut MysqlLock, request: &Request) -> Result<(Option<String>, bool)> {

@@ -21,9 +21,12 @@ use super::{
     table::{PostgresLockTable, part},
 };
 use crate::{
-    backends::sql::{
-        self, Begin, Begun, Client, DRAIN_DELAY, Fields, HasClient, Row, SHARED_BY, Session as _, SessionLocks, SessionStore, SqlMode,
-        Tries, as_fence, ms,
+    backends::{
+        DRAIN_DELAY,
+        sql::{
+            self, Begin, Begun, Client, Fields, HasClient, Row, SHARED_BY, Session as _, SessionLocks, SessionStore, SqlMode, Tries,
+            as_fence, ms,
+        },
     },
     lock::{
         Amendment, Break, Capabilities, Error, Fence, Holder, Intent, Key, Kind, Mode, ReleaseInfo, Request, Result, RunRecord, RunState,
@@ -190,16 +193,15 @@ impl SessionStore for PostgresSessions {
         let rows = rows?;
         let Some(row) = rows.first() else { return Ok(None) };
         let mut fields = Fields::of(row);
-        let (fence, now_us, gone) = (as_fence(fields.int()?), fields.int()?, fields.int()? > 0);
-        if gone && self.client.session.is_some() {
+        let (fence, now_us, drains) = (as_fence(fields.int()?), fields.int()?, fields.flag()?);
+        if drains && self.client.session.is_some() {
             let trimmed = self.aside(async |table| {
                 history::trim_at_times(table.session, table.tables, &lock.name, fence).await;
                 Ok(())
             });
             let _: Result<()> = trimmed.await;
         }
-        // Less for a short lease, whose command must start within half of the lease.
-        Ok(Some(Begun { fence, now_us, drain_delay: if gone { DRAIN_DELAY.min(request.ttl.get() / 8) } else { Duration::ZERO } }))
+        Ok(Some(Begun { fence, now_us, drains }))
     }
 
     async fn claim(&mut self, lock: &mut PostgresLock, request: &Request) -> Result<(Option<String>, bool)> {
@@ -343,13 +345,14 @@ impl SessionStore for PostgresSessions {
 /// Returns the statement that begins a hold; `others`: whether there may be rows of other holds; `transaction`: which one has the lock.
 fn begin_sql(others: bool, waiting: bool, transaction: Option<i64>) -> String {
     const IN_THE_WAY: &str = " AND s.hold <> $6 AND NOT ($3 AND s.shared) AND {left}";
-    let drains = include_str!("sql/begin_hold_drains.sql").replace("{drain_ms}", &DRAIN_DELAY.as_millis().to_string());
-    let (in_the_way, gone) =
-        if others { (IN_THE_WAY, format!("(SELECT count(*) FROM gone) + {drains}")) } else { ("", "0::bigint".to_owned()) };
+    const GONE: &str = "CASE WHEN EXISTS (SELECT FROM others AS o WHERE o.hold <> $6) THEN {drained} END";
+    let (in_the_way, drains) = if others { (IN_THE_WAY, GONE) } else { ("", "NULL::timestamptz") };
     include_str!("sql/begin_hold.sql")
         .replace("{in_the_way}", in_the_way)
         .replace("{lasts}", &transaction.map_or_else(String::new, |id| format!("AND txid_status({id}) = 'in progress'")))
+        .replace("{others}", &part(others, include_str!("sql/begin_hold_others.sql")))
         .replace("{gone_holds}", &part(others, include_str!("sql/begin_hold_gone.sql")))
         .replace("{waited}", &part(waiting, include_str!("sql/begin_hold_waited.sql")))
-        .replace("{gone}", gone.trim_end())
+        .replace("{drains}", drains)
+        .replace("{drained}", &format!("clock_timestamp() + interval '{} milliseconds'", DRAIN_DELAY.as_millis()))
 }

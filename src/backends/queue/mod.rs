@@ -19,9 +19,6 @@ use std::time::Duration;
 
 use crate::lock::{Busy, Holder, Mode};
 
-/// The drain delay: how long a successor lets a vanished holder stop its command.
-pub const DRAIN_DELAY: Duration = Duration::from_millis(500);
-
 /// The evidence of a contender's grant.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum GrantEvidence {

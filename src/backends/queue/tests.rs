@@ -194,7 +194,13 @@ fn a_break_request_stays_seen_and_each_level_warns_once() {
 #[test]
 fn run_records_survive_a_round_trip() {
     let mut record = RunRecord::default();
-    let run_policy = crate::lock::RunPolicy { place: "a".into(), skew_guard: Some(DRAIN_DELAY), at_least: None, once: None, anyway: false };
+    let run_policy = crate::lock::RunPolicy {
+        place: "a".into(),
+        skew_guard: Some(Duration::from_millis(500)),
+        at_least: None,
+        once: None,
+        anyway: false,
+    };
     let request = Request { run_policy: Some(run_policy), token: Token::random(), ..Request::new(Key::new("job").unwrap(), Ttl::DEFAULT) };
     record.begin(&request, Fence(3), 5);
     assert_eq!(read_runs(&write_runs(&record)).unwrap(), record);

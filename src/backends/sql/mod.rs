@@ -45,7 +45,7 @@ pub mod tls;
 pub(super) use self::{
     client::{Client, HasClient, Session, SqlDatabase},
     fields::{Fields, Row, as_fence, fence_int, foreign_holder, json},
-    session_store::{Begun, DRAIN_DELAY, SessionLock, SessionReads, SessionStore, Tries},
+    session_store::{Begun, SessionLock, SessionReads, SessionStore, Tries},
     sessions::{SessionLocks, pause},
     sharing::{SHEDLOCK, sharing},
 };

@@ -12,9 +12,6 @@ use crate::lock::{
     Which,
 };
 
-/// The time that a vanished holder may need to notice that its session is over, and to kill its command.
-pub(in crate::backends) const DRAIN_DELAY: Duration = Duration::from_millis(500);
-
 /// A session that asks for a lock, waits for it or has it; `own` is the database's part of its state.
 ///
 /// The session sends nothing but renewals while it has the lock. So the server's timeout for idle sessions, set to
@@ -59,8 +56,8 @@ pub(in crate::backends) struct Begun {
     pub fence: Fence,
     /// The server's time, in µs.
     pub now_us: i64,
-    /// See [`Grant`](crate::lock::Grant).
-    pub drain_delay: Duration,
+    /// Holders that vanished may not have stopped yet: see the drain delay of [`Grant`](crate::lock::Grant).
+    pub drains: bool,
 }
 
 /// The outcome for a lock that a session has.

@@ -12,7 +12,8 @@
 //!   may find the next holder's record: it does nothing once the holder's transaction or the last fence is another one.
 //! - *The session is ended by an administrator, a restart or the idle timeout.* The socket says so at once ([`Tether::watch`]),
 //!   or the next renewal does, and dlock kills the command. The next holder may have the lock in that instant: the record
-//!   of the previous holder makes it wait a moment before it starts anything.
+//!   of the previous holder makes it wait a moment before it starts anything. When that ends is noted with the fence: a repeated
+//!   request whose answer was lost, and every holder that comes meanwhile, waits as well.
 //! - *The server crashes or fails over, and a holder does not notice.* The holder's record names the server that had its session:
 //!   the lock is busy until the holder's lease is over by the server's clock.
 //! - *Another mode is used for the same lock.* The lock's row in the table of leases names its mode: other modes are refused.
@@ -33,9 +34,12 @@ use super::{
     looks_at_the_end, micros, ms,
     session_store::{Beginning, Begun, LockOf, SessionStore, Tries},
 };
-use crate::lock::{
-    Amendment, Attempt, Backend, Busy, Fence, Grant, History, Identity, Intent, Key, LockState, Notice, Release, ReleaseInfo, Renewal,
-    Request, Result, Tether, Token, Ttl, Wake, Which,
+use crate::{
+    backends::DRAIN_DELAY,
+    lock::{
+        Amendment, Attempt, Backend, Busy, Fence, Grant, History, Identity, Intent, Key, LockState, Notice, Release, ReleaseInfo, Renewal,
+        Request, Result, Tether, Token, Ttl, Wake, Which,
+    },
 };
 
 /// Locks that sessions keep.
@@ -115,7 +119,7 @@ impl<S: SessionStore> SessionLocks<S> {
             // No request will repeat this one: the session would keep the lock for nothing.
             S::give_up(lock).await;
         }
-        let Begun { fence, now_us, drain_delay } = match begun? {
+        let Begun { fence, now_us, drains } = match begun? {
             Some(Beginning::Begun(begun)) => begun,
             Some(Beginning::Denied(denial)) => {
                 self.let_go(request).await?;
@@ -137,7 +141,7 @@ impl<S: SessionStore> SessionLocks<S> {
             let ends_us = now_us.saturating_add(ms(request.ttl).saturating_mul(1000));
             self.holds.push(SessionHold { key: key.clone(), token: *token, lock, fence, ttl: request.ttl, ends_us, leaving: false });
         }
-        Ok(Attempt::Granted(grant(fence, request.ttl, drain_delay)))
+        Ok(Attempt::Granted(grant(fence, request.ttl, if drains { DRAIN_DELAY } else { Duration::ZERO })))
     }
 
     async fn let_go(&mut self, request: &Request) -> Result<()> {

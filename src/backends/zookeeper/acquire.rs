@@ -15,7 +15,7 @@ use super::{
     wire::{Code, NodeKind, Reply, WireRequest},
 };
 use crate::{
-    backends::queue::{DRAIN_DELAY, record::ContenderInfo},
+    backends::{DRAIN_DELAY, queue::record::ContenderInfo},
     lock::{Attempt, Denial, Entry, Error, Grant, Kind, Mode, Request, Result, Ttl},
 };
 

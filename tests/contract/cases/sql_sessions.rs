@@ -4,7 +4,7 @@ use std::{future::pending, time::Duration};
 
 use dlock::{
     lease::{self, BootClock, Limits, Outcome, WaitPolicy},
-    lock::{Attempt, Fence, Mode, Release, Renewal, Request, Scope, Token},
+    lock::{Attempt, Fence, Mode, Release, Renewal, Request, Scope, Token, Ttl},
 };
 use tokio::time::Instant;
 
@@ -25,6 +25,8 @@ pub fn all() -> Vec<Case> {
         each_hold_has_a_lifeline,
         a_late_request_for_a_fence_counts_no_other_one,
         a_late_request_for_a_fence_leaves_the_next_holder,
+        whoever_comes_next_lets_a_vanished_holder_stop,
+        the_shortest_lease_lets_a_vanished_holder_stop,
     ];
     all.extend(cases![|kind| kind.held_by_session() && kind.shared() =>
         a_stream_of_readers_does_not_starve_a_writer,
@@ -55,6 +57,48 @@ async fn every_reader_lets_a_vanished_writer_stop(lab: &Lab) {
     }
 }
 
+/// The grant that took note of the vanished holder is repeated, since its answer was lost; or it is undone.
+async fn whoever_comes_next_lets_a_vanished_holder_stop(lab: &Lab) {
+    for (mode, next) in [Mode::Exclusive, Mode::Shared].into_iter().flat_map(|mode| [(mode, Mode::Exclusive), (mode, Mode::Shared)]) {
+        let (proxy, mut b) = by_proxy(lab).await;
+        let job = key(&format!("job-{mode:?}-{next:?}"));
+        let [held, wanted, next] = [mode, next, next].map(|mode| Request { mode, ..waiting(&job, LONG) });
+        if [&held, &wanted].iter().any(|request| b.capabilities().check(request).is_err()) {
+            continue;
+        }
+        lab.client().await.take(&held).await;
+        let late = stretched(Duration::from_secs(2));
+        proxy.trap(lab.either("vanished AS", "@dlock_vanished ="), Fault::LateReply(late));
+        let asked = Instant::now();
+        let answer_lost = async {
+            while proxy.sprung() == 0 {
+                lab.pass(Duration::from_millis(5)).await;
+            }
+            lab.pass(SLACK).await;
+        };
+        tokio::select! {
+            grant = b.wait_for(&wanted, LONG) => panic!("answered: {grant:?}"),
+            () = answer_lost => {}
+        }
+        let grant = b.wait_for(&wanted, LONG).await;
+        assert!(asked.elapsed() + grant.drain_delay >= Duration::from_millis(500), "{held:?} {wanted:?}: {grant:?}");
+        b.free(&wanted).await;
+        let grant = lab.client().await.wait_for(&next, LONG).await;
+        assert!(asked.elapsed() + grant.drain_delay >= Duration::from_millis(500), "{held:?} {wanted:?}, undone: {grant:?}");
+    }
+}
+
+async fn the_shortest_lease_lets_a_vanished_holder_stop(lab: &Lab) {
+    let (job, mut b) = (key("job"), lab.client().await);
+    lab.client().await.take(&request(&job, LONG)).await;
+    let asked = Instant::now();
+    let wanted = waiting(&job, Ttl::MIN);
+    let limits = Limits::of(Duration::from_secs(2));
+    let granted = lease::acquire(&mut *b.0, &BootClock, wanted, WaitPolicy::For(LONG), limits, pending::<()>(), |_| {}).await;
+    assert!(matches!(granted.expect("granted"), Outcome::Granted(_)));
+    assert!(asked.elapsed() >= Duration::from_millis(500), "{:?}", asked.elapsed());
+}
+
 /// Returns a client behind a proxy.
 async fn by_proxy(lab: &Lab) -> (Proxy, Client) {
     let proxy = Proxy::to(lab.server().port());
@@ -78,6 +122,7 @@ async fn a_session_that_is_ended_is_noticed_at_once(lab: &Lab) {
     let drain_delay = b.take(&next).await.drain_delay;
     assert!(drain_delay >= Duration::from_millis(500), "{drain_delay:?} is too short for the old holder to stop its command");
     b.free(&next).await;
+    lab.pass(drain_delay).await;
     assert_eq!(a.take(&request(&job, LONG)).await.drain_delay, Duration::ZERO, "the hold was released");
 }
 

@@ -13,7 +13,10 @@ use super::{
     Counted, MysqlLock, first_row, one_session,
 };
 use crate::{
-    backends::sql::{Begin, DRAIN_DELAY, Fields, SqlMode, as_fence, json, ms},
+    backends::{
+        DRAIN_DELAY,
+        sql::{Begin, Begun, Fields, SqlMode, as_fence, json, ms},
+    },
     lock::{Request, Result, RunRecord},
 };
 
@@ -39,7 +42,7 @@ impl MysqlLock {
 
     /// The number of answers to the statements that count the fence; the last one has the fence.
     fn beginning(&self) -> usize {
-        if self.shared { 6 } else { 5 }
+        if self.shared { 5 } else { 4 }
     }
 
     /// Asks for the `GET_LOCK`, and counts the fence in the same round trip.
@@ -103,14 +106,14 @@ impl MysqlLock {
             }
             self.own.forgets = false;
         }
-        begun(&over.unwrap_or(&mut self.session).ask(&bare).await?, 0, self.beginning())
+        counted(&over.unwrap_or(&mut self.session).ask(&bare).await?, self.beginning())
     }
 
     /// Reads the answers for [`Extent::Alone`], from this one on; `None` if more statements are needed.
     fn begun_alone(answers: &[Answer], denial: Option<&ServerError>, at: usize) -> Result<Option<Counted>> {
         match denial {
             Some(denial) if answers.len() < at + ALONE => Err(failure::refused(denial, true)),
-            _ => Ok(counted(answers, at + ALONE, false)?.map(Some)),
+            _ => Ok(counted(answers, at + ALONE)?.map(Some)),
         }
     }
 
@@ -121,7 +124,7 @@ impl MysqlLock {
             _ if self.own.forgets => Ok(None),
             // Later statements only trim the history.
             Some(denial) if answers.len() < self.remembering() + self.beginning() => Err(failure::refused(denial, true)),
-            _ => begun(answers, self.remembering(), self.beginning()).map(Some),
+            _ => counted(answers, self.remembering() + self.beginning()).map(Some),
         }
     }
 
@@ -158,17 +161,15 @@ impl MysqlLock {
         };
         let reads = readers::reads(&self.own.tables, &self.name);
         // If this session has the row alone, all recorded readers have vanished.
-        let read = match self.mode {
-            SqlMode::Row if self.shared => "(SELECT COUNT(*) FROM :readers AS r WHERE r.name = :name AND r.root <> :root AND NOT :reads)",
-            SqlMode::Row => "(SELECT COUNT(*) FROM :readers WHERE name = :name)",
+        let vanished = match self.mode {
+            SqlMode::Row if self.shared => "EXISTS (SELECT 1 FROM :readers AS r WHERE r.name = :name AND r.root <> :root AND NOT :reads)",
+            SqlMode::Row if extent != Extent::Alone => "EXISTS (SELECT 1 FROM :readers AS r WHERE r.name = :name)",
             _ => "0",
         };
         let over = if self.shared { format!("NOT {reads}") } else { "1".to_owned() };
-        let delay = DRAIN_DELAY.as_micros();
-        // The delay is not over. It ends no later than the delay from now, in case the clock was set back.
-        let drains =
-            format!("(session IS NULL AND ends > UTC_TIMESTAMP(6) AND ends <= TIMESTAMPADD(MICROSECOND, {delay}, UTC_TIMESTAMP(6)))");
-        let delay = delay.to_string();
+        // The delay ends no later than if it began now, in case the clock was set back.
+        let delay = format!("TIMESTAMPADD(MICROSECOND, {}, UTC_TIMESTAMP(6))", DRAIN_DELAY.as_micros());
+        let draining = format!("IF(session IS NOT NULL AND root <> :root OR {vanished}, {delay}, LEAST(drains, {delay}))");
         let values = [
             ("name", Value::Bytes(&self.name)),
             ("session", Value::Sql(number)),
@@ -182,16 +183,14 @@ impl MysqlLock {
             ("reads", Value::Sql(&reads)),
             ("over", Value::Sql(&over)),
             ("mode", Value::Text(self.mode.name())),
-            ("drains", Value::Sql(&drains)),
-            ("drain", Value::Sql(&delay)),
         ];
         let values = [&values[..], &life.values()].concat();
-        let fill = |template: &str| self.own.tables.fill(&template.replace(":told", told), &values);
+        let fill = |template: &str| self.own.tables.fill(&template.replace(":told", told).replace(":draining", &draining), &values);
         let count = fill(if self.shared { include_str!("../sql/begin_reading.sql") } else { include_str!("../sql/begin_hold.sql") });
         if extent == Extent::Alone {
             return Ok(count);
         }
-        let mut begin = fill(&include_str!("../sql/begin_rows.sql").replace(":before", read)) + &count;
+        let mut begin = fill(include_str!("../sql/begin_rows.sql")) + &count;
         if self.mode == SqlMode::Row && !self.shared {
             begin += &fill(include_str!("../sql/forget_readers.sql"));
         }
@@ -206,17 +205,11 @@ impl MysqlLock {
     }
 }
 
-/// Reads the answers to [`MysqlLock::begin_sql`] beyond [`Extent::Alone`], from this one on.
-fn begun(answers: &[Answer], at: usize, length: usize) -> Result<Counted> {
-    let vanished = first_row(answers, at)?.int()? > 0;
-    counted(answers, at + length, vanished)
-}
-
 /// Reads the fence from the last of `length` answers.
-fn counted(answers: &[Answer], length: usize, vanished: bool) -> Result<Counted> {
+fn counted(answers: &[Answer], length: usize) -> Result<Counted> {
     let Some(row) = answers.get(length - 1).ok_or_else(failure::unreadable)?.rows.first() else { return Ok(None) };
     let mut fields = Fields::of(row);
-    let (fence, layout, now) = (fields.int()?, fields.int()?, fields.int()?);
+    let (fence, layout, now_us, drains) = (fields.int()?, fields.int()?, fields.int()?, fields.int()? != 0);
     failure::check_layout(layout)?;
-    Ok(Some((as_fence(fence), now, vanished)))
+    Ok(Some(Begun { fence: as_fence(fence), now_us, drains }))
 }

@@ -1,6 +1,4 @@
--- Counts the earlier holders that vanished: a release removes its session first. Also counts a writer that vanished just before the first
--- of the present readers began (begin_reading.sql). Then creates the missing rows of a lock.
-SELECT (SELECT COUNT(*) FROM :sessions WHERE name = :name AND (session IS NOT NULL AND root <> :root OR :drains)) + :before;
+-- Creates the missing rows of a lock.
 INSERT IGNORE INTO :table (name, lock_until, locked_at, locked_by, layout, owner, mode, revision)
 SELECT :name, '2000-01-01 00:00:00.000000', UTC_TIMESTAMP(6), :shared, :layout, :shared, :mode, 1 FROM DUAL
  WHERE :has AND NOT EXISTS (SELECT 1 FROM :table AS k WHERE k.name = :name);

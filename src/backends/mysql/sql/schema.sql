@@ -79,7 +79,7 @@ CREATE TABLE IF NOT EXISTS :marks (
 ) ENGINE = InnoDB DEFAULT CHARACTER SET = utf8mb4;
 
 -- What mode=row locks, and what is known of the holds of mode=row and mode=advisory: their fences outlive them, so that
--- they are counted in a table of their own, and what is kept of runs is there too.
+-- they are counted in a table of their own, and what is kept of runs is there too. drains: when the holders that vanished have stopped.
 CREATE TABLE IF NOT EXISTS :rows (
     name VARBINARY(320) NOT NULL,
     PRIMARY KEY (name)
@@ -96,6 +96,7 @@ CREATE TABLE IF NOT EXISTS :sessions (
     metadata   MEDIUMTEXT NULL,
     server     VARCHAR(320) NULL,
     ends       DATETIME(6) NULL,
+    drains     DATETIME(6) NULL,
     paced_at        DATETIME(6) NULL,
     paced_fence     BIGINT NULL,
     paced_place     VARBINARY(320) NULL,

@@ -38,13 +38,14 @@ CREATE UNLOGGED TABLE IF NOT EXISTS {waiters} (
 CREATE TABLE IF NOT EXISTS {rows} (
     name text COLLATE "C" NOT NULL PRIMARY KEY
 );
--- The last fence of each lock of mode=row and mode=advisory, never deleted.
+-- The last fence of each lock of mode=row and mode=advisory, never deleted, and when the holders that vanished have stopped.
 CREATE TABLE IF NOT EXISTS {fences} (
     name  text COLLATE "C" NOT NULL PRIMARY KEY,
     fence bigint NOT NULL
 );
 -- The same of their runs.
 ALTER TABLE {fences}
+    ADD COLUMN IF NOT EXISTS drains timestamptz,
 {starts_schema}-- Holds that are over, of all modes; how they ended.
 CREATE TABLE IF NOT EXISTS {runs} (
     name     text COLLATE "C" NOT NULL,
