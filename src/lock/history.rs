@@ -40,6 +40,16 @@ impl End {
     pub const fn is_bad(&self) -> bool {
         !matches!(self, Self::Exited(0) | Self::Released | Self::Forgotten)
     }
+
+    /// How much the writer of an entry knew. Other clients write that a hold expired, or was marked for a break and not released; where
+    /// only a part of the store missed the release, they are wrong.
+    const fn certainty(&self) -> u8 {
+        match self {
+            Self::Expired => 0,
+            Self::Broken => 1,
+            _ => 2,
+        }
+    }
 }
 
 impl fmt::Display for End {
@@ -140,14 +150,17 @@ pub struct History {
 }
 
 impl History {
-    /// Returns a history with each hold once, the latest first. Of several entries of one hold the first one counts. Only an entry
-    /// [`End::Expired`] gives way to any other, since other clients wrote it without knowing more.
+    /// Returns a history with each hold once, the latest first. Of several entries of one hold the one whose writer knew most counts, and
+    /// of equal ones the first.
     pub fn new(found: Vec<HistoryEntry>, mut skips: Vec<SkipCount>) -> Self {
         let mut past: Vec<HistoryEntry> = Vec::new();
         for one in found {
             match past.iter_mut().find(|known| known.fence.is_some() && known.fence == one.fence) {
-                Some(known) if known.end == End::Expired => *known = one,
-                Some(_) => {}
+                Some(known) => {
+                    if known.end.certainty() < one.end.certainty() {
+                        *known = one;
+                    }
+                }
                 None => past.push(one),
             }
         }
@@ -262,6 +275,10 @@ mod tests {
             vec![past(3, End::Lost), past(5, End::Exited(0)), past(3, End::Expired), past(1, End::Exited(1)), past(5, End::Exited(0))];
         let history = History::new(found, vec![]);
         assert_eq!(history.past, [past(5, End::Exited(0)), past(3, End::Lost), past(1, End::Exited(1))]);
+        for ends in [[End::Broken, End::Expired, End::Released], [End::Released, End::Broken, End::Expired]] {
+            assert_eq!(History::new(ends.map(|end| past(1, end)).to_vec(), vec![]).past, [past(1, End::Released)]);
+        }
+        assert_eq!(History::new(vec![past(1, End::Expired), past(1, End::Broken)], vec![]).past, [past(1, End::Broken)]);
     }
 
     #[test]

@@ -260,10 +260,11 @@ fn was_blocked(facts: &Facts, run: &Run) -> bool {
     if recent > 0 && clock_was_stepped(facts) {
         return true;
     }
+    let claimed = |other: &Run| facts.can.claims && (was_disturbed(facts, other) || was_hit(facts, other, &FaultKind::PROCESSES));
     facts.runs.iter().any(|other| {
         other.id != run.id
             && other.step.keys.iter().any(|key| run.step.keys.contains(key))
-            && !(run.step.kind == Kind::Shared && other.step.kind == Kind::Shared)
+            && !(run.step.kind == Kind::Shared && other.step.kind == Kind::Shared && !claimed(other))
             && other.spawned <= run.ended
             && run.spawned <= other.ended + after.max(recent)
     })

@@ -203,6 +203,17 @@ fn a_skip_needs_another_holder() {
     round = two();
     round.runs.push(skipped(300));
     assert_rules(&round, &[Rule::History]);
+    // A reader keeps no other one out, except by a claim that was cut off.
+    let mut round = two();
+    round.runs.push(skipped(300));
+    round.keys[0].history["skips"] = json!([{"count": 1}]);
+    round.runs.iter_mut().for_each(|run| run.step.kind = Kind::Shared);
+    round.calm = false;
+    assert_rules(&round, &[Rule::Status]);
+    round.injected = vec![InjectedFault { fault: FaultKind::StopDlock, from: 100 * MS, until: 101 * MS, run: Some(2) }];
+    assert_rules(&round, &[Rule::Status]);
+    round.can.claims = true;
+    assert_rules(&round, &[]);
 }
 
 fn an_idle_lock_with_a_waiter_is_found() {

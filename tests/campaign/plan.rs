@@ -24,6 +24,8 @@ pub struct Abilities {
     pub disk: bool,
     /// Whether a failover loses recent confirmed writes: README then promises the lock, but no history.
     pub forgets: bool,
+    /// Whether a reader that is cut off while it takes the lock keeps the other readers out until its lease ends.
+    pub claims: bool,
     /// Whether a lock ends with its holder's session.
     pub sessions: bool,
     /// The longest delay, in seconds, between the end of a dead holder's lease and the next start.

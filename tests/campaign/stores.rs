@@ -90,6 +90,7 @@ const ALL: Abilities = Abilities {
     clock: false,
     disk: false,
     forgets: false,
+    claims: false,
     sessions: false,
     handover_s: 3,
 };
@@ -344,7 +345,7 @@ fn tair() -> Box<dyn Store> {
         thaw: |server| server.thaw(),
         kill: Tair::kill,
         start: Tair::restart,
-        ..ServerStore::new(server, ALL, "tair://{}?mode=plain", ports)
+        ..ServerStore::new(server, Abilities { claims: true, ..ALL }, "tair://{}?mode=plain", ports)
     })
 }
 

@@ -38,6 +38,8 @@ impl Netns {
         let base = u32::from(Ipv4Addr::new(198, 18, 0, 0)) + place;
         let (host, other) = (Ipv4Addr::from(base + 1), Ipv4Addr::from(base + 2));
         let made = Self { name, cable, host };
+        // A killed process may have had this number, and left its namespace behind.
+        let _ = Command::new("ip").args(["netns", "del", &made.name]).output();
         ip(&["netns", "add", &made.name]);
         ip(&["link", "add", &made.cable, "type", "veth", "peer", "name", &far]);
         ip(&["link", "set", &far, "netns", &made.name]);

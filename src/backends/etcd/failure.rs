@@ -45,8 +45,9 @@ impl From<Trouble> for Error {
 }
 
 impl From<Error> for Trouble {
+    /// No member has refused anything if no connection was made: a request that was not sent must not be repeated without a part of it.
     fn from(error: Error) -> Self {
-        Self::Refused(error)
+        if error.is_transient() { Self::Broken(error) } else { Self::Refused(error) }
     }
 }
 
@@ -109,7 +110,7 @@ pub(super) fn of(status: Status) -> Trouble {
                 .effect(Effect::Unknown)
                 .hint("etcdctl compact, then defrag, then alarm disarm; or raise --quota-backend-bytes"),
         ),
-        _ if says("too many requests") => Trouble::Refused(unavailable("the server has too many requests to do")),
+        _ if says("too many requests") => Trouble::Elsewhere(unavailable("the server has too many requests to do")),
         _ if says("request is too large") || says("message larger than max") => Trouble::Refused(
             Error::new(Kind::Data, "the request is larger than the server takes").hint("is the --describe text very long?"),
         ),
@@ -208,6 +209,13 @@ mod tests {
     use super::*;
 
     #[test]
+    fn only_a_lasting_error_is_a_refusal() {
+        assert!(matches!(Trouble::from(unreadable()), Trouble::Refused(_)));
+        assert!(matches!(Trouble::from(Error::new(Kind::Unavailable, "can't connect")), Trouble::Broken(_)));
+        assert!(!matches!(of(Status::new(Code::ResourceExhausted, "etcdserver: too many requests")), Trouble::Refused(_)));
+    }
+
+    #[test]
     fn etcds_errors_are_distinguished_by_their_texts() {
         let of = |code, text: &str| of(Status::new(code, text));
         assert!(matches!(of(Code::NotFound, "etcdserver: requested lease not found"), Trouble::NoLease));
@@ -215,6 +223,7 @@ mod tests {
         assert!(matches!(of(Code::Unauthenticated, "etcdserver: invalid auth token"), Trouble::LoginOver(_)));
         for (text, transient, effect) in [
             ("etcdserver: no leader", true, Effect::NotApplied),
+            ("etcdserver: too many requests", true, Effect::NotApplied),
             ("etcdserver: rpc not supported for learner", true, Effect::NotApplied),
             ("etcdserver: request timed out", true, Effect::Unknown),
             ("etcdserver: leader changed", true, Effect::Unknown),

@@ -1,7 +1,7 @@
 //! The nodes' histories of a lock, merged; and breaks of current holds.
 //!
-//! Each node has its own history. A hold may have expired on one node and have been released on the others: the node with the outcome
-//! wins.
+//! Each node has its own history. A hold may have expired or been broken on one node and have been released on the others: the node with
+//! the outcome wins.
 
 use std::collections::BTreeMap;
 

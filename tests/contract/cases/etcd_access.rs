@@ -8,7 +8,7 @@ use dlock::{
         etcd::{Etcd, EtcdOptions},
     },
     lease::{self, BootClock, Limits, Outcome, WaitPolicy},
-    lock::{Amendment, Attempt, Backend as _, Effect, End, Error, Kind as ErrorKind, Note, Result, Scope},
+    lock::{Amendment, Attempt, Backend as _, Effect, End, Error, Kind as ErrorKind, Note, Release, Result, Scope},
 };
 
 use super::{
@@ -19,7 +19,7 @@ use crate::{
     lab::{Client, LONG, Lab, key, request, soon, waiting},
     support::{
         self, ports,
-        proxy::{Mode, Proxy},
+        proxy::{Fault, Mode, Proxy},
     },
     targets::Kind,
 };
@@ -36,6 +36,7 @@ pub fn all() -> Vec<Case> {
         an_expired_login_is_renewed,
         certificates_are_verified_both_ways,
         a_plain_connection_to_a_tls_server_fails_with_a_hint,
+        a_release_that_could_not_connect_is_recorded,
         a_full_store_grants_nothing_and_still_releases,
         a_too_large_request_is_explained,
         a_short_lease_is_raised_to_the_servers_minimum,
@@ -255,6 +256,28 @@ async fn a_plain_connection_to_a_tls_server_fails_with_a_hint(_: &Lab) {
     let error = attempt(at(&[etcd.port()])).await.expect_err("the server wants TLS");
     assert!(error.is_transient(), "{error:?}");
     assert!(error.hint.as_deref().is_some_and(|hint| hint.contains("etcds://")), "{error:?}");
+}
+
+/// A failed connection is no refusal: the release must not be repeated without its history entry.
+async fn a_release_that_could_not_connect_is_recorded(_: &Lab) {
+    let _ = rustls::crypto::ring::default_provider().install_default();
+    let etcd = support::etcd::Etcd::with(support::etcd::Options { tls_names: vec!["127.0.0.1"], ..Default::default() });
+    let files = etcd.certificates.clone().expect("certificates");
+    let proxy = Proxy::to(etcd.port());
+    let tls = Tls { ca_file: Some(files.ca), cert_file: None, key_file: None };
+    let mut a = client(EtcdOptions { tls: Some(tls), ..at(&[proxy.port]) });
+    let held = a.hold(&key("job")).await;
+    proxy.cut();
+    // The next handshake.
+    proxy.trap("", Fault::CutBefore);
+    let released = loop {
+        match a.0.release(&held.key, &held.token, &Scope::Tree.into()).await {
+            Ok(released) => break released,
+            Err(error) => assert!(error.is_transient(), "{error:?}"),
+        }
+    };
+    assert_eq!((released, proxy.sprung()), (Release::Released, 1));
+    assert_eq!(history(&mut a, &held.key).await.past.iter().map(|past| past.end.clone()).collect::<Vec<_>>(), [End::Released]);
 }
 
 async fn a_full_store_grants_nothing_and_still_releases(_: &Lab) {

@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 use dlock::{
     backends::redlock::{Redlock, RedlockOptions},
     lease::{self, BootClock, Outcome},
-    lock::{Effect, Fence, Release, Renewal, Scope},
+    lock::{Amendment, Break, Effect, End, Fence, Mode, Release, Renewal, Request, Scope},
 };
 
 use super::{
@@ -16,7 +16,7 @@ use crate::{
     lab::{Client, LONG, Lab, SHORT, SLACK, key, request},
     support::{
         self,
-        proxy::{Fault, Mode, Proxy},
+        proxy::{self, Fault, Proxy},
     },
     targets::{
         Kind,
@@ -37,12 +37,13 @@ pub fn all() -> Vec<Case> {
         requests_without_a_majority_of_answers_are_repeated,
         a_commit_after_the_lease_is_refused,
         a_release_is_tracked_per_node,
+        a_marked_hold_whose_release_missed_a_node_was_released,
     ]
 }
 
 async fn a_silent_node_costs_its_timeout_once(lab: &Lab) {
     let mut fronts = Fronts::of(lab);
-    fronts.0[2].set(Mode::BlackHole);
+    fronts.0[2].set(proxy::Mode::BlackHole);
     let ports: Vec<u16> = fronts.0.iter().map(|proxy| proxy.port).collect();
     let mut a = Client(Box::new(Redlock::new(RedlockOptions { node_timeout: PATIENT, ..options(&ports, "dlock") })));
     let job = key("job");
@@ -64,13 +65,13 @@ async fn a_node_that_answers_again_counts_again(lab: &Lab) {
     let mut fronts = Fronts::of(lab);
     let mut a = fronts.client(HASTY).await;
     let held = a.hold(&key("job")).await;
-    fronts.0[2].set(Mode::BlackHole);
+    fronts.0[2].set(proxy::Mode::BlackHole);
     for _ in 0..3 {
         a.renewed(&held, None).await;
     }
-    fronts.0[2].set(Mode::Pass);
+    fronts.0[2].set(proxy::Mode::Pass);
     for n in [0, 1] {
-        fronts.0[n].set(Mode::Refuse);
+        fronts.0[n].set(proxy::Mode::Refuse);
     }
     // The silent connection is replaced, and the answer over the new one is needed for a majority.
     let renewal = lease::ask(&mut *a.0, &BootClock, LIMITS, ("ask", None), async |b: &mut dyn dlock::lock::Backend| {
@@ -257,4 +258,27 @@ async fn a_release_is_tracked_per_node(lab: &Lab) {
     fronts.0[0].trap("", Fault::CutBefore);
     assert_eq!(a.release(&held, Scope::Tree).await, Release::Released);
     assert_eq!(held_on(lab), 1);
+}
+
+/// The node that missed the release writes later that the hold was broken.
+async fn a_marked_hold_whose_release_missed_a_node_was_released(lab: &Lab) {
+    for mode in [Mode::Exclusive, Mode::Shared] {
+        let fronts = Fronts::of(lab);
+        let mut a = fronts.client(HASTY).await;
+        let held = Request { mode, ..request(&key("job"), SHORT) };
+        let fence = a.take(&held).await.fence;
+        let mut b = lab.client().await;
+        let mark = Break { by: "ann@desk".into(), why: None, seen: false };
+        assert!(b.0.amend(&held.key, Amendment::Mark(fence, &mark)).await.expect("a mark"));
+        fronts.0[0].trap("", Fault::CutBefore);
+        assert_eq!(a.release(&held, Scope::Tree).await, Release::Released);
+        assert_eq!(fronts.0[0].sprung(), 1);
+        lab.outlast(SHORT).await;
+        let next = Request { mode, ..request(&key("job"), LONG) };
+        b.take(&next).await;
+        b.free(&next).await;
+        let past = b.0.history(&held.key).await.expect("history").past;
+        let ends: Vec<_> = past.iter().filter(|past| past.fence == Some(fence)).map(|past| past.end.clone()).collect();
+        assert_eq!(ends, [End::Released], "{mode:?}");
+    }
 }
