@@ -262,3 +262,36 @@ fn a_full_stderr_pipe_does_not_delay_a_stop() {
         support::procfs::stat(job.pid()).is_none_or(|stat| stat.state == 'Z')
     });
 }
+
+/// How often the thread fell asleep in which a waiter waits in the kernel's queue; `None` if there is no such thread.
+fn falls_asleep(waiter: &Process) -> Option<u64> {
+    let threads = fs::read_dir(format!("/proc/{}/task", waiter.pid())).ok()?;
+    let thread =
+        threads.flatten().find(|thread| fs::read_to_string(thread.path().join("comm")).is_ok_and(|name| name == "dlock-wait\n"))?;
+    let status = fs::read_to_string(thread.path().join("status")).ok()?;
+    status.lines().find_map(|line| line.strip_prefix("voluntary_ctxt_switches:")?.trim().parse().ok())
+}
+
+#[test]
+fn a_hand_over_wakes_one_waiter() {
+    let folder = support::folder();
+    let world = World::new(url(&folder.path().join("locks.db")));
+    let [started, go, taken, end] = ["started", "go", "taken", "end"].map(|name| world.path(name));
+    let script = |begun: &Path, end: &Path| format!("echo >> {}; until [ -e {} ]; do sleep 0.05; done", begun.display(), end.display());
+    let holder = world.start(&[], &script(&started, &go));
+    must("the holder has the lock", LIMIT, || started.exists());
+    let waiters: Vec<Process> = (0..6).map(|_| world.start(&["-w", "forever"], &script(&taken, &end))).collect();
+    must("all wait in the kernel", LIMIT, || waiters.iter().all(|waiter| falls_asleep(waiter).is_some_and(|times| times > 0)));
+    std::thread::sleep(Duration::from_millis(300));
+    let asleep = || -> Vec<Option<u64>> { waiters.iter().map(falls_asleep).collect() };
+    let before = asleep();
+    fs::write(&go, "").unwrap();
+    must("a waiter has the lock", LIMIT, || taken.exists());
+    std::thread::sleep(Duration::from_millis(300));
+    let woken = before.iter().zip(asleep()).filter(|(before, after)| **before != *after).count();
+    fs::write(&end, "").unwrap();
+    for ended in waiters.into_iter().chain([holder]).map(|process| process.wait(LIMIT)) {
+        assert_eq!(ended.code(), 0, "{}", ended.stderr);
+    }
+    assert_eq!(woken, 1);
+}

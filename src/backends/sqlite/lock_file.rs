@@ -50,7 +50,9 @@ impl Range {
 ///
 /// An exclusive holder has the key's `first` locked for writing. A reader, or a holder of a permit, has it locked for reading, which keeps
 /// out exclusive requests and nothing else. A nested hold of another process has `nested` locked for reading. An exclusive
-/// request must lock both for writing at once, so that either keeps it out.
+/// request must have both locked for writing at once, so that either keeps it out; then it unlocks `nested`.
+///
+/// The two are no neighbours: the kernel would keep them as one lock, and would wake every waiter for `first` when `nested` is unlocked.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Bytes(libc::off_t);
 
@@ -65,11 +67,6 @@ impl Bytes {
         Self::of(&["hold", &self.0.to_string(), hold])
     }
 
-    /// Both bytes that say "held".
-    pub(super) fn all(self) -> Range {
-        Range { start: self.0, len: 2 }
-    }
-
     /// The byte of the hold that took the lock; or that of one hold.
     pub(super) fn first(self) -> Range {
         Range { start: self.0, len: 1 }
@@ -77,12 +74,12 @@ impl Bytes {
 
     /// The byte of nested holds.
     pub(super) fn nested(self) -> Range {
-        Range { start: self.0 + 1, len: 1 }
+        Range { start: self.0 + 2, len: 1 }
     }
 
     /// The byte whose holder watches a detached hold for all waiters.
     pub(super) fn watcher(self) -> Range {
-        Range { start: self.0 + 2, len: 1 }
+        Range { start: self.0 + 3, len: 1 }
     }
 
     /// The byte that a waiter has locked while it lives.

@@ -1,6 +1,7 @@
 //! Waiting for bytes of the lock file, in the kernel's own queue.
 //!
-//! For each unlock the kernel wakes one waiter, the one that has waited longest, and that one has the lock then. No waiter polls,
+//! For each unlock the kernel wakes one waiter, the one that has waited longest, and that one has the lock then. A waiter that finds the
+//! bytes locked again would queue up anew, and so would all behind it: nobody unlocks a part of what others wait for. No waiter polls,
 //! and the cost of a hand-over does not grow with the number of waiters. A stopped process leaves that queue, so that a frozen
 //! waiter delays no other.
 //!
@@ -40,8 +41,6 @@ struct RangeLockState {
     wanted: bool,
     locked: bool,
     thread: bool,
-    /// The part that was unlocked while the rest is kept. The thread may lock it once more.
-    narrowed: Option<Range>,
     failed: Option<io::Error>,
 }
 
@@ -86,14 +85,6 @@ impl RangeLock {
             self.file.unlock(self.range);
             state.locked = false;
         }
-        state.narrowed = None;
-    }
-
-    /// Unlocks a part of the range and keeps the rest.
-    pub(super) fn narrow(&self, part: Range) {
-        let mut state = self.shared.state();
-        self.file.unlock(part);
-        state.narrowed = Some(part);
     }
 
     /// Waits until this process has the range. A dropped future stays in the kernel's queue until [`RangeLock::unlock`].
@@ -125,12 +116,7 @@ impl RangeLock {
             let mut state = shared.state();
             state.thread = false;
             match outcome {
-                Ok(()) if state.wanted => {
-                    state.locked = true;
-                    if let Some(part) = state.narrowed {
-                        file.unlock(part);
-                    }
-                }
+                Ok(()) if state.wanted => state.locked = true,
                 Ok(()) => file.unlock(range),
                 Err(error) => state.failed = Some(error),
             }

@@ -70,7 +70,10 @@ type WatchedByte = (Range, LockKind);
 pub(super) struct Slot {
     pub bytes: Bytes,
     pub file: Arc<LockFile>,
+    /// The byte of an exclusive holder.
     pub hold: RangeLock,
+    /// The byte that keeps nested holds out while the lock is taken.
+    nested: RangeLock,
     pub watcher: RangeLock,
     /// The byte that all sharing holders have locked for reading.
     shared: RangeLock,
@@ -97,7 +100,8 @@ impl Slot {
         Self {
             bytes,
             file: Arc::clone(file),
-            hold: range_lock(bytes.all(), LockKind::Write),
+            hold: range_lock(bytes.first(), LockKind::Write),
+            nested: range_lock(bytes.nested(), LockKind::Write),
             watcher: range_lock(bytes.watcher(), LockKind::Write),
             shared: range_lock(bytes.first(), LockKind::Read),
             ours: Vec::new(),
@@ -148,7 +152,7 @@ impl Slot {
                 return Ok((Some(obstacle), known));
             }
             let taken = match way {
-                KeyByte::Alone => self.hold.try_take()?,
+                KeyByte::Alone => self.take_alone()?,
                 KeyByte::Shared => self.shared.try_take()?,
                 // Keeps every process from taking the lock anew: a hold that is found after this stays, whatever its process does.
                 KeyByte::Nested => self.file.try_lock(self.bytes.nested(), LockKind::Read)?,
@@ -179,6 +183,16 @@ impl Slot {
         Ok((None, known))
     }
 
+    /// Takes both bytes of an exclusive holder. A waiter that has the first one keeps it, and goes on to wait for the other.
+    fn take_alone(&self) -> io::Result<bool> {
+        let waits = self.hold.is_locked() || self.hold.is_waiting();
+        let taken = self.hold.try_take()? && self.nested.try_take()?;
+        if !taken && !waits {
+            self.hold.unlock();
+        }
+        Ok(taken)
+    }
+
     /// What keeps another owner of this very process from the bytes: the kernel would convert its lock to the other kind.
     fn own_obstacle(&self, way: KeyByte) -> Option<Obstacle> {
         let any = |way: KeyByte| self.ours.iter().any(|ours| ours.way == way);
@@ -193,7 +207,6 @@ impl Slot {
 
     /// Notes that a request was granted.
     pub(super) fn confirm(&mut self, request: &Request, fence: Fence) {
-        let nested = self.bytes.nested();
         if let Some(ours) = self.ours.iter_mut().find(|ours| ours.owner == request.token.owner) {
             if request.detached {
                 // Its lease keeps it, and no byte.
@@ -202,7 +215,7 @@ impl Slot {
                 (ours.fence, ours.ttl, ours.unsure) = (fence, request.ttl, false);
                 if ours.way == KeyByte::Alone {
                     // From here on other processes may enter.
-                    self.hold.narrow(nested);
+                    self.nested.unlock();
                 }
             }
         }
@@ -247,6 +260,7 @@ impl Slot {
             return;
         }
         self.hold.unlock();
+        self.nested.unlock();
         if !any(KeyByte::Shared) {
             self.shared.unlock();
         }
@@ -284,7 +298,9 @@ impl Slot {
 
     /// Whether other holds than this one keep the lock, as far as the bytes tell.
     pub(super) fn others_hold(&self, token: &Token) -> io::Result<bool> {
-        Ok(self.ours(token).is_some_and(|ours| ours.holds.len() > 1) || self.file.others_have(self.bytes.all())?)
+        Ok(self.ours(token).is_some_and(|ours| ours.holds.len() > 1)
+            || self.file.others_have(self.bytes.first())?
+            || self.file.others_have(self.bytes.nested())?)
     }
 
     /// Locks the byte that tells that the waiter lives; whether it is locked.
@@ -307,7 +323,11 @@ impl Slot {
 
     /// Waits for the bytes of a request in the kernel's queue.
     pub(super) async fn wait_for_bytes(&self, mode: Mode) -> io::Result<()> {
-        if mode == Mode::Exclusive { self.hold.wait().await } else { self.shared.wait().await }
+        if mode != Mode::Exclusive {
+            return self.shared.wait().await;
+        }
+        self.hold.wait().await?;
+        self.nested.wait().await
     }
 
     /// Notes how the waiter notices a change of the document that was last seen.
@@ -338,7 +358,7 @@ impl Slot {
 
     /// Whether nothing would be lost with this slot.
     pub(super) fn is_idle(&self) -> bool {
-        let range_locks = [&self.hold, &self.watcher, &self.shared];
+        let range_locks = [&self.hold, &self.nested, &self.watcher, &self.shared];
         self.ours.is_empty() && self.queued.is_empty() && !range_locks.iter().any(|range_lock| range_lock.is_locked())
     }
 }

@@ -1,4 +1,4 @@
--- Layout 7. Times are integer milliseconds since 1970 by this host's clock. Comments stand outside of the
+-- Layout 8. Times are integer milliseconds since 1970 by this host's clock. Comments stand outside of the
 -- statements, whose text SQLite keeps and parses again each time that the database is opened.
 
 -- One row per key that was ever taken.
@@ -72,4 +72,4 @@ END;
 
 -- "dlck", and the layout's number.
 PRAGMA application_id = 1684824939;
-PRAGMA user_version = 7;
+PRAGMA user_version = 8;
