@@ -20,11 +20,12 @@ use super::{
     messages::Compare,
     ops, permits, position, queue,
     record::StoredRecord,
+    runs::RunKeys,
     session::{EtcdSession, HoldState, Nested, OwnHold, ttl},
 };
 use crate::{
     backends::queue::record::ContenderInfo,
-    lock::{Intent, Mode, Release, ReleaseInfo, Renewal, Scope},
+    lock::{Intent, Mode, Release, ReleaseInfo, Renewal, RunState, Scope},
 };
 
 /// All modes. The number of permits does not matter.
@@ -212,7 +213,7 @@ pub(super) async fn release(client: &mut EtcdClient, session: &mut EtcdSession, 
         return Ok(released);
     }
     for _ in 0..ops::TRIES {
-        let Some(found) = find(client, session).await? else { return not_held(client, session).await };
+        let Some(found) = find(client, session).await? else { return not_held(client, session, info).await };
         if !found.holds_token() {
             return Ok(Release::NotHeld);
         }
@@ -230,12 +231,16 @@ pub(super) async fn release(client: &mut EtcdClient, session: &mut EtcdSession, 
 }
 
 /// Handles a token that holds nothing, while an earlier request of this process may still be served.
-async fn not_held(client: &mut EtcdClient, session: &mut EtcdSession) -> EtcdResult<Release> {
+async fn not_held(client: &mut EtcdClient, session: &mut EtcdSession, info: &ReleaseInfo) -> EtcdResult<Release> {
     remember_expired(client, session).await?;
     if session.taking && !matches!(session.state, HoldState::Queued(_)) {
         // Every mode is tried: the mode of the earlier request is not known any more.
         for mode in MODES {
             position::leave(client, session, mode).await?;
+        }
+        if info.run_state == Some(RunState::Cancelled) {
+            // The earlier request may have been granted the lock since it was looked for. From here on it can't be.
+            RunKeys::undo(client, &session.names, &session.token.hold_text()).await?;
         }
     }
     Ok(Release::NotHeld)

@@ -156,6 +156,10 @@ impl Backend for Etcd {
         let session = &mut self.sessions[at];
         if session.taking && matches!(session.state, HoldState::Asked { .. } | HoldState::Queued(_)) {
             position::leave(&mut self.client, session, request.mode).await?;
+            if runs::records(request) {
+                // A grant may have come late, as in `hold::release`.
+                runs::RunKeys::undo(&mut self.client, &session.names, &session.token.hold_text()).await?;
+            }
             self.sessions.swap_remove(at);
         }
         Ok(())

@@ -266,6 +266,20 @@ impl RunKeys {
         changed.collect()
     }
 
+    /// Undoes the records of this hold, whose lease is over and which was never reported as granted.
+    pub(super) async fn undo(client: &mut EtcdClient, names: &EtcdNames, hold: &str) -> EtcdResult<()> {
+        let runs = Self::read(names, client.run(vec![ops::under(&names.below_fence(), false)]).await?.keys()?)?;
+        let is_own = |record: &RunRecord| {
+            record.start.as_ref().is_some_and(|start| start.hold == hold)
+                || record.cooldown.as_ref().is_some_and(|cooldown| cooldown.hold == hold)
+        };
+        let own = runs.keys().find(|(_, key)| is_own(&key.record)).and_then(|(_, key)| key.fence());
+        if let Some(fence) = own {
+            client.run(runs.end(names, fence, Some(RunState::Cancelled))).await?;
+        }
+        Ok(())
+    }
+
     /// Revokes the lease of the record that these leases replace: it has no key any more, and may be long.
     pub(super) async fn end_before(&self, client: &mut EtcdClient, leases: &Leases) {
         if let (Some(key), [.., Some(_)]) = (self.once(), leases.ids) {

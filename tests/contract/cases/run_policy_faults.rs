@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use dlock::{
     lease::{self, BootClock, Limits, Outcome, WaitPolicy},
-    lock::{Amendment, Attempt, Denial, Release, Request, Rule, RunPolicy, RunState, Scope, Wake},
+    lock::{Amendment, Attempt, Denial, Release, ReleaseInfo, Request, Rule, RunPolicy, RunState, Scope, Wake},
 };
 
 use super::{
@@ -12,7 +12,7 @@ use super::{
     run_policy::{BRIEF, WINDOW, asking, guarded, kept, once},
 };
 use crate::{
-    lab::{Client, LONG, Lab, SHORT, key, nested, request, ttl, waiting},
+    lab::{Client, LONG, Lab, SHORT, key, nested, request, stretched, ttl, waiting},
     support::proxy::{Fault, Mode, Proxy},
     targets::Kind,
 };
@@ -28,7 +28,8 @@ pub fn all() -> Vec<Case> {
     all.extend(cases![Kind::crosses_processes => an_entry_does_not_change_the_outer_runs_record]);
     all.extend(cases![Kind::keeps_positions => a_waiter_delayed_by_at_least_stays_first]);
     all.extend(
-        cases![|kind| kind == Kind::Etcd => recording_a_start_adds_at_most_one_round_trip, starts_end_with_their_leases_and_leave_no_lease],
+        cases![|kind| kind == Kind::Etcd => recording_a_start_adds_at_most_one_round_trip, starts_end_with_their_leases_and_leave_no_lease,
+            a_start_that_arrives_while_it_is_given_up_on_is_undone],
     );
     all.extend(cases![|kind| kind == Kind::ZooKeeper => a_start_is_kept_as_long_as_a_run_policy_needs_it]);
     all
@@ -97,6 +98,27 @@ async fn a_start_given_up_on_is_undone(lab: &Lab) {
             b.run(&asking(asked.key.as_str(), &everything("b", 0)), RunState::Ok).await;
         }
     }
+}
+
+/// The grant is applied between the look that finds nothing to undo and the step that prevents a late grant.
+async fn a_start_that_arrives_while_it_is_given_up_on_is_undone(lab: &Lab) {
+    let (proxy, mut a) = warm(lab).await;
+    let asked = asking("job", &everything("a", 0));
+    proxy.trap("/once", Fault::CutBefore);
+    a.0.try_acquire(&asked).await.expect_err("the request was lost");
+    // The request after the look.
+    proxy.trap_nth("job", 1, 1, Fault::Late(stretched(Duration::from_millis(300))));
+    // Another client sends the late request, since it has the same token.
+    let mut late = lab.client().await;
+    let (undone, _) = tokio::join!(a.0.release(&asked.key, &asked.token, &ReleaseInfo::UNDO), async {
+        while proxy.sprung() < 2 {
+            lab.pass(Duration::from_millis(5)).await;
+        }
+        late.take(&asked).await
+    });
+    undone.expect("undone");
+    let mut b = lab.client().await;
+    b.run(&asking("job", &everything("b", 0)), RunState::Ok).await;
 }
 
 /// Whichever answer is lost, the attempt ends with its lease while the store is unreachable.
