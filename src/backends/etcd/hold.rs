@@ -239,7 +239,7 @@ async fn not_held(client: &mut EtcdClient, session: &mut EtcdSession, info: &Rel
             position::leave(client, session, mode).await?;
         }
         if info.run_state == Some(RunState::Cancelled) {
-            // The earlier request may have been granted the lock since it was looked for. From here on it can't be.
+            // The earlier request may have been granted the lock after the look. From here on it can't be granted.
             RunKeys::undo(client, &session.names, &session.token.hold_text()).await?;
         }
     }

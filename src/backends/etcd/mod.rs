@@ -157,7 +157,7 @@ impl Backend for Etcd {
         if session.taking && matches!(session.state, HoldState::Asked { .. } | HoldState::Queued(_)) {
             position::leave(&mut self.client, session, request.mode).await?;
             if runs::records(request) {
-                // A grant may have come late, as in `hold::release`.
+                // A grant may have been applied late, as in `hold::release`.
                 runs::RunKeys::undo(&mut self.client, &session.names, &session.token.hold_text()).await?;
             }
             self.sessions.swap_remove(at);

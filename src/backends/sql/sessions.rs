@@ -12,8 +12,8 @@
 //!   may find the next holder's record: it does nothing once the holder's transaction or the last fence is another one.
 //! - *The session is ended by an administrator, a restart or the idle timeout.* The socket says so at once ([`Tether::watch`]),
 //!   or the next renewal does, and dlock kills the command. The next holder may have the lock in that instant: the record
-//!   of the previous holder makes it wait a moment before it starts anything. When that ends is noted with the fence: a repeated
-//!   request whose answer was lost, and every holder that comes meanwhile, waits as well.
+//!   of the previous holder makes it wait a moment before it starts anything. The end of that drain delay is stored with the
+//!   fence: a repeated request whose answer was lost has the delay, too, and so has every holder that is granted the lock meanwhile.
 //! - *The server crashes or fails over, and a holder does not notice.* The holder's record names the server that had its session:
 //!   the lock is busy until the holder's lease is over by the server's clock.
 //! - *Another mode is used for the same lock.* The lock's row in the table of leases names its mode: other modes are refused.

@@ -1,7 +1,7 @@
 //! Waiting for bytes of the lock file, in the kernel's own queue.
 //!
 //! For each unlock the kernel wakes one waiter, the one that has waited longest, and that one has the lock then. A waiter that finds the
-//! bytes locked again would queue up anew, and so would all behind it: nobody unlocks a part of what others wait for. No waiter polls,
+//! bytes locked again queues up anew, and so do all waiters behind it. So no process unlocks only a part of such a range. No waiter polls,
 //! and the cost of a hand-over does not grow with the number of waiters. A stopped process leaves that queue, so that a frozen
 //! waiter delays no other.
 //!

@@ -25,7 +25,7 @@ pub fn all() -> Vec<Case> {
         each_hold_has_a_lifeline,
         a_late_request_for_a_fence_counts_no_other_one,
         a_late_request_for_a_fence_leaves_the_next_holder,
-        whoever_comes_next_lets_a_vanished_holder_stop,
+        the_next_holder_lets_a_vanished_one_stop,
         the_shortest_lease_lets_a_vanished_holder_stop,
     ];
     all.extend(cases![|kind| kind.held_by_session() && kind.shared() =>
@@ -58,7 +58,7 @@ async fn every_reader_lets_a_vanished_writer_stop(lab: &Lab) {
 }
 
 /// The grant that took note of the vanished holder is repeated, since its answer was lost; or it is undone.
-async fn whoever_comes_next_lets_a_vanished_holder_stop(lab: &Lab) {
+async fn the_next_holder_lets_a_vanished_one_stop(lab: &Lab) {
     for (mode, next) in [Mode::Exclusive, Mode::Shared].into_iter().flat_map(|mode| [(mode, Mode::Exclusive), (mode, Mode::Shared)]) {
         let (proxy, mut b) = by_proxy(lab).await;
         let job = key(&format!("job-{mode:?}-{next:?}"));

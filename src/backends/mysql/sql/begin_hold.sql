@@ -3,7 +3,7 @@
 -- ended since that was written), if another mode may keep the lock, or if another holder counted a fence since the row was locked: this
 -- request is late then. A retry gets the same fence, and nothing if the hold was undone; so does a request that arrives after its retry,
 -- for an older session, too. The fence is committed while the lock is held, so that it survives every end of the hold. So is the end of the
--- drain delay of holders that vanished: a retry, and who comes next, has it as well.
+-- drain delay of holders that vanished: a retry and the next holder have the delay, too.
 UPDATE :sessions
    SET :start_set
        drains = :draining,

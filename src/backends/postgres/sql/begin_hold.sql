@@ -3,8 +3,8 @@
 -- had the lock is over: a late request must not replace the record of the next holder.
 -- The fence is committed by itself, while another transaction or the session holds the lock, so that it survives every end of the hold.
 -- Also notes when the earlier holders that vanished have stopped, since a release removes its row first, and writes their history entries,
--- except for this hold itself under an older process. This part is left out if there are no rows of other holds. A retry, and who comes
--- next, has the drain delay as well; it ends no later than if it began now, in case the clock was set back.
+-- except for this hold itself under an older process. This part is left out if there are no rows of other holds. A retry and the
+-- next holder have the drain delay, too. It ends no later than if it began now, in case the clock was set back.
 -- $1 name, $2 pid, $3 shared, $4 ttl_ms, $5 metadata, $6 hold, $7 mode, $8 locked_by of a free row
 WITH t AS (
     SELECT timezone('utc', clock_timestamp()) AS now, {server} AS server

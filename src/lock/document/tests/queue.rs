@@ -1,4 +1,4 @@
-//! Who is first in the queue, who is woken, and for how long an offer counts.
+//! The order of the queue, wake-ups, and the lifetime of offers.
 
 use super::*;
 
