@@ -2,11 +2,13 @@
 
 pub mod host;
 
+use std::time::Duration;
+
 use super::{Context, KeyArg, consent, interrupted};
 use crate::{
     exit,
     lease::{self, BootClock, BreakOutcome, BreakRequest, Clock as _, ask},
-    lock::{Backend, Break, Error, Holder, Key, Kind, Result},
+    lock::{Backend, Break, Error, Holder, Key, Kind, LockState, Result},
     output::{described, fence, json, mark, shell},
     supervise::{Signals, reraise},
 };
@@ -49,6 +51,11 @@ pub struct Args {
     #[command(flatten)]
     pub how: BreakArgs,
 }
+
+/// How long a hold that looks like another program's may turn out to be dlock's.
+const FOREIGN: Duration = Duration::from_secs(1);
+/// How often to look whether a hold is recorded.
+const LOOK: Duration = Duration::from_millis(50);
 
 /// The fewest trailing digits that identify a fence.
 const ENDING: usize = 4;
@@ -105,19 +112,14 @@ pub async fn run(settings: BreakSettings, context: &Context) -> Result<u8> {
     })?;
     let mut signals = Signals::new().map_err(|error| Error::new(Kind::Internal, "signals can't be watched").source(error))?;
     let mut backend = super::open(context);
-    let question = async |backend: &mut dyn Backend| backend.inspect(&settings.key).await;
-    let state = ask(&mut *backend, &BootClock, context.limits(), ("break", Some(&settings.key)), question).await?;
+    let state = look(&settings.key, context, &mut *backend).await?;
     context.tell(&mut *backend);
     let store = backend.identity().url;
     let Some(seen) = choose(&settings, &state.holders)? else {
         let why = if settings.fence.is_some() { "no such hold has the lock any more" } else { "the lock has no holder" };
         return Ok(out.not_broken(&settings.key, &store, why));
     };
-    let Some(number) = seen.fence else {
-        return Err(Error::new(Kind::Unsupported, format!("{} has it, and does not listen to dlock", described(seen)))
-            .key(&settings.key)
-            .hint("the program that took the lock must release it, or its lease ends"));
-    };
+    let number = seen.fence.ok_or_else(|| unrecorded(seen).key(&settings.key))?;
     // The operator must know that no process can answer.
     if !settings.now && !listens(seen) {
         announce(&settings, seen, context);
@@ -169,6 +171,37 @@ pub async fn run(settings: BreakSettings, context: &Context) -> Result<u8> {
     let rest = if state.holders.len() > 1 { "that hold is over, the others have the lock" } else { "the lock is free" };
     out.notice(&format!("{}: broken, {rest}", settings.key.escaped()));
     Ok(exit::OK)
+}
+
+/// Returns the state of the lock. A store whose lock is taken before the hold is recorded shows no fence in between, and a hold of a session
+/// looks like another program's: such holds are looked at again.
+async fn look(key: &Key, context: &Context, backend: &mut dyn Backend) -> Result<LockState> {
+    let (limits, began) = (context.limits(), BootClock.now());
+    loop {
+        let question = async |backend: &mut dyn Backend| backend.inspect(key).await;
+        let state = ask(&mut *backend, &BootClock, limits, ("break", Some(key)), question).await?;
+        let mut unrecorded = state.holders.iter().filter(|holder| holder.fence.is_none()).peekable();
+        if unrecorded.peek().is_none() {
+            return Ok(state);
+        }
+        let longest = if unrecorded.all(|holder| holder.foreign) { FOREIGN } else { limits.answer };
+        let next = BootClock.now().plus(LOOK);
+        if next.since(began) > longest {
+            return Ok(state);
+        }
+        BootClock.sleep_until(next).await;
+    }
+}
+
+/// Returns the error for a hold without a record to put the request on.
+fn unrecorded(holder: &Holder) -> Error {
+    let who = described(holder);
+    if holder.foreign {
+        return Error::new(Kind::Unsupported, format!("{who} has it, and does not listen to dlock"))
+            .hint("the program that took the lock must release it, or its lease ends");
+    }
+    Error::new(Kind::Unavailable, format!("{who} has it, but could not record its hold yet"))
+        .hint("try again; dlock doctor tells whether the store accepts changes")
 }
 
 /// Returns the hold to break; `None` if it does not exist.

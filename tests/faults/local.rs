@@ -8,6 +8,7 @@ use std::{
     time::Duration,
 };
 
+use rustix::process::Signal;
 use sqlx::{Connection as _, SqliteConnection};
 
 use crate::{
@@ -257,8 +258,7 @@ fn a_full_stderr_pipe_does_not_delay_a_stop() {
         serde_json::from_str::<serde_json::Value>(&state).is_ok_and(|state| state["held"] == false)
     });
     must("a signal ends dlock", LIMIT, || {
-        let _ =
-            rustix::process::kill_process(rustix::process::Pid::from_raw(job.pid().cast_signed()).unwrap(), rustix::process::Signal::TERM);
+        let _ = rustix::process::kill_process(rustix::process::Pid::from_raw(job.pid().cast_signed()).unwrap(), Signal::TERM);
         support::procfs::stat(job.pid()).is_none_or(|stat| stat.state == 'Z')
     });
 }
@@ -294,4 +294,30 @@ fn a_hand_over_wakes_one_waiter() {
         assert_eq!(ended.code(), 0, "{}", ended.stderr);
     }
     assert_eq!(woken, 1);
+}
+
+/// A run that is slow between the lock of its bytes and the row: its hold has no record that the request to stop could be written on.
+#[test]
+fn a_hold_that_is_not_recorded_yet_can_be_broken() {
+    let folder = support::folder();
+    let database = folder.path().join("locks.db");
+    let world = World::new(url(&database));
+    assert_eq!(dlock::run(&url(&database), &["init"]).code(), 0);
+    let writer = Writer::begin(&database);
+    let job = world.start(&[], "sleep 100");
+    must("the run is stopped before it could write its row", LIMIT, || {
+        job.signal(Signal::CONT);
+        std::thread::sleep(Duration::from_millis(20));
+        job.signal(Signal::STOP);
+        world.inspect().stdout.contains("\"fence\":null")
+    });
+    drop(writer);
+    let mut command = dlock::command();
+    command.args(["break", &world.key, "--yes", "--reason", "x"]).env("DLOCK_BACKEND", url(&database));
+    let breaking = Process::start(command);
+    std::thread::sleep(Duration::from_millis(500));
+    job.signal(Signal::CONT);
+    let breaking = breaking.wait(LIMIT);
+    assert_eq!(breaking.code(), 0, "{}", breaking.stderr);
+    assert_eq!(job.wait(LIMIT).code(), 76);
 }
