@@ -84,7 +84,7 @@ pub(super) async fn evict(client: &mut EtcdClient, key: &Key, fence: Fence, mark
     let mut gone = vec![ops::delete_under(&names.nested(one.lease)), ops::delete(&one.name)];
     gone.extend(look.number_of(at).map(|number| permits::release(&names, number)));
     let mut history = vec![ops::put(&names.last(), one.created.to_string(), 0)];
-    history.extend(record.map(|record| ops::put(&record.name, HoldRecord::waiting(record.hold_record.mode).write(), 0)));
+    history.extend(record.map(|record| ops::put(&record.name, HoldRecord::ended(record.hold_record.mode, fence).write(), 0)));
     let outcome = ReleaseWrites { history, ..ReleaseWrites::default() };
     let Some(freed) = history::end(client, &names, compare, gone, outcome, Some(&past)).await? else { return Ok(false) };
     // The eviction is done, and no later failure may hide that. Leases without keys expire by themselves.

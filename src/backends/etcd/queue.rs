@@ -201,7 +201,7 @@ impl LockAtRevision {
         let present: HashSet<&str> = self.contenders.iter().map(ContenderKey::id).collect();
         let absent = self.records.iter().filter(move |(id, _)| !present.contains(id.as_str())).map(|(_, record)| record);
         // The record of a waiter may belong to a contender behind.
-        absent.filter(|record| !self.is_ahead || record.hold_record.is_hold)
+        absent.filter(|record| !self.is_ahead || record.hold_record.was_granted())
     }
 
     /// Returns the vanished contenders to which a contender of `mode` has to leave time to stop.

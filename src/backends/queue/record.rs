@@ -93,9 +93,19 @@ pub struct HoldRecord {
 }
 
 impl HoldRecord {
-    /// Returns the record of a contender that was not granted the lock, or whose grant is already in the history.
+    /// Returns the record of a contender that was not granted the lock.
     pub fn waiting(mode: Mode) -> Self {
         Self { mode, is_hold: false, number: None, fence: None, since_ms: None, metadata: None, mark: None, warned: 0 }
+    }
+
+    /// Returns the record of an ended hold whose holder may still be stopping: the history has the hold.
+    pub fn ended(mode: Mode, fence: Fence) -> Self {
+        Self { fence: Some(fence), ..Self::waiting(mode) }
+    }
+
+    /// Whether the contender was granted the lock.
+    pub const fn was_granted(&self) -> bool {
+        self.is_hold || self.fence.is_some()
     }
 
     /// Returns the record of the hold that `request` asks for.

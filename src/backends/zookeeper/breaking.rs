@@ -109,7 +109,7 @@ async fn evict(session: &mut ZkSession, names: &ZkNames, fence: Fence, mark: &Br
         let Some(target) = find(session, names, fence).await? else { return Ok(false) };
         let (end, why) = mark.into();
         let HoldRecord { metadata, mode, .. } = target.granted.hold;
-        let (started_ms, over) = (u64::try_from(target.stat.ctime).ok(), HoldRecord::waiting(mode).write());
+        let (started_ms, over) = (u64::try_from(target.stat.ctime).ok(), HoldRecord::ended(mode, fence).write());
         let run = Run::ending_now(HistoryEntry { fence: Some(fence), started_ms, ended_ms: None, end, why, metadata }).node(names);
         let mut steps = vec![WireRequest::Delete(&target.path), WireRequest::WriteSince(&target.mark, &over, target.stat.version)];
         let run = run.as_ref().filter(|_| remember);

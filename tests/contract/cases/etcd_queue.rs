@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use dlock::lock::{Amendment, Attempt, End, Entry, Kind as ErrorKind, Mode, Release, Renewal, Request, Scope, Wake};
+use dlock::lock::{Amendment, Attempt, End, Entry, Fence, Kind as ErrorKind, Mode, Release, Renewal, Request, Scope, Wake};
 use futures_util::future::join_all;
 use tokio::time::{Instant, timeout};
 
@@ -258,25 +258,45 @@ async fn a_waiter_whose_lease_ended_queues_again(lab: &Lab) {
 
 const DRAIN_DELAY: Duration = Duration::from_millis(500);
 
-/// Takes a hold and ends it without a release, in the way that `how` names.
-async fn vanish(lab: &Lab, how: &str) -> Client {
-    let mut a = lab.client().await;
-    a.take(&request(&key("job"), if how == "expired" { SHORT } else { LONG })).await;
-    let own = holder_key(lab);
-    match how {
-        "expired" => lab.outlast(SHORT).await,
-        "revoked" => drop(lab.etcd().etcd().ctl(&["lease", "revoke", own.rsplit('/').next().expect("a lease")])),
-        _ => drop(lab.etcd().etcd().ctl(&["del", &own])),
+/// The ways to end a hold without a release.
+const ENDS: [&str; 4] = ["expired", "revoked", "deleted", "evicted"];
+
+/// A hold that will end without a release.
+struct Vanishing {
+    _holder: Client,
+    key: String,
+    fence: Fence,
+    how: &'static str,
+}
+
+impl Vanishing {
+    async fn take(lab: &Lab, how: &'static str) -> Self {
+        let mut holder = lab.client().await;
+        let grant = holder.take(&request(&key("job"), if how == "expired" { SHORT } else { LONG })).await;
+        Self { _holder: holder, key: holder_key(lab), fence: grant.fence, how }
     }
-    a
+
+    async fn vanish(&self, lab: &Lab) {
+        let ctl = |arguments: &[&str]| drop(lab.etcd().etcd().ctl(arguments));
+        match self.how {
+            "expired" => lab.outlast(SHORT).await,
+            "revoked" => ctl(&["lease", "revoke", self.key.rsplit('/').next().expect("a lease")]),
+            "deleted" => ctl(&["del", &self.key]),
+            _ => assert!(lab.client().await.0.amend(&key("job"), Amendment::Evict(self.fence, &broken("NFS"))).await.expect("evicted")),
+        }
+    }
 }
 
 async fn a_vanished_holders_successor_has_a_drain_delay(lab: &Lab) {
-    for how in ["expired", "revoked", "deleted"] {
-        let _gone = vanish(lab, how).await;
+    for (how, waits) in ENDS.into_iter().flat_map(|how| [(how, false), (how, true)]) {
+        let gone = Vanishing::take(lab, how).await;
         let mut b = lab.client().await;
-        let next = request(&key("job"), LONG);
-        assert_eq!(b.take(&next).await.drain_delay, DRAIN_DELAY, "{how}");
+        let next = if waits { waiting(&key("job"), LONG) } else { request(&key("job"), LONG) };
+        if waits {
+            b.refused(&next).await;
+        }
+        gone.vanish(lab).await;
+        assert_eq!(b.wait_for(&next, LONG).await.drain_delay, DRAIN_DELAY, "{how}, waits: {waits}");
         lab.pass(DRAIN_DELAY).await;
         b.free(&next).await;
         // The vanished holder is dead by now, so the next grant has no drain delay.
@@ -296,7 +316,8 @@ async fn a_vanished_holders_successor_has_a_drain_delay(lab: &Lab) {
 }
 
 async fn a_released_grant_does_not_shorten_the_drain_delay(lab: &Lab) {
-    let _gone = vanish(lab, "revoked").await;
+    let gone = Vanishing::take(lab, "revoked").await;
+    gone.vanish(lab).await;
     let mut b = lab.client().await;
     for _ in 0..3 {
         // This client is granted the lock, and gives up before it starts a command.
@@ -398,7 +419,7 @@ async fn unused_records_are_collected(lab: &Lab) {
         let held = a.hold(&key(name)).await;
         a.free(&held).await;
     }
-    drop(vanish(lab, "revoked").await);
+    Vanishing::take(lab, "revoked").await.vanish(lab).await;
     a.hold(&key("used")).await;
     let vanished = history(&mut a, &key("job")).await;
     assert_eq!(vanished.past.len(), 1);
