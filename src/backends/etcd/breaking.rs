@@ -18,7 +18,7 @@ use super::{
     names::EtcdNames,
     ops, permits,
     queue::LockAtRevision,
-    record::StoredRecord,
+    record::{StoredRecord, last_fence},
 };
 use crate::{
     backends::queue::record::HoldRecord,
@@ -83,7 +83,7 @@ pub(super) async fn evict(client: &mut EtcdClient, key: &Key, fence: Fence, mark
     let compare = vec![ops::created_at(&one.name, one.created)];
     let mut gone = vec![ops::delete_under(&names.nested(one.lease)), ops::delete(&one.name)];
     gone.extend(look.number_of(at).map(|number| permits::release(&names, number)));
-    let mut history = vec![ops::put(&names.last(), one.created.to_string(), 0)];
+    let mut history = vec![ops::put(&names.last(), last_fence(fence, false), 0)];
     history.extend(record.map(|record| ops::put(&record.name, HoldRecord::ended(record.hold_record.mode, fence).write(), 0)));
     let outcome = ReleaseWrites { history, ..ReleaseWrites::default() };
     let Some(freed) = history::end(client, &names, compare, gone, outcome, Some(&past)).await? else { return Ok(false) };

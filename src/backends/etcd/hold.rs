@@ -19,12 +19,12 @@ use super::{
     inspect::{self, Remaining},
     messages::Compare,
     ops, permits, position, queue,
-    record::StoredRecord,
+    record::{StoredRecord, last_fence},
     runs::RunKeys,
     session::{EtcdSession, HoldState, Nested, OwnHold, ttl},
 };
 use crate::{
-    backends::queue::record::ContenderInfo,
+    backends::{DRAIN_DELAY, queue::record::ContenderInfo},
     lock::{Intent, Mode, Release, ReleaseInfo, Renewal, RunState, Scope},
 };
 
@@ -84,7 +84,7 @@ pub(super) async fn find(client: &mut EtcdClient, session: &EtcdSession) -> Etcd
     // An earlier attempt of this process, whose answer was lost, gave vanished holders no time to stop. If the hold is a permit, other
     // holders may have vanished just now.
     let unsure = session.taking && matches!(session.state, HoldState::Asked { .. }) || matches!(mode, Mode::Permits(_));
-    let dying = if unsure { Vec::new() } else { look.dying(mode) };
+    let delay = if unsure { DRAIN_DELAY } else { Duration::ZERO };
     let is_root = info.hold.is_some_and(|hold| hold == session.token.hold_text());
     let hold = OwnHold {
         own: own.clone(),
@@ -94,8 +94,8 @@ pub(super) async fn find(client: &mut EtcdClient, session: &EtcdSession) -> Etcd
         since_ms: record.as_ref().and_then(|record| record.hold_record.since_ms),
         metadata: info.metadata,
         number: look.number_of(at).cloned(),
-        dying,
-        settled_at: clock::after(Duration::ZERO),
+        dying: look.dying(mode),
+        settled_at: clock::after(delay),
         runs: look.runs.clone(),
     };
     Ok(Some(FoundHold { hold, mode, is_root, holds: look.holds_of(session.lease), marked, others, record }))
@@ -331,8 +331,9 @@ async fn free(
     let mut gone =
         vec![ops::delete_under(&names.nested(session.lease)), ops::delete(&hold.own), ops::delete(&names.open_of(session.lease))];
     gone.extend(hold.number.as_ref().map(|number| permits::release(names, number)));
-    let mut history: Vec<_> = hold.dead().iter().map(|record| history::archive(names, record)).collect();
-    history.push(ops::put(&names.last(), hold.created.to_string(), 0));
+    let dead = hold.dead();
+    let mut history: Vec<_> = dead.iter().map(|record| history::archive(names, record)).collect();
+    history.push(ops::put(&names.last(), last_fence(hold.fence(), dead.len() == hold.dying.len()), 0));
     // The outcome of a nested hold does not concern the outer run.
     let runs = hold.runs.end(names, hold.fence(), info.run_state.filter(|_| hold.nested.is_none()));
     let past = history::history_entry(hold, info);

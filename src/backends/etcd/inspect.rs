@@ -8,10 +8,11 @@ use super::{
     names::{self, EtcdNames},
     ops,
     queue::{LockAtRevision, mode_of},
+    record::read_last_fence,
 };
 use crate::{
     backends::queue::record::ContenderInfo,
-    lock::{Fence, Holder, Key, LockState, Result, Waiter, Which},
+    lock::{Holder, Key, LockState, Result, Waiter, Which},
 };
 
 /// Returns the state of one lock.
@@ -21,7 +22,7 @@ pub(super) async fn inspect(client: &mut EtcdClient, key: &Key) -> EtcdResult<Lo
     ops.push(ops::get(&names.last()));
     let mut answers = client.run(ops).await?;
     let look = answers.look(&names)?;
-    let last = answers.one()?.and_then(|kv| str::from_utf8(&kv.value).ok()?.parse().ok()).map(Fence);
+    let last = answers.one()?.and_then(|kv| read_last_fence(&kv.value));
     let holders = read_holders(client, &look, look.queue.holders(), true).await?;
     Ok(LockState {
         nodes: Vec::new(),

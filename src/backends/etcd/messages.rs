@@ -157,6 +157,9 @@ pub(super) struct Compare {
     /// Likewise.
     #[prost(int64, optional, tag = "6")]
     pub mod_revision: Option<i64>,
+    /// Likewise.
+    #[prost(bytes = "vec", optional, tag = "7")]
+    pub value: Option<Vec<u8>>,
     #[prost(bytes = "vec", tag = "64")]
     pub range_end: Vec<u8>,
 }
@@ -175,6 +178,7 @@ pub(super) enum CompareTarget {
     Version = 0,
     Create = 1,
     Mod = 2,
+    Value = 3,
 }
 
 #[derive(Clone, PartialEq, Message)]

@@ -18,7 +18,7 @@
 //! |---|---|
 //! | `%open/<key>/<lease>` | the record of a dlock key ([`super::record`]): the holder's metadata, a break mark, warnings |
 //! | `%nested/<key>/<lease>/…` | the holds nested in a hold, and the mark that the outer one was given back |
-//! | `%last/<key>` | the last fence |
+//! | `%last/<key>` | the fence of the last hold that was given back, and whether its successor can have a drain delay |
 //! | `%last/<key>/least`, `…/guard`, `…/once` | the run records, each as long as its lease ([`super::runs`]) |
 //! | `%last/<key>/lookout` | the waiter that is the queue monitor, on a short lease of its own ([`super::monitor`]) |
 //! | `%last/<key>/call/<lease>` | a probe of the waiter with this lease, on that lease |

@@ -119,8 +119,19 @@ fn compare(name: &str, range_end: Vec<u8>, is: CompareResult, revision: i64) -> 
         target: CompareTarget::Create.into(),
         key: name.into(),
         create_revision: Some(revision),
-        mod_revision: None,
         range_end,
+        ..Compare::default()
+    }
+}
+
+/// Requires that the key is there with this value.
+pub(super) fn has_value(name: &str, value: String) -> Compare {
+    Compare {
+        result: CompareResult::Equal.into(),
+        target: CompareTarget::Value.into(),
+        key: name.into(),
+        value: Some(value.into_bytes()),
+        ..Compare::default()
     }
 }
 
@@ -130,9 +141,8 @@ pub(super) fn unchanged(name: &str, revision: i64) -> Compare {
         result: CompareResult::Equal.into(),
         target: CompareTarget::Mod.into(),
         key: name.into(),
-        create_revision: None,
         mod_revision: Some(revision),
-        range_end: Vec::new(),
+        ..Compare::default()
     }
 }
 
@@ -173,6 +183,28 @@ pub(super) fn nothing_newer_under(start: &str, revision: i64) -> Compare {
     compare(start, names::range_end(start), CompareResult::Less, revision.saturating_add(1))
 }
 
+/// The part of a lock that a look reads.
+#[derive(Clone, Copy)]
+pub(super) enum Part<'a> {
+    All,
+    /// Without the contenders behind the exclusive waiter with this lease, which joined at this revision. They may be many.
+    Ahead(i64, i64),
+    /// No contender but the one with this key and this lease.
+    Own(&'a str, i64),
+}
+
+impl Part<'_> {
+    pub(super) fn look(self, names: &EtcdNames) -> Vec<RequestOp> {
+        match self {
+            Self::All => look(names, SOME),
+            Self::Ahead(lease, created) => look_ahead(names, lease, created),
+            Self::Own(own, lease) => {
+                vec![get(own), get(&names.open_of(lease)), under(&names.all_nested(), true), under(&names.below_fence(), false)]
+            }
+        }
+    }
+}
+
 /// Returns the reads for a look at a lock. `values` is how many contenders are read with their values.
 pub(super) fn look(names: &EtcdNames, values: i64) -> Vec<RequestOp> {
     vec![
@@ -184,9 +216,9 @@ pub(super) fn look(names: &EtcdNames, values: i64) -> Vec<RequestOp> {
     ]
 }
 
-/// Returns the reads for a look by an exclusive waiter that joined at `created`. They skip the contenders behind, which may be many. A
-/// holder's record is as old as its key. Only the own record may be newer, if it was deleted and put anew.
-pub(super) fn look_ahead(names: &EtcdNames, lease: i64, created: i64) -> Vec<RequestOp> {
+/// Returns the reads for [`Part::Ahead`]. A holder's record is as old as its key. Only the own record may be newer, if it was deleted and put
+/// anew.
+fn look_ahead(names: &EtcdNames, lease: i64, created: i64) -> Vec<RequestOp> {
     let older = |start: &str| {
         let range_end = names::range_end(start);
         op(OpRequest::Range(RangeRequest { key: start.into(), range_end, max_create_revision: created, ..RangeRequest::default() }))

@@ -13,7 +13,7 @@ use super::{
         RequestOp, TxnRequest, TxnResponse, WatchRequest, WatchResponse,
     },
     names::EtcdNames,
-    ops::{self, TxnAnswers},
+    ops::{self, Part, TxnAnswers},
     queue::{AwaitedKeys, LockAtRevision},
 };
 
@@ -43,24 +43,39 @@ impl EtcdClient {
         compare: Vec<Compare>,
         puts: Vec<RequestOp>,
     ) -> EtcdResult<LockAtRevision> {
-        self.put_and_look_since(names, compare, puts, None).await
+        self.put_and_look_at(names, Part::All, compare, puts).await
     }
 
-    /// Does likewise. With `since` (lease and create revision) of an exclusive waiter, it looks only at the contenders before.
-    pub(super) async fn put_and_look_since(
+    /// The same, with a look at this part of the lock.
+    pub(super) async fn put_and_look_at(
         &mut self,
         names: &EtcdNames,
+        part: Part<'_>,
         compare: Vec<Compare>,
         puts: Vec<RequestOp>,
-        since: Option<(i64, i64)>,
     ) -> EtcdResult<LockAtRevision> {
-        let look = since.map_or_else(|| ops::look(names, ops::SOME), |(lease, created)| ops::look_ahead(names, lease, created));
-        let many = puts.len();
+        let (look, many) = (part.look(names), puts.len());
         let mut answers = self.txn(compare, [puts, look.clone()].concat(), look).await?;
         if answers.succeeded {
             answers.skip(many);
         }
-        Ok(if since.is_some() { answers.look_ahead(names)? } else { answers.look(names)? })
+        Ok(answers.look_at(names, part)?)
+    }
+
+    /// Does the first operation if all of its conditions hold, else the other one likewise, and looks at the part of the lock that belongs to
+    /// the first or the other one.
+    pub(super) async fn put_either_and_look(
+        &mut self,
+        names: &EtcdNames,
+        first: (Vec<Compare>, RequestOp, Part<'_>),
+        other: (Vec<Compare>, RequestOp, Part<'_>),
+    ) -> EtcdResult<LockAtRevision> {
+        let success = [vec![first.1], first.2.look(names)].concat();
+        let failure = [vec![ops::when(other.0, vec![other.1], Vec::new())], other.2.look(names)].concat();
+        let mut answers = self.txn(first.0, success, failure).await?;
+        answers.skip(1);
+        let part = if answers.succeeded { first.2 } else { other.2 };
+        Ok(answers.look_at(names, part)?)
     }
 
     /// Grants a lease with this id. Returns its length in seconds, which the server may have increased.

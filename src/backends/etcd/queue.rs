@@ -5,7 +5,7 @@ use std::collections::{BTreeMap, HashMap, HashSet};
 use super::{
     messages::KeyValue,
     names::{self, EtcdNames},
-    ops::TxnAnswers,
+    ops::{Part, TxnAnswers},
     probe::{self, Probe},
     record::{StoredRecord, fence},
     runs::RunKeys,
@@ -78,7 +78,7 @@ pub(super) struct Keys {
 #[derive(Clone, Debug)]
 pub(super) struct LockAtRevision {
     pub revision: i64,
-    /// Whether the look has only the contenders before an exclusive waiter. No contender behind that waiter holds the lock.
+    /// Whether the look skipped the contenders behind an exclusive waiter. None of them holds the lock.
     pub is_ahead: bool,
     /// The contenders in order of arrival.
     pub contenders: Vec<ContenderKey>,
@@ -114,6 +114,8 @@ pub(super) struct AwaitedKeys {
     pub record: Option<String>,
     /// The folder of the permits. The waiter waits for any of them to be given back.
     pub numbers: Option<String>,
+    /// The fence of that key if an exclusive waiter waits for an exclusive contender. That contender's release leaves the waiter first.
+    pub writer: Option<Fence>,
 }
 
 /// A waiter as it was read. It is unchanged as long as its key and its record are.
@@ -259,6 +261,10 @@ impl LockAtRevision {
             key: contender.map(|one| one.name.clone()),
             record: contender.filter(|_| is_permit).map(|one| names.open_as(one.id())),
             numbers: awaited.permits.then(|| names.numbers()),
+            writer: awaited
+                .contender
+                .filter(|other| (mode, self.queue.all()[*other].mode) == (Mode::Exclusive, Mode::Exclusive))
+                .map(|other| self.contenders[other].fence()),
         }
     }
 
@@ -301,9 +307,14 @@ impl TxnAnswers {
         LockAtRevision::new(names, self.revision, keys)
     }
 
-    /// Returns the answers to [`super::ops::look_ahead`].
-    pub(super) fn look_ahead(&mut self, names: &EtcdNames) -> Result<LockAtRevision> {
-        let (contenders, open) = (self.keys()?, [self.keys()?, self.keys()?].concat());
+    /// Returns the answers to [`Part::look`].
+    pub(super) fn look_at(&mut self, names: &EtcdNames, part: Part<'_>) -> Result<LockAtRevision> {
+        let (contenders, mut open) = match part {
+            Part::All => return self.look(names),
+            Part::Ahead(..) => (self.keys()?, self.keys()?),
+            Part::Own(..) => (self.keys()?, Vec::new()),
+        };
+        open.extend(self.keys()?);
         let keys = Keys { with_values: contenders.clone(), contenders, open, nested: self.keys()?, below_fence: self.keys()? };
         Ok(LockAtRevision { is_ahead: true, ..LockAtRevision::new(names, self.revision, keys)? })
     }

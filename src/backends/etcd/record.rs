@@ -11,6 +11,20 @@ pub(super) fn fence(revision: i64) -> Fence {
     Fence(u64::try_from(revision).unwrap_or_default())
 }
 
+/// What the last fence is followed by if the next holder may have a drain delay.
+const UNSETTLED: &str = " unsettled";
+
+/// Returns the value of a lock's last fence. `settled` tells that no holder that vanished, or was evicted, may still be stopping.
+pub(super) fn last_fence(fence: Fence, settled: bool) -> String {
+    format!("{fence}{}", if settled { "" } else { UNSETTLED })
+}
+
+/// Reads a lock's last fence.
+pub(super) fn read_last_fence(data: &[u8]) -> Option<Fence> {
+    let text = str::from_utf8(data).ok()?;
+    text.strip_suffix(UNSETTLED).unwrap_or(text).parse().ok().map(Fence)
+}
+
 /// A record.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct StoredRecord {

@@ -35,9 +35,17 @@ struct QueueModel {
     compares_record: bool,
     /// A grant of a permit compares that no other permit was granted since the look.
     compares_permits: bool,
+    /// A writer behind a writer is granted the lock without another look only if the other one held and released it.
+    compares_release: bool,
 }
 
-const RULE: QueueModel = QueueModel { watching: WatchStart::AtTheLook, looks_again: true, compares_record: true, compares_permits: true };
+const RULE: QueueModel = QueueModel {
+    watching: WatchStart::AtTheLook,
+    looks_again: true,
+    compares_record: true,
+    compares_permits: true,
+    compares_release: true,
+};
 
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 struct ModelEntry {
@@ -48,10 +56,12 @@ struct ModelEntry {
     permit: Option<u32>,
 }
 
-/// The result of a look: an entry, whether it was granted, and how often permits were taken and released.
+/// The result of a look: an entry, whether it was granted, whether both it and the waiter are writers, and how often permits were taken and
+/// released.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 struct ModelLook {
     contender: Option<(u8, bool)>,
+    writers: bool,
     permits: bool,
     taken: u8,
     returned: u8,
@@ -102,6 +112,8 @@ struct QueueModelState {
     arrived: u8,
     taken: u8,
     returned: u8,
+    /// The entry of the last hold that was released.
+    released: Option<u8>,
     /// A waiter that the queue monitor takes for gone.
     judged: Option<u8>,
     deaths: u8,
@@ -145,8 +157,9 @@ impl QueueModelState {
     /// What a waiter at this place waits for, as it is now.
     fn awaited(&self, contenders: &Contenders, at: usize) -> ModelLook {
         let Awaited { contender, permits } = contenders.awaited(self.mode(self.entries[at].client), at);
+        let modes = [Some(at), contender].map(|entry| entry.map(|entry| self.mode(self.entries[entry].client)));
         let contender = contender.map(|other| (self.entries[other].created, self.entries[other].is_granted));
-        ModelLook { contender, permits, taken: self.taken, returned: self.returned }
+        ModelLook { contender, writers: modes == [Some(Mode::Exclusive); 2], permits, taken: self.taken, returned: self.returned }
     }
 
     /// Whether the watched state has changed so that the watcher is notified.
@@ -237,7 +250,12 @@ impl QueueModel {
                     true
                 }
                 ModelClient::Watches(created, seen) if last.find(created).is_none() || last.has_changed(last.mode(i), seen) => {
-                    self.look(next, i, created);
+                    let is_released = |(other, _): (u8, bool)| last.released == Some(other) || !self.compares_release;
+                    if last.find(created).is_some() && seen.writers && seen.contender.is_some_and(is_released) {
+                        self.ask(next, i, created, seen.taken);
+                    } else {
+                        self.look(next, i, created);
+                    }
                     true
                 }
                 _ => false,
@@ -278,6 +296,7 @@ impl QueueModel {
             QueueStep::Leave(i) => match last.clients[i] {
                 ModelClient::Holds(created) => {
                     next.remove(created);
+                    next.released = Some(created);
                     next.clients[i] = ModelClient::Done;
                     true
                 }
@@ -343,6 +362,7 @@ impl Model for QueueModel {
             arrived: 0,
             taken: 0,
             returned: 0,
+            released: None,
             judged: None,
             deaths: 1,
             losses: 1,
@@ -421,4 +441,9 @@ fn model_of_a_queue_monitor_that_compares_nothing() {
 #[test]
 fn model_of_permits_that_are_not_counted_again() {
     QueueModel { compares_permits: false, ..RULE }.fails("holds go together");
+}
+
+#[test]
+fn model_of_a_departure_that_is_taken_for_a_release() {
+    QueueModel { compares_release: false, ..RULE }.fails("holds go together");
 }

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use dlock::lock::{Amendment, Attempt, End, Entry, Fence, Kind as ErrorKind, Mode, Release, Renewal, Request, Scope, Wake};
+use dlock::lock::{Amendment, Attempt, End, Entry, Fence, Kind as ErrorKind, Mode, Release, ReleaseInfo, Renewal, Request, Scope, Wake};
 use futures_util::future::join_all;
 use tokio::time::{Instant, timeout};
 
@@ -12,6 +12,7 @@ use super::{
 };
 use crate::{
     lab::{Client, LONG, Lab, SHORT, SLACK, key, nested, request, runner, soon, stretched, waiting},
+    support::proxy::{Fault, Proxy},
     targets::Kind,
 };
 
@@ -30,6 +31,7 @@ pub fn all() -> Vec<Case> {
         a_waiter_whose_lease_ended_queues_again,
         a_vanished_holders_successor_has_a_drain_delay,
         a_released_grant_does_not_shorten_the_drain_delay,
+        the_drain_delay_is_passed_on_to_the_next_waiter,
         holders_that_vanish_in_succession_leave_few_records,
         a_foreign_holders_successor_has_no_drain_delay,
         a_waiter_is_woken_after_a_compaction,
@@ -334,6 +336,34 @@ async fn a_released_grant_does_not_shorten_the_drain_delay(lab: &Lab) {
     assert_eq!(lab.etcd().etcd().keys(&records).len(), 1, "only the holder's own record remains");
     b.free(&patient).await;
     assert!(lab.etcd().etcd().keys(&records).is_empty());
+}
+
+/// The holder in front of the waiter gives the lock back at once, or undoes a grant whose answer was lost.
+async fn the_drain_delay_is_passed_on_to_the_next_waiter(lab: &Lab) {
+    for is_lost in [false, true] {
+        Vanishing::take(lab, "revoked").await.vanish(lab).await;
+        let server = lab.server();
+        let proxy = Proxy::to(server.port());
+        let (mut a, mut b, mut c) = (Client(server.through(proxy.port).await), lab.client().await, lab.client().await);
+        let hasty = request(&key("job"), LONG);
+        if is_lost {
+            proxy.trap("/write/", Fault::CutAfter);
+            a.0.try_acquire(&hasty).await.expect_err("the answer was lost");
+        } else {
+            assert_eq!(a.take(&hasty).await.drain_delay, DRAIN_DELAY);
+        }
+        let [patient, after] = [waiting(&key("job"), LONG), waiting(&key("job"), LONG)];
+        b.refused(&patient).await;
+        let scope = if is_lost { ReleaseInfo::UNDO } else { Scope::Hold.into() };
+        assert_eq!(a.0.release(&key("job"), &hasty.token, &scope).await.expect("release"), Release::Released);
+        assert_eq!(b.wait_for(&patient, LONG).await.drain_delay, DRAIN_DELAY, "lost: {is_lost}");
+        lab.pass(DRAIN_DELAY).await;
+        c.refused(&after).await;
+        b.free(&patient).await;
+        assert_eq!(c.wait_for(&after, LONG).await.drain_delay, Duration::ZERO, "lost: {is_lost}");
+        c.free(&after).await;
+        assert!(lab.etcd().etcd().keys(&format!("{}.meta/%open/", lab.etcd().namespace("dlock"))).is_empty());
+    }
 }
 
 async fn holders_that_vanish_in_succession_leave_few_records(lab: &Lab) {
