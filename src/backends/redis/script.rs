@@ -14,13 +14,13 @@ macro_rules! script {
     };
 }
 
-pub(super) static ACQUIRE: Script = script!("lua/acquire.lua", "1a63f81e38865f41f09224f8700e5fc8c4dd0dc7");
-pub(super) static SHARE: Script = script!("lua/share.lua", "6986a58af964f8c37fda0f51f4622dc4e895f389");
-pub(super) static RENEW: Script = script!("lua/renew.lua", "eecc244a4e5448766a1f62c52c5182bf203f33b2");
-pub(super) static RELEASE: Script = script!("lua/release.lua", "2e14218473962743804e702692dcdce88cca4341");
-pub(super) static BREAK: Script = script!("lua/break.lua", "f139205b9f003c034184efa18ab9b2bab08dc051");
-pub(super) static NOTE: Script = script!("lua/note.lua", "0f6ed73db00f563e1fe50fdb0549d1775221b08a");
-pub(super) static ABANDON: Script = script!("lua/abandon.lua", "42cdfc46830c544dad76d82b186344c78d49e9b4");
+pub(super) static ACQUIRE: Script = script!("lua/acquire.lua", "056536b61f5b641048dfe9b6733f159317e4696d");
+pub(super) static SHARE: Script = script!("lua/share.lua", "d2fe870d0d5af4d7dff7c71793fecd801cb3d370");
+pub(super) static RENEW: Script = script!("lua/renew.lua", "bbde820aca74b18c2104c65193fc4546c9a801b8");
+pub(super) static RELEASE: Script = script!("lua/release.lua", "4d8a238a6760e022925393f8e65c2929d318251f");
+pub(super) static BREAK: Script = script!("lua/break.lua", "15efa22e2ba7f5d59397290552ecae027863c2ad");
+pub(super) static NOTE: Script = script!("lua/note.lua", "3041323b58de59a7afc3e60ed11e0861f84eeb7a");
+pub(super) static ABANDON: Script = script!("lua/abandon.lua", "f3d3baaf85aa49c2951ae5d3d8b8ea2421732ee3");
 
 impl Script {
     /// Creates a script from its code and its SHA-1.

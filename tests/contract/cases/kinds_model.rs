@@ -245,12 +245,17 @@ impl ReferenceQueue {
     }
 }
 
+/// Seeds that once found a difference.
+const FOUND: [u64; 1] = [5_996_332_192_451_897_504];
+
 async fn random_kinds_match_the_reference(lab: &Lab) {
     let given = env::var("DLOCK_TEST_SEED").ok().and_then(|seed| seed.parse().ok());
-    let first = given.unwrap_or_else(dlock::lock::random);
-    for round in 0..if given.is_some() { 1 } else { ROUNDS } {
+    let first = dlock::lock::random();
+    let seeds =
+        given.map_or_else(|| FOUND.into_iter().chain((1..ROUNDS).map(|round| first.wrapping_add(round))).collect(), |given| vec![given]);
+    for seed in seeds {
         let mut replays = 0;
-        while let Err(differs) = play(lab, first.wrapping_add(round)).await {
+        while let Err(differs) = play(lab, seed).await {
             replays += 1;
             assert!(replays < 4, "{differs}");
             lab.target.lose_data().await;

@@ -375,12 +375,11 @@ local function held_up(lock, counter, queue, waiters, line, fair, fair_readers, 
   for i, one in ipairs(front) do
     local left, room = one.seen + GONE - now, has_room(lock, one.wants)
     local is_called = one.counter == last
-    local asks_anew = not is_called or one.called < one.seen
-    if i > 1 and not first and left > 0 and (not room or asks_anew or one.called + TURN > now) and alike(i) then
+    if i > 1 and not first and left > 0 and alike(i) then
       return nil
     end
     if left > 0 and room and not first then
-      if asks_anew then
+      if not is_called or one.called < one.seen then
         call(one)
       end
       left = one.called + TURN - now
