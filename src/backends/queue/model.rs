@@ -25,27 +25,27 @@ enum WatchStart {
     Later,
 }
 
-/// A store's queue, and which precaution is left out.
+/// What keeps the rules safe.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Precaution {
+    /// A waiter whose watch may be lost looks again by itself.
+    LookAgain,
+    /// The queue monitor removes a waiter only if its record has not changed since it was judged.
+    CompareRecord,
+    /// A grant of a permit compares that no other permit was granted since the look.
+    ComparePermits,
+    /// A writer behind a writer is granted the lock without another look only if the other one held and released it.
+    CompareRelease,
+}
+
+/// A store's queue.
 #[derive(Clone, Copy)]
 struct QueueModel {
     watching: WatchStart,
-    /// A waiter whose watch may be lost looks again by itself.
-    looks_again: bool,
-    /// The queue monitor removes a waiter only if its record has not changed since it was judged.
-    compares_record: bool,
-    /// A grant of a permit compares that no other permit was granted since the look.
-    compares_permits: bool,
-    /// A writer behind a writer is granted the lock without another look only if the other one held and released it.
-    compares_release: bool,
+    left_out: Option<Precaution>,
 }
 
-const RULE: QueueModel = QueueModel {
-    watching: WatchStart::AtTheLook,
-    looks_again: true,
-    compares_record: true,
-    compares_permits: true,
-    compares_release: true,
-};
+const RULE: QueueModel = QueueModel { watching: WatchStart::AtTheLook, left_out: None };
 
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 struct ModelEntry {
@@ -195,6 +195,24 @@ impl QueueModelState {
 }
 
 impl QueueModel {
+    const fn without(self, precaution: Precaution) -> Self {
+        Self { left_out: Some(precaution), ..self }
+    }
+
+    fn has(self, precaution: Precaution) -> bool {
+        self.left_out != Some(precaution)
+    }
+
+    /// Continues after a change of the watched state.
+    fn wake(self, state: &mut QueueModelState, i: usize, created: u8, seen: ModelLook) {
+        let is_released = |(other, _): (u8, bool)| state.released == Some(other) || !self.has(Precaution::CompareRelease);
+        if state.find(created).is_some() && seen.writers && seen.contender.is_some_and(is_released) {
+            self.ask(state, i, created, seen.taken);
+        } else {
+            self.look(state, i, created);
+        }
+    }
+
     fn look(self, state: &mut QueueModelState, i: usize, created: u8) {
         let Some(at) = state.find(created) else {
             // The contender's position is lost: it joins anew.
@@ -217,7 +235,7 @@ impl QueueModel {
         };
         if let Mode::Permits(_) = state.mode(i) {
             let number = state.contenders().free_number();
-            if self.compares_permits && state.taken != taken {
+            if self.has(Precaution::ComparePermits) && state.taken != taken {
                 state.clients[i] = ModelClient::Looks(created);
                 return;
             }
@@ -250,12 +268,7 @@ impl QueueModel {
                     true
                 }
                 ModelClient::Watches(created, seen) if last.find(created).is_none() || last.has_changed(last.mode(i), seen) => {
-                    let is_released = |(other, _): (u8, bool)| last.released == Some(other) || !self.compares_release;
-                    if last.find(created).is_some() && seen.writers && seen.contender.is_some_and(is_released) {
-                        self.ask(next, i, created, seen.taken);
-                    } else {
-                        self.look(next, i, created);
-                    }
+                    self.wake(next, i, created, seen);
                     true
                 }
                 _ => false,
@@ -287,7 +300,7 @@ impl QueueModel {
                 _ => false,
             },
             QueueStep::LookAgain(i) => match last.clients[i] {
-                ModelClient::Deaf(created) if self.looks_again => {
+                ModelClient::Deaf(created) if self.has(Precaution::LookAgain) => {
                     next.clients[i] = ModelClient::Looks(created);
                     true
                 }
@@ -334,7 +347,7 @@ impl QueueModel {
             }
             QueueStep::Remove => {
                 let Some(created) = next.judged.take() else { return false };
-                if !self.compares_record || last.find(created).is_some_and(|at| !last.entries[at].is_granted) {
+                if !self.has(Precaution::CompareRecord) || last.find(created).is_some_and(|at| !last.entries[at].is_granted) {
                     next.remove(created);
                 }
                 true
@@ -430,20 +443,20 @@ fn model_of_watches_that_begin_too_late() {
 
 #[test]
 fn model_of_lost_watches_that_nobody_misses() {
-    QueueModel { looks_again: false, ..RULE }.fails("none is stuck");
+    RULE.without(Precaution::LookAgain).fails("none is stuck");
 }
 
 #[test]
 fn model_of_a_queue_monitor_that_compares_nothing() {
-    QueueModel { compares_record: false, ..RULE }.fails("holds go together");
+    RULE.without(Precaution::CompareRecord).fails("holds go together");
 }
 
 #[test]
 fn model_of_permits_that_are_not_counted_again() {
-    QueueModel { compares_permits: false, ..RULE }.fails("holds go together");
+    RULE.without(Precaution::ComparePermits).fails("holds go together");
 }
 
 #[test]
 fn model_of_a_departure_that_is_taken_for_a_release() {
-    QueueModel { compares_release: false, ..RULE }.fails("holds go together");
+    RULE.without(Precaution::CompareRelease).fails("holds go together");
 }
