@@ -4,13 +4,13 @@ pub mod host;
 
 use std::time::Duration;
 
-use super::{Context, KeyArg, consent, interrupted};
+use super::{Context, KeyArg, consent, interrupted, stopped_by};
 use crate::{
     exit,
     lease::{self, BootClock, BreakOutcome, BreakRequest, Clock as _, ask},
     lock::{Backend, Break, Error, Holder, Key, Kind, LockState, Result},
     output::{described, fence, json, mark, shell},
-    supervise::{Signals, reraise},
+    supervise::Signals,
 };
 
 /// How a lock is broken; of `dlock release --force` as well.
@@ -112,7 +112,11 @@ pub async fn run(settings: BreakSettings, context: &Context) -> Result<u8> {
     })?;
     let mut signals = Signals::new().map_err(|error| Error::new(Kind::Internal, "signals can't be watched").source(error))?;
     let mut backend = super::open(context);
-    let state = look(&settings.key, context, &mut *backend).await?;
+    let state = tokio::select! {
+        biased;
+        signal = interrupted(&mut signals) => return Ok(stopped_by(signal, &settings.key, out)),
+        state = look(&settings.key, context, &mut *backend) => state?,
+    };
     context.tell(&mut *backend);
     let store = backend.identity().url;
     let Some(seen) = choose(&settings, &state.holders)? else {
@@ -157,11 +161,7 @@ pub async fn run(settings: BreakSettings, context: &Context) -> Result<u8> {
                 mark(&us),
                 shell(&settings.key)
             ));
-            let status = out.interrupted(&settings.key, signal.number);
-            if signal.from_terminal {
-                reraise(signal.number);
-            }
-            return Ok(status);
+            return Ok(stopped_by(signal, &settings.key, out));
         }
     };
     if out.is_json() {

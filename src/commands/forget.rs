@@ -5,13 +5,13 @@
 
 use std::time::Duration;
 
-use super::{Context, KeyArg, collect_metadata, consent, interrupted};
+use super::{Context, KeyArg, collect_metadata, consent, interrupted, stopped_by};
 use crate::{
     exit,
     lease::{self, BootClock, Outcome, WaitPolicy, ask, wall_ms},
     lock::{Backend, Break, End, Error, Key, Kind, Mode, ReleaseInfo, Request, Result, RunPolicy, RunRecord, RunState, Scope, Ttl},
     output::{self, Cause, Now, Skip, json},
-    supervise::{Signals, reraise},
+    supervise::Signals,
 };
 
 /// The arguments of `dlock forget`.
@@ -82,13 +82,7 @@ pub async fn run(settings: ForgetSettings, context: &Context) -> Result<u8> {
             let option = denial.rule.to_string();
             return Ok(not_forgotten(&settings, &store, Cause::Denied(&denial, &option), context));
         }
-        Outcome::Stopped(signal) => {
-            let status = out.interrupted(&settings.key, signal.number);
-            if signal.from_terminal {
-                reraise(signal.number);
-            }
-            return Ok(status);
-        }
+        Outcome::Stopped(signal) => return Ok(stopped_by(signal, &settings.key, out)),
     }
     let by = Break { by: consent::operator(context), why: settings.reason.clone(), seen: false };
     let info = ReleaseInfo {

@@ -238,6 +238,15 @@ fn block_on<T>(work: impl Future<Output = Result<T>>) -> Result<T> {
     done
 }
 
+/// Reports the signal that ended the command, and returns the status. A signal from the terminal ends dlock as it ends other programs.
+fn stopped_by(signal: Signal, key: &Key, out: &Output) -> u8 {
+    let status = out.interrupted(key, signal.number);
+    if signal.from_terminal {
+        reraise(signal.number);
+    }
+    status
+}
+
 /// Returns the next signal that ends a wait. Ctrl-Z stops dlock as usual.
 async fn interrupted(signals: &mut Signals) -> Signal {
     loop {

@@ -312,10 +312,17 @@ fn a_hold_that_is_not_recorded_yet_can_be_broken() {
         world.inspect().stdout.contains("\"fence\":null")
     });
     drop(writer);
-    let mut command = dlock::command();
-    command.args(["break", &world.key, "--yes", "--reason", "x"]).env("DLOCK_BACKEND", url(&database));
-    let breaking = Process::start(command);
-    std::thread::sleep(Duration::from_millis(500));
+    let start_break = || {
+        let mut command = dlock::command();
+        command.args(["break", &world.key, "--yes", "--reason", "x"]).env("DLOCK_BACKEND", url(&database));
+        let breaking = Process::start(command);
+        std::thread::sleep(Duration::from_millis(500));
+        breaking
+    };
+    let interrupted = start_break();
+    interrupted.signal(Signal::INT);
+    assert_eq!(interrupted.wait(LIMIT).code(), 130);
+    let breaking = start_break();
     job.signal(Signal::CONT);
     let breaking = breaking.wait(LIMIT);
     assert_eq!(breaking.code(), 0, "{}", breaking.stderr);

@@ -7,11 +7,11 @@ use std::{cell::Cell, time::Duration};
 
 use super::{Context, DoctorSettings, failed};
 use crate::{
-    commands::{collect_metadata, interrupted, open_as_it_is},
+    commands::{collect_metadata, interrupted, open_as_it_is, stopped_by},
     lease::{BootClock, Budget, Clock as _, Lease, Outcome, Released, WaitPolicy, acquire, ask, release},
     lock::{Backend, Error, Finding, Key, Kind, ReleaseInfo, Renewal, Request, Result, Scope, ServerTime, Severity, Ttl},
     output::doctor::DoctorReport,
-    supervise::{Signal, Signals, reraise},
+    supervise::{Signal, Signals},
 };
 
 /// The number of timed renewals; the median counts.
@@ -56,13 +56,7 @@ pub(super) async fn try_out(
         }
     };
     let ttl = settings.ttl.unwrap_or_else(|| backend.identity().capabilities.clamp_ttl(Ttl::DEFAULT));
-    let stopped = |signal: Signal| {
-        let status = context.out.interrupted(&Key::probe(), signal.number);
-        if signal.from_terminal {
-            reraise(signal.number);
-        }
-        Some(status)
-    };
+    let stopped = |signal: Signal| Some(stopped_by(signal, &Key::probe(), &context.out));
     let lease = match take(backend, ttl, settings, context, &mut signals).await {
         Ok(Outcome::Granted(lease)) => lease,
         Ok(Outcome::Stopped(signal)) => return stopped(signal),
