@@ -434,3 +434,12 @@ async fn only_a_waiter_in_order_has_a_position() {
         assert!(asked <= 4, "{asked} questions in 7 s, though a release wakes the waiter");
     }
 }
+
+/// An error counts no more once a whole attempt had no answer.
+#[tokio::test(start_paused = true)]
+async fn a_whole_attempt_without_an_answer_is_reported() {
+    let world = LeaseWorld::new();
+    let mut client = world.client(&[CallFault::Refused, CallFault::Hangs, CallFault::Hangs, CallFault::Hangs].map(Some));
+    let error = world.acquire(&mut client, WaitPolicy::Try).await.expect_err("no answer");
+    assert!(error.message.starts_with("no answer within"), "{error:?}");
+}
