@@ -443,3 +443,18 @@ async fn a_whole_attempt_without_an_answer_is_reported() {
     let error = world.acquire(&mut client, WaitPolicy::Try).await.expect_err("no answer");
     assert!(error.message.starts_with("no answer within"), "{error:?}");
 }
+
+/// The answer came too late to start a command. The repeated request is answered after the delay.
+#[tokio::test(start_paused = true)]
+async fn a_drain_delay_is_waited_for_once() {
+    let world = LeaseWorld::new();
+    let late = CallFault::AnswerLate(Duration::from_millis(1500));
+    let mut client = Faulty { drain_delay: Duration::from_millis(500), ..world.client(&[Some(late)]) };
+    let short = Request { ttl: Ttl::new(secs(2)).unwrap(), ..request() };
+    let began = world.clock.now();
+    let outcome = acquire(&mut client, &world.clock, short, WaitPolicy::Try, LIMITS, pending::<()>(), |_| ()).await.unwrap();
+    assert!(matches!(outcome, Outcome::Granted(_)), "{outcome:?}");
+    assert_eq!(*client.calls.borrow(), ["acquire", "acquire"]);
+    let took = world.clock.now().since(began);
+    assert!(took < Duration::from_millis(2200), "{took:?}");
+}
