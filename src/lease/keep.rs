@@ -7,7 +7,7 @@ use super::{
     ask::{no_answer, timeout_factor},
     bounded,
 };
-use crate::lock::{Backend, Break, Error, Intent, Renewal};
+use crate::lock::{Backend, BootTime, Break, Error, Intent, Renewal};
 
 /// Why dlock can't rely on a lease any more.
 #[derive(Debug)]
@@ -18,7 +18,7 @@ pub enum Loss {
     Unconfirmed {
         /// How long ago the last confirmed renewal was sent.
         since: Duration,
-        /// How the last attempt failed.
+        /// How the last attempt failed; `None` if there was none, or this process was stopped meanwhile.
         last: Option<Error>,
     },
     /// An operator marked the hold to be broken. The hold was not extended, and lasts to the end of its lease.
@@ -55,19 +55,26 @@ pub async fn keep(
                 None => pending().await,
             }
         };
+        let planned = next.min(term_at);
         tokio::select! {
             biased;
-            () = clock.sleep_until(next.min(term_at)) => {}
+            () = clock.sleep_until(planned) => {}
             () = listening => deaf_until = clock.now().plus(budget.renew_every() / 8),
         }
         let sent = clock.now();
+        let was_stopped = |planned: BootTime| clock.now() >= planned.plus(budget.renew_every() * 2);
+        if was_stopped(planned) {
+            // An earlier failure is not the cause.
+            last = None;
+        }
         if sent >= term_at {
             return Loss::Unconfirmed { since: sent.since(lease.t0), last };
         }
         // An outage may end at any moment, and only few attempts fit before TERM time.
         let attempt = limits.attempt().min(budget.renew_every()) * timeout_factor(silences).min(2);
         let question = backend.renew(&lease.key, &lease.token, intent);
-        let answer = bounded(clock, sent.plus(attempt).min(term_at), question).await;
+        let end = sent.plus(attempt).min(term_at);
+        let answer = bounded(clock, end, question).await;
         silences = if answer.is_some() { 0 } else { silences + 1 };
         let confirmed = match answer {
             Some(Ok(Renewal::Renewed { ttl, .. })) => Some(ttl),
@@ -80,7 +87,7 @@ pub async fn keep(
                 None
             }
             None => {
-                last = Some(no_answer(attempt).backend(&url));
+                last = (!was_stopped(end)).then(|| no_answer(attempt).backend(&url));
                 None
             }
         };

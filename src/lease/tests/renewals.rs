@@ -117,3 +117,23 @@ async fn endless_hints_do_not_cause_endless_renewals() {
     assert!(tokio::time::timeout(secs(60), keeping).await.is_err());
     assert!(calls.borrow().len() < 70, "{}", calls.borrow().len());
 }
+
+/// Neither an earlier failure nor an attempt that was under way is the cause.
+#[tokio::test(start_paused = true)]
+async fn a_process_that_was_stopped_blames_no_answer() {
+    for fault in [CallFault::Refused, CallFault::Hangs] {
+        let world = LeaseWorld::new();
+        let mut client = world.client(&[]);
+        let mut lease = world.taken(&mut client).await;
+        let began = lease.t0;
+        client.faults.borrow_mut().push_back(Some(fault));
+        let keeping = keep(&mut client, &world.clock, &mut lease, budget(), LIMITS, Intent::Extend(None), |_, _| panic!("renewed"));
+        let stop = async {
+            world.clock.sleep_until(began.plus(budget().renew_every() + Duration::from_millis(100))).await;
+            tokio::time::advance(secs(60)).await;
+            pending::<()>().await;
+        };
+        let loss = tokio::select! { loss = keeping => loss, () = stop => unreachable!() };
+        assert!(matches!(loss, Loss::Unconfirmed { last: None, .. }), "{loss:?}");
+    }
+}
