@@ -304,7 +304,9 @@ fn a_hold_that_is_not_recorded_yet_can_be_broken() {
     let world = World::new(url(&database));
     assert_eq!(dlock::run(&url(&database), &["init"]).code(), 0);
     let writer = Writer::begin(&database);
-    let job = world.start(&[], "sleep 100");
+    // On a busy machine the stops take long.
+    let patient = ["--backend-timeout", "60s"];
+    let job = world.start(&patient, "sleep 100");
     must("the run is stopped before it could write its row", LIMIT, || {
         job.signal(Signal::CONT);
         std::thread::sleep(Duration::from_millis(20));
@@ -314,7 +316,7 @@ fn a_hold_that_is_not_recorded_yet_can_be_broken() {
     drop(writer);
     let start_break = || {
         let mut command = dlock::command();
-        command.args(["break", &world.key, "--yes", "--reason", "x"]).env("DLOCK_BACKEND", url(&database));
+        command.args(["break", &world.key, "--yes", "--reason", "x"]).args(patient).env("DLOCK_BACKEND", url(&database));
         let breaking = Process::start(command);
         std::thread::sleep(Duration::from_millis(500));
         breaking
