@@ -3,6 +3,7 @@
 #![allow(clippy::disallowed_methods)] // tokio's paused clock is the fake one
 
 mod breaking;
+mod drain;
 mod one;
 mod policies;
 mod renewals;
