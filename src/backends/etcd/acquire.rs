@@ -4,6 +4,8 @@
 //! - *The answer to the lease's grant is lost.* The lease's id follows from the token; "exists already" is then as good as a grant.
 //! - *The answer to the key's transaction is lost.* A repeated transaction changes nothing, and returns the position.
 //! - *That transaction arrives after the process gave up.* Giving up revokes the lease, without which no key is put.
+//! - *The answer to a waiter's grant is lost, or the grant arrives late.* A hold may have a break mark by then: only a waiter's record is
+//!   replaced.
 //! - *The lease ends during the wait.* The next transaction fails for that, and the waiter queues up anew, last.
 //! - *The waiter becomes first.* It reads its position by a quorum, and then extends the lease. A frozen, deposed leader could answer an
 //!   extension alone. A read through the same member excludes that before the read. A new leader extends all leases.
@@ -190,8 +192,10 @@ impl AcquireAttempt<'_> {
         if records(self.request) || matches!(mode, Mode::Permits(_)) {
             return self.client.put_and_look_at(names, part, Vec::new(), Vec::new()).await;
         }
-        let held = ops::put(&names.open_of(lease), HoldRecord::of(self.request, Some(queued.fence())).write(), 0);
-        let held = ops::when(vec![ops::absent(&names.least())], vec![held], Vec::new());
+        let open = names.open_of(lease);
+        let held = ops::put(&open, HoldRecord::of(self.request, Some(queued.fence())).write(), 0);
+        let still_waits = ops::unchanged(&open, queued.created);
+        let held = ops::when(vec![ops::absent(&names.least()), still_waits], vec![held], Vec::new());
         let is_there = ops::created_at(&queued.own, queued.created);
         let if_first = (vec![is_there.clone()], ops::when_first(names, mode, queued.created, held.clone()), part);
         let look = match queued.before.writer {

@@ -7,10 +7,10 @@ use std::{
 
 use dlock::{
     lease::{self, BootClock, Clock as _, Limits, Outcome, Released, WaitPolicy},
-    lock::{Effect, Key, Release, Renewal, Request, Scope},
+    lock::{Amendment, Effect, Fence, Key, Release, Renewal, Request, Scope},
 };
 
-use super::{Case, cases};
+use super::{Case, cases, history::broken};
 use crate::{
     lab::{Client, LONG, Lab, SHORT, SLACK, key, overtaking_delay, request, soon, stretched, waiting},
     support::proxy::{Fault, Mode, Proxy},
@@ -37,6 +37,8 @@ pub fn all() -> Vec<Case> {
     all.extend(cases![|kind| kind.has_server() && !kind.lasts_with_its_process() =>
         renewal_that_arrives_late_does_not_revive,
         release_that_arrives_late_leaves_the_newer_holder,
+        a_waiters_grant_that_is_repeated_keeps_a_break_mark,
+        a_waiters_grant_that_arrives_late_keeps_a_break_mark,
     ]);
     all.extend(cases![|kind| kind == Kind::Redis => a_restarted_server_gets_the_scripts_in_full]);
     all
@@ -266,6 +268,60 @@ async fn a_waiter_behind_a_cut_connection_gets_the_lock(lab: &Lab) {
     let (outcome, released) = tokio::join!(acquire, release);
     assert!(matches!(outcome, Ok(Outcome::Granted(_))), "{outcome:?}");
     assert!(released.elapsed() < soon(), "{:?}", released.elapsed());
+}
+
+/// The answer to a waiter's grant is lost, and the hold has a break mark when the request is repeated.
+async fn a_waiters_grant_that_is_repeated_keeps_a_break_mark(lab: &Lab) {
+    let mut lost = 0;
+    // The grant is one of the first requests.
+    for nth in 0..3 {
+        let (proxy, mut b, wanted) = next_in_line(lab, &format!("job-{nth}")).await;
+        proxy.trap_nth("", nth, 1, Fault::CutAfter);
+        if matches!(tokio::time::timeout(LIMITS.answer, b.0.try_acquire(&wanted)).await, Ok(Ok(_))) {
+            break;
+        }
+        // The server may answer something else first.
+        lab.pass(SLACK).await;
+        let Some(fence) = lab.client().await.inspect(&wanted.key).await.holders.pop().and_then(|holder| holder.fence) else { continue };
+        lost += 1;
+        mark(lab, &wanted.key, fence).await;
+        assert_eq!(b.wait_for(&wanted, SLACK).await.fence, fence);
+        assert_eq!(b.renew(&wanted, None).await, Renewal::Broken(broken("NFS")), "{nth}");
+        b.free(&wanted).await;
+    }
+    assert!(lost > 0, "no answer to a grant was lost");
+}
+
+/// A waiter gives up on a request and repeats it. The first request is served when the hold has a break mark.
+async fn a_waiters_grant_that_arrives_late_keeps_a_break_mark(lab: &Lab) {
+    let late = overtaking_delay();
+    for nth in 0..3 {
+        let (proxy, mut b, wanted) = next_in_line(lab, &format!("job-{nth}")).await;
+        proxy.trap_nth("", nth, 1, Fault::Late(late));
+        if tokio::time::timeout(Duration::from_millis(100), b.0.try_acquire(&wanted)).await.is_ok() {
+            assert!(nth > 0, "no request was late");
+            break;
+        }
+        let grant = b.wait_for(&wanted, SLACK).await;
+        mark(lab, &wanted.key, grant.fence).await;
+        lab.pass(late).await;
+        assert_eq!(b.renew(&wanted, None).await, Renewal::Broken(broken("NFS")), "{nth}");
+        b.free(&wanted).await;
+    }
+}
+
+/// Returns a waiter behind a proxy, and its request, for a lock that was just given back.
+async fn next_in_line(lab: &Lab, job: &str) -> (Proxy, Client, Request) {
+    let (mut a, (proxy, mut b)) = (lab.client().await, warm(lab).await);
+    let held = a.hold(&key(job)).await;
+    let wanted = waiting(&held.key, LONG);
+    b.refused(&wanted).await;
+    a.free(&held).await;
+    (proxy, b, wanted)
+}
+
+async fn mark(lab: &Lab, job: &Key, fence: Fence) {
+    assert!(lab.client().await.0.amend(job, Amendment::Mark(fence, &broken("NFS"))).await.expect("mark"));
 }
 
 async fn waiting_outlives_an_outage(lab: &Lab) {
