@@ -13,8 +13,8 @@ use super::{
     bounded, wall_ms,
 };
 use crate::lock::{
-    Attempt, Backend, BootTime, Busy, Capabilities, Denial, Effect, Entry, Error, Grant, Identity, Kind, ReleaseInfo, Request, Result,
-    Rule, Token,
+    Attempt, Backend, BootTime, Busy, Capabilities, Denial, Effect, Entry, Error, Fence, Grant, Identity, Kind, ReleaseInfo, Request,
+    Result, Rule, Token,
 };
 
 /// How long to wait for a lock that another process holds.
@@ -141,8 +141,8 @@ struct AcquireLoop<'a> {
     transient_until: Option<BootTime>,
     /// When all drain delays of grants are over.
     drained_at: Option<BootTime>,
-    /// The present grant's drain delay is part of that. A repeated grant adds no delay.
-    counted: bool,
+    /// The last grant with a drain delay, which is part of that. The same grant adds no delay when it is repeated.
+    counted: Option<Fence>,
     /// How many attempts in a row have had no answer so far.
     silences: u32,
 }
@@ -166,7 +166,7 @@ impl<'a> AcquireLoop<'a> {
             waited: false,
             transient_until: None,
             drained_at: None,
-            counted: false,
+            counted: None,
             silences: 0,
         }
     }
@@ -203,7 +203,7 @@ impl<'a> AcquireLoop<'a> {
                     return Err(Error::new(Kind::Internal, "a fresh request was answered as a nested one"));
                 }
                 Some(Ok(Attempt::Busy(mut found))) => {
-                    (self.in_flight, self.counted) = (false, false);
+                    (self.in_flight, self.counted) = (false, None);
                     // If a newcomer may go first, a position would promise too much.
                     found.position = found.position.filter(|_| request.fair || capabilities.always_fair);
                     pause = Pause::new();
@@ -288,7 +288,7 @@ impl<'a> AcquireLoop<'a> {
         sent: BootTime,
     ) -> Result<Result<Lease>> {
         let budget = Budget::new(grant.ttl, None, capabilities.pace)?;
-        if grant.drain_delay > Duration::ZERO && !std::mem::replace(&mut self.counted, true) {
+        if grant.drain_delay > Duration::ZERO && self.counted.replace(grant.fence) != Some(grant.fence) {
             self.drained_at = self.drained_at.max(Some(clock.now().plus(grant.drain_delay)));
         }
         if let Some(end) = self.drained_at.filter(|end| clock.now() < *end) {
@@ -299,7 +299,7 @@ impl<'a> AcquireLoop<'a> {
                 }
             };
             if bounded(clock, end, over).await.is_some() {
-                (self.unsure, self.counted) = (true, false);
+                (self.unsure, self.counted) = (true, None);
                 return Ok(Err(Error::new(Kind::Unavailable, "the hold ended before its command was started").effect(Effect::Unknown)));
             }
         }

@@ -36,17 +36,30 @@ async fn a_hold_that_ends_during_its_drain_delay_is_asked_for_again() {
     assert_eq!(*client.calls.borrow(), ["acquire", "acquire"]);
 }
 
-/// The answer came too late to start a command. The repeated request is answered after the delay.
+/// The answer came too late to start a command. The hold is granted again after the delay.
 #[tokio::test(start_paused = true)]
 async fn a_drain_delay_is_waited_for_once() {
     let world = LeaseWorld::new();
     let late = CallFault::AnswerLate(Duration::from_millis(1500));
     let mut client = Faulty { drain_delay: Duration::from_millis(500), ..world.client(&[Some(late)]) };
-    let short = Request { ttl: Ttl::new(secs(2)).unwrap(), ..request() };
+    let short = Request { ttl: Ttl::new(secs(3)).unwrap(), ..request() };
     let began = world.clock.now();
     let outcome = acquire(&mut client, &world.clock, short, WaitPolicy::Try, LIMITS, pending::<()>(), |_| ()).await.unwrap();
     assert!(matches!(outcome, Outcome::Granted(_)), "{outcome:?}");
     assert_eq!(*client.calls.borrow(), ["acquire", "acquire"]);
     let took = world.clock.now().since(began);
     assert!(took < Duration::from_millis(2200), "{took:?}");
+}
+
+/// The first grant was over when the lock was asked for again, and another holder vanished in between.
+#[tokio::test(start_paused = true)]
+async fn each_grant_has_its_own_drain_delay() {
+    let world = LeaseWorld::new();
+    let late = CallFault::AnswerLate(Duration::from_millis(1500));
+    let planned = [1, 2].map(|fence| Attempt::Granted(grant(fence))).into();
+    let mut client = Faulty { planned, drain_delay: Duration::from_millis(500), ..world.client(&[Some(late)]) };
+    let lease = world.taken(&mut client).await;
+    assert_eq!((lease.fence, client.calls.borrow().len()), (Fence(2), 2));
+    let waited = world.clock.now().since(lease.t0);
+    assert!(waited >= Duration::from_millis(500), "{waited:?}");
 }

@@ -8,6 +8,7 @@ mod one;
 mod policies;
 mod renewals;
 mod together;
+mod waits;
 
 use std::{cell::RefCell, collections::VecDeque, future::pending, rc::Rc, time::Duration};
 
@@ -18,9 +19,9 @@ use super::*;
 use crate::{
     backends::memory::{Memory, MemoryStore},
     lock::{
-        Admin, Amendment, Attempt, Backend, Busy, Check, Effect, Entry, Error, Finding, Grants, History, Identity, Intent, Kind, LockState,
-        Mode, Namespace, Once, Pace, Release, ReleaseInfo, Renewal, Request, Result, Role, Rule, RunPolicy, RunState, Scope, ServerTime,
-        Tether, Wake, Which,
+        Admin, Amendment, Attempt, Backend, Busy, Check, Effect, Entry, Error, Fence, Finding, Grant, Grants, History, Identity, Intent,
+        Kind, LockState, Mode, Namespace, Once, Pace, Release, ReleaseInfo, Renewal, Request, Result, Role, Rule, RunPolicy, RunState,
+        Scope, ServerTime, Tether, Wake, Which,
     },
 };
 
@@ -61,6 +62,10 @@ struct Faulty {
     /// The planned faults of attempts to leave the queue.
     leaving: Rc<RefCell<VecDeque<Option<CallFault>>>>,
     calls: Rc<RefCell<Vec<&'static str>>>,
+    /// The answers to attempts, of which the last is given from then on. Without any, the store answers.
+    planned: VecDeque<Attempt>,
+    /// How long each wait was to last.
+    waits: Rc<RefCell<Vec<Duration>>>,
     /// The drain delay of the grants.
     drain_delay: Duration,
     /// How many times a free lock reports busy for a moment.
@@ -129,13 +134,23 @@ impl Backend for Faulty {
             self.transient -= 1;
             return Ok(Attempt::Busy(Busy { transient: true, ..Busy::default() }));
         }
-        let mut attempt = self.meet("acquire", async |inner: &mut Memory| inner.try_acquire(request).await).await?;
+        let planned = if self.planned.len() > 1 { self.planned.pop_front() } else { self.planned.front().cloned() };
+        let answer = async |inner: &mut Memory| match planned {
+            Some(attempt) => Ok(attempt),
+            None => inner.try_acquire(request).await,
+        };
+        let mut attempt = self.meet("acquire", answer).await?;
         if let Attempt::Granted(grant) = &mut attempt {
             grant.drain_delay = self.drain_delay;
         }
         Ok(attempt)
     }
     async fn wait(&mut self, request: &Request, at_most: Duration) -> Result<Wake> {
+        self.waits.borrow_mut().push(at_most);
+        if !self.planned.is_empty() {
+            tokio::time::sleep(at_most).await;
+            return Ok(Wake::TimedOut);
+        }
         let at_most = if self.transient > 0 { Duration::from_millis(5) } else { at_most };
         self.inner.wait(request, at_most).await
     }
@@ -206,6 +221,11 @@ fn request() -> Request {
     Request::new(key(), Ttl::new(secs(60)).unwrap())
 }
 
+fn grant(fence: u64) -> Grant {
+    let ttl = Ttl::new(secs(2)).unwrap();
+    Grant { fence: Fence(fence), ttl, holds: 1, drain_delay: Duration::ZERO, session: None, permit: None }
+}
+
 fn budget() -> Budget {
     Budget::new(request().ttl, None, Pace::USUAL).unwrap()
 }
@@ -221,6 +241,8 @@ impl LeaseWorld {
             faults: Rc::new(RefCell::new(faults.iter().copied().collect())),
             leaving: Rc::default(),
             calls: Rc::default(),
+            planned: VecDeque::new(),
+            waits: Rc::default(),
             drain_delay: Duration::ZERO,
             transient: 0,
             other_servers: false,
