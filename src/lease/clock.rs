@@ -1,9 +1,6 @@
 //! The clock that leases are counted by, and the only place that sleeps.
 
-use std::{
-    future::Future,
-    time::{Duration, SystemTime},
-};
+use std::{future::Future, time::Duration};
 
 use async_trait::async_trait;
 
@@ -43,10 +40,8 @@ impl BootClock {
 }
 
 /// Returns this host's calendar time in ms since 1970: for people to read, never to judge a lease by.
-#[allow(clippy::disallowed_methods)] // the one place
 pub fn wall_ms() -> u64 {
-    let since = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default();
-    u64::try_from(since.as_millis()).unwrap_or(u64::MAX)
+    u64::try_from(BootClock::wall().as_millis()).unwrap_or(u64::MAX)
 }
 
 #[async_trait(?Send)]
@@ -78,7 +73,7 @@ pub async fn bounded<T>(clock: &dyn Clock, until: BootTime, work: impl Future<Ou
 
 #[cfg(test)]
 mod tests {
-    use std::pin::pin;
+    use std::{pin::pin, time::SystemTime};
 
     use tokio::time::{advance, timeout};
 
@@ -93,5 +88,14 @@ mod tests {
         std::thread::sleep(Duration::from_millis(1600));
         advance(STEP + Duration::from_millis(1)).await;
         assert!(timeout(Duration::ZERO, &mut sleep).await.is_ok(), "late");
+    }
+
+    #[test]
+    #[allow(clippy::disallowed_methods)] // compares the clocks
+    fn the_wall_clock_is_the_systems() {
+        let before = SystemTime::UNIX_EPOCH.elapsed().unwrap().as_millis();
+        let ours = [u128::from(wall_ms()), BootClock::wall().as_millis()];
+        let after = SystemTime::UNIX_EPOCH.elapsed().unwrap().as_millis();
+        assert!(ours.iter().all(|ms| (before..=after).contains(ms)), "{ours:?} not in {before} to {after}");
     }
 }
