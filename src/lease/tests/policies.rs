@@ -1,6 +1,7 @@
 //! Run policies: the effect of earlier runs on a request, and the record that a run leaves.
 
 use super::*;
+use crate::lock::Metadata;
 
 fn with_policy(place: &str, guard: Option<u64>, at_least: Option<u64>, once: Option<u64>) -> Request {
     let once = once.map(|window| Once { window: secs(window), retry_failed: 0, retry_crashed: false });
@@ -119,4 +120,17 @@ async fn one_client_warns_at_each_doubling_of_a_hold() {
     }
     assert_eq!(warned, [1, 2, 4, 8]);
     assert!(!may_warn(&mut a, &lease.key, lease.fence, hour, Duration::ZERO).await, "never");
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_skip_is_noted_with_its_host() {
+    let world = LeaseWorld::new();
+    let mut client = world.client(&[]);
+    let who = |host: Option<&str>| Some(Metadata { host: host.map(str::to_owned), ..Metadata::default() });
+    for (who, reason) in [(who(Some("ops1")), "busy"), (who(None), "hidden"), (None, "hidden"), (who(Some("ops1")), "--once")] {
+        note_skip(&mut client, &key(), who.as_ref(), reason).await;
+    }
+    let skips = client.history(&key()).await.unwrap().skips;
+    let [one] = &skips[..] else { panic!("{skips:?}") };
+    assert_eq!((&*one.host, one.count, &*one.reason), ("ops1", 2, "--once"));
 }

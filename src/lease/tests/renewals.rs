@@ -118,10 +118,10 @@ async fn endless_hints_do_not_cause_endless_renewals() {
     assert!(calls.borrow().len() < 70, "{}", calls.borrow().len());
 }
 
-/// Neither an earlier failure nor an attempt that was under way is the cause.
+/// Neither an earlier failure nor an attempt that was under way is the cause, and an answer from before the stop comes too late.
 #[tokio::test(start_paused = true)]
 async fn a_process_that_was_stopped_blames_no_answer() {
-    for fault in [CallFault::Refused, CallFault::Hangs] {
+    for fault in [CallFault::Refused, CallFault::Hangs, CallFault::AnswerLate(secs(1))] {
         let world = LeaseWorld::new();
         let mut client = world.client(&[]);
         let mut lease = world.taken(&mut client).await;
@@ -135,5 +135,41 @@ async fn a_process_that_was_stopped_blames_no_answer() {
         };
         let loss = tokio::select! { loss = keeping => loss, () = stop => unreachable!() };
         assert!(matches!(loss, Loss::Unconfirmed { last: None, .. }), "{loss:?}");
+    }
+}
+
+/// A busy machine is late by seconds, too.
+#[tokio::test(start_paused = true)]
+async fn a_failure_before_a_short_stop_is_reported() {
+    let world = LeaseWorld::new();
+    let mut client = world.client(&[]);
+    let mut lease = world.taken(&mut client).await;
+    let began = lease.t0;
+    client.faults.borrow_mut().extend((0..1000).map(|_| Some(CallFault::Refused)));
+    let keeping = keep(&mut client, &world.clock, &mut lease, budget(), LIMITS, Intent::Extend(None), |_, _| panic!("renewed"));
+    let stop = async {
+        world.clock.sleep_until(began.plus(budget().term_at(began).since(began).saturating_sub(secs(1)))).await;
+        tokio::time::advance(budget().renew_every() * 3 / 2).await;
+        pending::<()>().await;
+    };
+    let loss = tokio::select! { loss = keeping => loss, () = stop => unreachable!() };
+    assert!(matches!(loss, Loss::Unconfirmed { last: Some(_), .. }), "{loss:?}");
+}
+
+#[tokio::test(start_paused = true)]
+async fn an_outage_is_met_by_many_quick_attempts_and_a_silence_by_longer_ones() {
+    for (fault, ttl, attempts) in
+        [(CallFault::Refused, 60, 50..=53), (CallFault::Refused, 6, 19..=22), (CallFault::Hangs, 60, 7..=7), (CallFault::Hangs, 6, 3..=3)]
+    {
+        let world = LeaseWorld::new();
+        let mut client = world.client(&[]);
+        let wanted = Request { ttl: Ttl::new(secs(ttl)).unwrap(), ..request() };
+        let outcome = acquire(&mut client, &world.clock, wanted, WaitPolicy::Try, LIMITS, pending::<()>(), |_| ()).await.unwrap();
+        let Outcome::Granted(mut lease) = outcome else { panic!("{outcome:?}") };
+        client.faults.borrow_mut().extend((0..1000).map(|_| Some(fault)));
+        let calls = Rc::clone(&client.calls);
+        keep(&mut client, &world.clock, &mut lease, budget(), LIMITS, Intent::Extend(None), |_, _| panic!("renewed")).await;
+        let asked = calls.borrow().len() - 1;
+        assert!(attempts.contains(&asked), "{asked} attempts within a TTL of {ttl} s");
     }
 }

@@ -76,6 +76,23 @@ async fn a_busy_lock_releases_the_others_and_cancels_their_run_records() {
 }
 
 #[tokio::test(start_paused = true)]
+async fn a_busy_lock_keeps_the_run_record_around_a_nested_hold() {
+    let world = LeaseWorld::new();
+    let _busy = hold(&world, "b").await;
+    let once = Once { window: secs(3600), retry_failed: 0, retry_crashed: false };
+    let run_policy = RunPolicy { place: "web1".into(), skew_guard: None, at_least: None, once: Some(once), anyway: false };
+    let outer = Request { run_policy: Some(run_policy), ..named("a") };
+    let mut client = world.client(&[]);
+    let taken = acquire(&mut client, &world.clock, outer.clone(), WaitPolicy::Try, LIMITS, pending::<()>(), |_| ()).await;
+    assert!(matches!(taken, Ok(Outcome::Granted(_))), "{taken:?}");
+    let mut claims = claims(&world, &["a", "b"]);
+    claims[0].request = Request { token: outer.token.nested(), entry: Entry::Reenter, ..outer };
+    let Ok(GroupOutcome::Busy(1, _)) = take(&world, &mut claims, WaitPolicy::Try).await else { panic!() };
+    let report = client.history(&Key::new("a").unwrap()).await.unwrap();
+    assert_eq!(report.record.start.map(|start| start.state), Some(RunState::Started));
+}
+
+#[tokio::test(start_paused = true)]
 async fn held_locks_are_renewed_while_the_next_is_waited_for() {
     let world = LeaseWorld::new();
     let busy = hold(&world, "b").await;
@@ -99,23 +116,28 @@ async fn held_locks_are_renewed_while_the_next_is_waited_for() {
 
 #[tokio::test(start_paused = true)]
 async fn a_lock_lost_during_the_wait_is_reacquired_with_the_others() {
-    let world = LeaseWorld::new();
-    let busy = hold(&world, "b").await;
-    let mut claims = claims(&world, &["a", "b"]);
-    let administrator = async {
-        tokio::time::sleep(secs(5)).await;
-        let fence = broken(&world, "a", true).await;
-        let thief = hold(&world, "a").await;
-        tokio::time::sleep(secs(20)).await;
-        free(&world, busy).await;
-        assert!(!held(&world, "b").await, "no lock is held while the first one is waited for again");
-        tokio::time::sleep(secs(5)).await;
-        free(&world, thief).await;
-        fence
-    };
-    let (taken, lost) = tokio::join!(take(&world, &mut claims, WaitPolicy::Forever), administrator);
-    let Ok(GroupOutcome::Granted(leases)) = taken else { panic!() };
-    assert!(leases[0].fence > lost && held(&world, "a").await && held(&world, "b").await);
+    for wait_policy in [WaitPolicy::Forever, WaitPolicy::For(secs(60))] {
+        let world = LeaseWorld::new();
+        let busy = hold(&world, "b").await;
+        let mut claims = claims(&world, &["a", "b"]);
+        let owners: Vec<_> = claims.iter().map(|claim| claim.request.token.owner).collect();
+        let administrator = async {
+            tokio::time::sleep(secs(5)).await;
+            let fence = broken(&world, "a", true).await;
+            let thief = hold(&world, "a").await;
+            tokio::time::sleep(secs(20)).await;
+            free(&world, busy).await;
+            assert!(!held(&world, "b").await, "no lock is held while the first one is waited for again");
+            tokio::time::sleep(secs(5)).await;
+            free(&world, thief).await;
+            fence
+        };
+        let (taken, lost) = tokio::join!(take(&world, &mut claims, wait_policy), administrator);
+        let Ok(GroupOutcome::Granted(leases)) = taken else { panic!() };
+        assert!(leases[0].fence > lost && held(&world, "a").await && held(&world, "b").await);
+        // A late request of the lost hold must not reach the new one.
+        assert!(leases.iter().all(|lease| !owners.contains(&lease.token.owner)), "{leases:?}");
+    }
 }
 
 #[tokio::test(start_paused = true)]
@@ -187,4 +209,22 @@ async fn the_first_lost_lock_is_reported() {
     let ((at, loss), ()) = tokio::join!(keeping, thief);
     assert!(at == 1 && matches!(loss, Loss::NotOwner), "{at} {loss:?}");
     assert!(held(&world, "a").await);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_lock_lost_after_the_wait_ends_the_acquire() {
+    let world = LeaseWorld::new();
+    let first = world.client(&[]);
+    let hint = Rc::clone(&first.hint);
+    let second = Faulty { drain_delay: Duration::from_millis(500), ..world.client(&[]) };
+    let mut claims = [Claim { backend: Box::new(first), request: named("a") }, Claim { backend: Box::new(second), request: named("b") }];
+    let losing = async {
+        tokio::time::sleep(Duration::from_millis(100)).await;
+        broken(&world, "a", true).await;
+        hint.notify_one();
+    };
+    let (outcome, ()) = tokio::join!(take(&world, &mut claims, WaitPolicy::Try), losing);
+    let error = outcome.expect_err("the first lock was lost");
+    assert!(error.message.starts_with("it was lost"), "{error:?}");
+    assert!(!held(&world, "a").await && !held(&world, "b").await);
 }
