@@ -123,7 +123,6 @@ async fn undo(
 }
 
 /// One attempt at one lock, with all of its questions.
-#[allow(clippy::struct_excessive_bools)] // what may have happened, each by itself
 struct AcquireLoop<'a> {
     limits: Limits<'a>,
     began: BootTime,
