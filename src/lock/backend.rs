@@ -156,7 +156,7 @@ pub enum Which {
 pub enum Amendment<'a> {
     /// Adds a history entry that no grant or release writes. Changes nothing about the holders.
     Note(&'a Note),
-    /// Claims the warning of this level for the hold with this fence. Only the first claim of a level or a higher one succeeds.
+    /// Claims the warning of this level, from 1, for the hold with this fence. Only the first claim of a level or a higher one succeeds.
     Warn(Fence, u32),
     /// Marks the hold with this fence to be broken: from then on it is renewed only for draining. Touches no other hold.
     ///

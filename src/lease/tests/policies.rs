@@ -119,6 +119,8 @@ async fn one_client_warns_at_each_doubling_of_a_hold() {
         }
     }
     assert_eq!(warned, [1, 2, 4, 8]);
+    let mut claims = async |level| a.amend(&lease.key, Amendment::Warn(lease.fence, level)).await.unwrap();
+    assert!(!claims(4).await && claims(5).await, "the levels begin with 1");
     assert!(!may_warn(&mut a, &lease.key, lease.fence, hour, Duration::ZERO).await, "never");
 }
 

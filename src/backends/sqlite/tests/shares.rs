@@ -339,12 +339,14 @@ async fn asked_in_all(waiters: usize, wants: &Request) -> usize {
     asked.get()
 }
 
+/// Each waiter asks once, again when it moves up and when it has begun to watch the lock file, and as one of the first two at most twice for
+/// each of two hand-overs: when the lock is released, and when the next holder has it.
 #[tokio::test]
 async fn the_cost_of_a_hand_over_does_not_depend_on_the_queue() {
     for wants in [permit(1, "job"), Request { fair: true, ..request("job") }, reader("job")] {
         for waiters in [5, 40] {
             let asked = asked_in_all(waiters, &wants).await;
-            assert!(asked <= waiters * 5 + 5, "{asked} for {waiters} of {:?}", wants.mode);
+            assert!(asked <= waiters * 7, "{asked} for {waiters} of {:?}", wants.mode);
         }
     }
 }
