@@ -86,21 +86,20 @@ pub(super) async fn read_holders(
     for at in holders {
         let one = &look.contenders[at];
         let info = one.info()?;
-        let lease = match one.lease {
-            0 => None,
-            _ if !ends => None,
-            lease => match remaining(client, lease).await? {
-                Remaining::For { left, ago } => Some((left, ago)),
-                Remaining::Over | Remaining::Unknown => None,
-            },
+        let left = if ends && one.lease != 0 { remaining(client, one.lease).await? } else { Remaining::Unknown };
+        let (expires_in, renewed_ago) = match left {
+            Remaining::For { left, ago } => (Some(left), Some(ago)),
+            // It ended after the look.
+            Remaining::Over => (Some(Duration::ZERO), None),
+            Remaining::Unknown => (None, None),
         };
         let record = look.record_of(one).map(|record| &record.hold_record);
         found.push(Holder {
             permit: look.number_of(at).map(|number| number.number),
             foreign: one.value.is_some() && info.is_none(),
             fence: Some(one.fence()),
-            renewed_ago: lease.map(|(_, ago)| ago),
-            expires_in: lease.map(|(left, _)| left),
+            renewed_ago,
+            expires_in,
             holds: look.holds_of(one.lease),
             ..ContenderInfo::holder(info.as_ref(), record, look.queue.all()[at].mode)
         });

@@ -29,6 +29,7 @@ pub fn all() -> Vec<Case> {
         a_holder_notices_that_its_key_is_gone,
         a_waiter_whose_key_was_deleted_queues_again,
         a_waiter_whose_lease_ended_queues_again,
+        a_lease_that_is_just_over_has_an_end,
         a_vanished_holders_successor_has_a_drain_delay,
         a_released_grant_does_not_shorten_the_drain_delay,
         the_drain_delay_is_passed_on_to_the_next_waiter,
@@ -285,6 +286,25 @@ impl Vanishing {
             "revoked" => ctl(&["lease", "revoke", self.key.rsplit('/').next().expect("a lease")]),
             "deleted" => ctl(&["del", &self.key]),
             _ => assert!(lab.client().await.0.amend(&key("job"), Amendment::Evict(self.fence, &broken("NFS"))).await.expect("evicted")),
+        }
+    }
+}
+
+/// The holder's lease is over before the rest of it is asked for.
+async fn a_lease_that_is_just_over_has_an_end(lab: &Lab) {
+    let server = lab.server();
+    let attempts = (0..8).map(|nth| async move {
+        let job = key(&format!("job-{nth}"));
+        let proxy = Proxy::to(server.port());
+        let mut b = Client(server.through(proxy.port).await);
+        b.inspect(&job).await;
+        lab.client().await.take(&lab.expiring(&job, SHORT)).await;
+        proxy.trap_nth("", nth, 1, Fault::Late(SHORT * 3));
+        b.attempt(&request(&job, LONG)).await
+    });
+    for attempt in join_all(attempts).await {
+        if let Attempt::Busy(busy) = attempt {
+            assert!(busy.transient || busy.expires_in.is_some(), "{busy:?}");
         }
     }
 }
