@@ -28,7 +28,7 @@ fn model_of_watches_that_begin_too_late() {
 }
 
 #[test]
-fn model_of_lost_watches_that_nobody_misses() {
+fn model_of_watches_that_are_lost_unnoticed() {
     RULE.without(Precaution::LookAgain).fails("none is stuck");
 }
 
