@@ -1,6 +1,6 @@
 //! Acquire, renew and release: one holder at a time, and only the holder's token has an effect.
 
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use dlock::lock::{Release, Renewal, Scope};
 
@@ -98,9 +98,11 @@ async fn a_repeated_request_resets_the_expiry(lab: &Lab) {
     let held = lab.expiring(&job, SHORT * 2);
     a.take(&held).await;
     lab.pass(SHORT).await;
+    let again = Instant::now();
     a.take(&held).await;
     let left = a.left(&job).await;
-    assert!(left > SHORT * 3 / 2, "only {left:?} are left");
+    // A busy machine takes its time between the request and the look.
+    assert!(left + again.elapsed() > SHORT * 3 / 2, "only {left:?} are left");
 }
 
 async fn a_repeated_request_does_not_shorten(lab: &Lab) {
@@ -108,9 +110,11 @@ async fn a_repeated_request_does_not_shorten(lab: &Lab) {
     let job = key("job");
     let held = lab.expiring(&job, SHORT);
     a.take(&held).await;
+    let renewed = Instant::now();
     a.renewed(&held, Some(SHORT * 4)).await;
     a.take(&held).await;
-    assert!(a.left(&job).await > SHORT * 3);
+    let left = a.left(&job).await;
+    assert!(left + renewed.elapsed() > SHORT * 3, "only {left:?} are left");
     lab.pass(SHORT * 2).await;
     a.renewed(&held, Some(LONG)).await;
 }
@@ -157,12 +161,13 @@ async fn a_renewal_without_a_ttl_uses_that_of_the_grant(lab: &Lab) {
     let held = lab.expiring(&job, SHORT * 3);
     a.take(&held).await;
     lab.pass(SHORT * 2).await;
+    let renewed = Instant::now();
     match a.renew(&held, None).await {
         Renewal::Renewed { ttl, .. } => assert_eq!(ttl.get(), SHORT * 3),
         other => panic!("{other:?}"),
     }
     let left = a.left(&job).await;
-    assert!(left > SHORT * 5 / 2 && left <= SHORT * 3 + Duration::from_millis(5), "{left:?}");
+    assert!(left + renewed.elapsed() > SHORT * 5 / 2 && left <= SHORT * 3 + Duration::from_millis(5), "{left:?}");
     // One renewal with another TTL doesn't change the default.
     let Some(longer) = lab.other_ttl(SHORT * 4).await else { return };
     a.renewed(&held, Some(longer)).await;
