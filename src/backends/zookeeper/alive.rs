@@ -2,7 +2,8 @@
 //!
 //! A session lasts as long as the lease that its holder wants, so the node of a killed waiter would block the others for that long. So each
 //! waiter writes a node every few seconds, and reads the preceding waiter's node in the same batch. The leader's clock tells how long ago
-//! that one was written, compared with the own write.
+//! that one was written, compared with the own write. Far back in a long queue the proofs are rarer, because each is a write on all servers:
+//! a proof says when the next one comes.
 //!
 //! The worst interleavings:
 //! - **The waiter is granted the lock meanwhile:** its removal makes a grant's mark and drops the mark again, in one transaction, which
@@ -32,10 +33,14 @@ use crate::{
 
 /// How often a waiter proves that it lives.
 const BEAT: Duration = Duration::from_millis(1500);
+/// The number of waiters ahead for each further [`BEAT`] between two proofs.
+const STEP: u32 = 40;
+/// The longest time between two proofs, in beats.
+const MOST_BEATS: u32 = 5;
 /// How long a server may take to confirm a proof before another server is asked.
 const ANSWER: Duration = Duration::from_secs(1);
-/// The time without a proof after which a waiter is dead, in ms of the leader's clock.
-const GONE_MS: i64 = 4000;
+/// How late a proof may be, by the leader's clock, before its waiter is dead.
+const LATE: Duration = Duration::from_millis(2500);
 /// How many times a queue position is only checked before the whole queue is read again.
 const CHECKS: u32 = 5;
 
@@ -64,8 +69,7 @@ impl ZooKeeper {
             // A waiter that is late itself, on a busy host, does not judge others. Without an answer, another server is asked at once.
             let on_time = due + ANSWER > Instant::now();
             match timeout(ANSWER, hold.prove_life(on_time.then_some(request))).await {
-                Ok(Ok(false)) => hold.waits.due = Some(Instant::now() + BEAT),
-                Err(_) => {}
+                Ok(Ok(false)) | Err(_) => {}
                 // The next request reports the state of the session, or of the queue.
                 Ok(Ok(true) | Err(Fault::Expired)) => {
                     (hold.blocker, hold.waits.busy) = (None, None);
@@ -83,8 +87,9 @@ impl ZooKeeper {
         let hold = self.holds.iter_mut().find(|hold| hold.is(&request.key, &request.token) && !hold.granted);
         if let Some(hold) = hold.filter(|hold| hold.waits.due.is_some_and(|due| due <= Instant::now())) {
             // The next request reports the outcome.
-            let _ = timeout(ANSWER, hold.prove_life(None)).await;
-            hold.waits.due = Some(Instant::now() + BEAT);
+            if !matches!(timeout(ANSWER, hold.prove_life(None)).await, Ok(Ok(_))) {
+                hold.waits.due = Some(Instant::now() + BEAT);
+            }
         }
     }
 }
@@ -98,7 +103,11 @@ impl ZkHold {
             let ahead = ahead.filter(|at| seen.queue.waits(*at)).map(|at| seen.contenders[at].clone());
             // A contender that has just moved behind a waiter checks that waiter at once.
             let new = ahead.is_some() && self.waits.ahead.as_ref().map(|one| &one.name) != ahead.as_ref().map(|one| &one.name);
-            let due = if new { Instant::now() } else { self.waits.due.unwrap_or_else(|| Instant::now() + BEAT) };
+            let due = match self.waits.due {
+                _ if new => Instant::now(),
+                Some(due) => due.min(Instant::now() + interval(busy.position)),
+                None => Instant::now() + BEAT,
+            };
             self.waits = Waits { made: self.waits.made, due: Some(due), ahead, busy: Some(busy.clone()), checks: 0 };
         }
     }
@@ -123,14 +132,22 @@ impl ZkHold {
     /// one that may be in the way. Returns whether it did.
     pub(super) async fn prove_life(&mut self, judging: Option<&Request>) -> ZkResult<bool> {
         let own = self.names.wait(&guid(&self.token));
-        let prove = if self.waits.made { WireRequest::Write(&own, &[]) } else { WireRequest::Create(&own, &[], NodeKind::Ephemeral) };
+        let interval = interval(self.waits.busy.as_ref().and_then(|busy| busy.position));
+        let proof = interval.as_millis().to_string();
+        let prove = if self.waits.made {
+            WireRequest::Write(&own, proof.as_bytes())
+        } else {
+            WireRequest::Create(&own, proof.as_bytes(), NodeKind::Ephemeral)
+        };
         let ahead = self.waits.ahead.clone().filter(|_| judging.is_some());
         let paths = ahead.as_ref().and_then(|ahead| self.paths_of(ahead));
         let asks = [prove].into_iter().chain(paths.iter().flat_map(Paths::asks)).collect::<Vec<_>>();
         let mut answers = self.ask(&asks).await?.into_iter();
+        self.waits.due = Some(Instant::now() + BEAT);
         let now = match answers.next() {
             Some(Ok(Reply::Created { stat, .. } | Reply::Stat(stat))) => {
                 self.waits.made = true;
+                self.waits.due = Some(Instant::now() + interval);
                 stat.mtime
             }
             // The create's answer was lost, or the node is another session's.
@@ -195,18 +212,30 @@ struct Paths {
 impl Paths {
     /// Returns the reads that tell whether the waiter is dead.
     fn asks(&self) -> [WireRequest<'_>; 2] {
-        [WireRequest::Read(&self.node), WireRequest::Exists(&self.wait)]
+        [WireRequest::Read(&self.node), WireRequest::Read(&self.wait)]
     }
+}
+
+/// Returns the time until the next proof of a waiter in this position, as of its last look.
+fn interval(position: Option<u32>) -> Duration {
+    BEAT * (position.unwrap_or_default() / STEP).clamp(1, MOST_BEATS)
+}
+
+/// Returns the time until the next proof, as the last proof has it in ms.
+fn announced(proof: &[u8]) -> Duration {
+    let time = std::str::from_utf8(proof).ok().and_then(|text| text.parse().ok()).map_or(BEAT, Duration::from_millis);
+    time.clamp(BEAT, BEAT * MOST_BEATS)
 }
 
 /// Returns whether a waiter gave no proof for too long, by its node and its proof node.
 fn is_gone(node: Option<WireReply>, proof: Option<&WireReply>, now: i64) -> bool {
     let Some(Ok(Reply::Data { data, stat })) = node else { return false };
-    let last = match proof {
-        Some(Ok(Reply::Stat(proof))) => proof.mtime.max(stat.ctime),
+    let (last, next) = match proof {
+        Some(Ok(Reply::Data { data, stat: proof })) => (proof.mtime.max(stat.ctime), announced(data)),
         // The waiter has not waited for long.
-        Some(Err(Code::NoNode)) => stat.ctime,
+        Some(Err(Code::NoNode)) => (stat.ctime, announced(&[])),
         _ => return false,
     };
-    matches!(ContenderInfo::read(&data), Ok(Some(_))) && now - last > GONE_MS
+    let silent = u64::try_from(now.saturating_sub(last)).unwrap_or_default();
+    matches!(ContenderInfo::read(&data), Ok(Some(_))) && Duration::from_millis(silent) > next + LATE
 }

@@ -80,7 +80,7 @@ async fn no_lease_expires_early(lab: &Lab) {
 async fn busy_reports_when_it_expires(lab: &Lab) {
     let (mut a, mut b) = (lab.client().await, lab.client().await);
     let job = key("job");
-    let taken = Instant::now();
+    let taken = std::time::Instant::now();
     a.take(&lab.expiring(&job, SHORT)).await;
     let left = b.refused(&request(&job, LONG)).await.expires_in.expect("an expiry");
     assert!(left <= SHORT + SLACK && left + taken.elapsed() > SHORT / 2, "{left:?}");

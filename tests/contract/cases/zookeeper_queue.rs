@@ -34,6 +34,7 @@ pub fn all() -> Vec<Case> {
         a_released_lock_leaves_only_its_record,
         a_newer_layout_is_refused,
         a_long_unused_record_can_be_removed,
+        a_waiter_far_back_proves_rarely_that_it_lives,
     ];
     all.extend(cases![|kind| kind == Kind::ZooKeeper =>
         a_create_whose_answer_was_lost_is_found_again,
@@ -119,6 +120,50 @@ async fn contenders_of_other_libraries_are_waited_for(lab: &Lab) {
         assert!(freed.elapsed() < soon(), "{job}: {:?}", freed.elapsed());
         assert_eq!(grant.drain_delay, Duration::ZERO, "{job}: other libraries leave no marks");
     }
+}
+
+/// Each proof is a write on all servers, and a long queue would keep them busy with nothing else.
+async fn a_waiter_far_back_proves_rarely_that_it_lives(lab: &Lab) {
+    let admin = lab.zookeeper().admin().await;
+    let path = mkdir(lab, &admin, "dlock/job").await;
+    let mut others = Vec::new();
+    // A reader has the lock: behind an exclusive holder no waiter is judged.
+    for n in 0..=220 {
+        let form = if n == 0 { "__rlock__" } else { "__lock__" };
+        let node = format!("{path}/8743c9c00795490787fd6c719a6b4586{form}");
+        let (_, number) = admin.create(&node, b"10.0.0.7", &CreateMode::EphemeralSequential.with_acls(ANY)).await.expect("a node");
+        others.push(format!("{node}{number}"));
+    }
+    let (mut a, mut b, job) = (lab.client().await, lab.client().await, key("job"));
+    let (first, second) = (waiting(&job, LONG), waiting(&job, LONG));
+    assert_eq!(a.refused(&first).await.position, Some(221));
+    assert_eq!(b.refused(&second).await.position, Some(222));
+    let place = contenders(lab, "job").await[221].clone();
+    let wait_for_long = async |client: &mut Client, wanted: &Request, time: Duration| {
+        let began = Instant::now();
+        while began.elapsed() < time {
+            client.wait(wanted, time.saturating_sub(began.elapsed())).await;
+            client.refused(wanted).await;
+        }
+    };
+    let time = Duration::from_secs(14);
+    tokio::join!(wait_for_long(&mut a, &first, time), wait_for_long(&mut b, &second, time));
+    assert_eq!(contenders(lab, "job").await[221], place, "a living waiter lost its position");
+    let meta = format!("{}/dlock.meta", lab.zookeeper().chroot);
+    let proofs = admin.list_children(&meta).await.expect("the records");
+    let proofs = proofs.iter().filter(|name| name.starts_with("%wait-")).collect::<Vec<_>>();
+    assert_eq!(proofs.len(), 2);
+    for proof in proofs {
+        let (data, stat) = admin.get_data(&format!("{meta}/{proof}")).await.expect("a proof");
+        assert!(data == b"7500" && stat.version <= 2, "{stat:?}");
+    }
+    // The first one dies, and the queue moves on to it.
+    for other in others {
+        admin.delete(&other, None).await.expect("its node");
+    }
+    let began = Instant::now();
+    b.wait_for(&second, LONG / 2).await;
+    crate::support::say(&format!("zookeeper: a waiter that died far back blocked the queue for {:?}; 18 s are allowed", began.elapsed()));
 }
 
 async fn a_node_that_belongs_to_no_lock_is_an_error(lab: &Lab) {
