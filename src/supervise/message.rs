@@ -88,10 +88,13 @@ pub enum Received {
 
 /// Returns the next datagram, without waiting.
 pub fn receive(socket: &OwnedFd) -> Received {
+    let mut ended = false;
     loop {
         // The kernel reports the length first, so that a short message needs only a short buffer.
         let mut nothing: [u8; 0] = [];
         let length = match recv(socket, &mut nothing[..], RecvFlags::PEEK | RecvFlags::TRUNC | RecvFlags::DONTWAIT) {
+            // The kernel looks for a datagram first and for the end second. One that came between the two is still there.
+            Ok((_, 0)) if !std::mem::replace(&mut ended, true) => continue,
             Ok((_, 0)) => return Received::Closed,
             Ok((_, length)) => length,
             // The peer closed without reading all datagrams. The kernel reports that once, before the peer's remaining datagrams.
@@ -190,6 +193,33 @@ mod tests {
             (0..nth % 4096).for_each(|_| std::hint::spin_loop());
             let heard = receive(&ours);
             assert!(matches!(&heard, Received::Datagram(said, _) if said == b"last"), "try {nth}");
+        }
+        drop(leave);
+        leaver.join().unwrap();
+    }
+
+    /// The peer sends and closes while this end is looking.
+    #[test]
+    fn a_message_just_before_a_close_is_received() {
+        use rustix::net::{AddressFamily, SocketFlags, SocketType, socketpair};
+        let (leave, leaving) = std::sync::mpsc::channel::<OwnedFd>();
+        let leaver = std::thread::spawn(move || {
+            for end in leaving {
+                transmit(&end, b"last", &[]).unwrap();
+            }
+        });
+        // The kernel's own window is narrow: about one in ten thousand tries meets it.
+        for nth in 0..100_000_u32 {
+            let (ours, theirs) = socketpair(AddressFamily::UNIX, SocketType::SEQPACKET, SocketFlags::CLOEXEC, None).unwrap();
+            leave.send(theirs).unwrap();
+            let heard = loop {
+                match receive(&ours) {
+                    Received::Nothing => {}
+                    heard => break heard,
+                }
+            };
+            assert!(matches!(&heard, Received::Datagram(said, _) if said == b"last"), "try {nth}");
+            while matches!(receive(&ours), Received::Nothing) {}
         }
         drop(leave);
         leaver.join().unwrap();

@@ -11,7 +11,7 @@ use std::{
 use rustix::{
     event::{PollFd, PollFlags, poll},
     fs::{Mode, OFlags, open},
-    io::{Errno, read, write},
+    io::write,
     net::{AddressFamily, SocketFlags, SocketType, socketpair},
     process::{Signal, chdir, pidfd_send_signal, setsid},
     thread::set_name,
@@ -20,6 +20,7 @@ use rustix::{
 
 use super::{
     detached_renewer::close_others,
+    message::{Received, receive},
     sys::{self, Fork, arm},
 };
 use crate::{lease::BootClock, lock::BootTime};
@@ -83,17 +84,17 @@ fn watch(process: &OwnedFd, renewer: &OwnedFd) -> io::Result<Option<&'static str
     let timer = timerfd_create(TimerfdClockId::Boottime, TimerfdFlags::CLOEXEC | TimerfdFlags::NONBLOCK)?;
     let mut deadline = None;
     loop {
-        let mut message = [0; 8];
-        match read(renewer, &mut message) {
+        match receive(renewer) {
             // The renewer may have failed to acquire the lock, which it reports itself.
-            Ok(0) => return Ok(deadline.map(|_| "the keeper of the lock was killed")),
-            Ok(_) if message == [0; 8] => return Ok(None),
-            Ok(_) => {
-                deadline = Some(BootTime::from_boot(Duration::from_millis(u64::from_le_bytes(message))));
-                continue;
-            }
-            Err(Errno::AGAIN | Errno::INTR) => {}
-            Err(error) => return Err(error.into()),
+            Received::Closed => return Ok(deadline.map(|_| "the keeper of the lock was killed")),
+            Received::Datagram(message, _) => match u64::from_le_bytes(message.try_into().unwrap_or_default()) {
+                0 => return Ok(None),
+                time => {
+                    deadline = Some(BootTime::from_boot(Duration::from_millis(time)));
+                    continue;
+                }
+            },
+            Received::Nothing => {}
         }
         if deadline.is_some_and(|deadline| BootClock::read() >= deadline) {
             return Ok(Some("the keeper of the lock renewed it no more: was it stopped?"));
