@@ -70,8 +70,8 @@ fn a_command_that_handles_a_signal_sets_the_status(store: &dyn Store) {
 fn a_command_that_ignores_term_is_killed_after_the_grace(store: &dyn Store) {
     let world = World::new(store.url());
     let job = world.first_on(&store.url(), &["--grace", "300ms"]);
-    job.signal(Signal::TERM);
     let began = Instant::now();
+    job.signal(Signal::TERM);
     let ended = job.wait(LIMIT);
     let took = began.elapsed();
     assert_eq!(ended.code(), 137, "{}", ended.stderr);

@@ -1,6 +1,11 @@
 //! Run policies on the command line: which runs are denied, with which message, and with which history entries.
 
-use std::{fs, path::Path, thread, time::Duration};
+use std::{
+    fs,
+    path::Path,
+    thread,
+    time::{Duration, Instant},
+};
 
 use rustix::process::Signal;
 use serde_json::Value;
@@ -90,11 +95,12 @@ fn a_skew_guard_denies_other_hosts_for_a_while() {
 #[test]
 fn at_least_denies_runs_for_that_long() {
     let lab = Lab::new();
+    let began = Instant::now();
     assert_eq!(lab.run("--at-least 3s", "exit 0").code(), 0);
     lab.assert_denied(&lab.run("", "exit 0"), "at least 3s");
     let waited = lab.run("-w 30", "exit 4");
     assert_eq!(waited.code(), 4, "{waited:?}");
-    assert!(waited.took > Duration::from_millis(1000), "{waited:?}");
+    assert!(began.elapsed() >= Duration::from_secs(3), "{waited:?}");
 }
 
 #[test]

@@ -63,9 +63,9 @@ async fn a_dead_waiter_blocks_no_try(lab: &Lab) {
     let (mut a, mut b, mut c) = (lab.client().await, lab.client().await, lab.client().await);
     let job = key("job");
     let held = a.hold(&job).await;
+    let began = Instant::now();
     b.refused(&waiting(&job, LONG)).await;
     a.free(&held).await;
-    let began = Instant::now();
     loop {
         let wanted = request(&job, LONG);
         if let Attempt::Granted(_) = c.attempt(&wanted).await {

@@ -63,15 +63,16 @@ fn end_shedlock(lab: &Lab) {
     lab.sql(&format!("UPDATE dlock SET lock_until = {now} WHERE locked_by = 'web7'"));
 }
 
-/// Starts another client's transaction, which writes a document into the row, and lasts half a second.
+/// Starts another client's transaction, which writes a document into the row, and lasts for another second.
 fn put_document(lab: &Lab, document: &str) -> std::thread::JoinHandle<()> {
     let update = format!("UPDATE dlock SET document = '{document}', revision = revision + 1");
-    lab.meanwhile(
-        &lab.either(
-            format!("BEGIN; {update}; SELECT pg_sleep(0.5); COMMIT"),
-            format!("START TRANSACTION; {update}; DO SLEEP(0.5); COMMIT"),
-        ),
-    )
+    let coming = lab.meanwhile(
+        &lab.either(format!("BEGIN; {update}; SELECT pg_sleep(1); COMMIT"), format!("START TRANSACTION; {update}; DO SLEEP(1); COMMIT")),
+    );
+    while !lab.sql("SELECT 1 FROM dlock FOR UPDATE SKIP LOCKED").is_empty() {
+        std::thread::sleep(Duration::from_millis(5));
+    }
+    coming
 }
 
 /// Returns a client behind a proxy, with an open session.
@@ -244,7 +245,6 @@ async fn a_fair_waiter_that_joins_during_a_grant_goes_first(lab: &Lab) {
     let (_, document) = document_with(lab, &mut b, &first).await;
     a.free(&held).await;
     let coming = put_document(lab, &document);
-    lab.pass(SLACK).await;
     let began = Instant::now();
     let busy = c.refused(&request(&job, LONG)).await;
     assert!(began.elapsed() > SLACK && busy.transient, "the request did not wait for the row: {busy:?}");
@@ -260,7 +260,6 @@ async fn a_reader_that_joins_during_a_release_is_woken(lab: &Lab) {
     b.wait(&wanted, SLACK).await;
     let (document, _) = document_with(lab, &mut b, &wanted).await;
     let coming = put_document(lab, &document);
-    lab.pass(SLACK).await;
     let release = async {
         a.free(&held).await;
         Instant::now()
