@@ -9,7 +9,7 @@
 //!                                 /permit-<number>            a permit that is held, as long as its holder's session
 //!                                 /runs                       the run records: see [`super::runs`]
 //! <chroot>/<namespace>.meta/%now-…                            made and removed to learn the time
-//! <chroot>/<namespace>.meta/%wait-<guid>-…                    a waiter's proof that it lives, of its session
+//! <chroot>/<namespace>.meta/%wait-<guid>-…                    a waiter's proof that it lives, of its session: the ms until the next
 //! <chroot>/<namespace>.meta/%fine/<key>/<fence>               a history entry: see [`super::history`]
 //! <chroot>/<namespace>.meta/%bad/<key>/<fence>                a bad history entry
 //! <chroot>/<namespace>.meta/%skips/<key>/…                    a host that skipped
