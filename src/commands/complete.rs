@@ -5,7 +5,7 @@ use std::time::Duration;
 use super::{Context, block_on, open_as_it_is};
 use crate::{
     lease::{BootClock, Clock as _, bounded},
-    lock::Key,
+    lock::{Key, Progress},
 };
 
 /// How long a completion waits for the store.
@@ -18,7 +18,7 @@ pub fn values(context: &Context, key: Option<&Key>) -> Vec<String> {
         let until = BootClock.now().plus(LIMIT);
         let answer = bounded(&BootClock, until, async {
             match key {
-                None => backend.list("").await.map(|locks| locks.iter().map(|lock| lock.key.to_string()).collect()),
+                None => backend.list("", &Progress::default()).await.map(|locks| locks.iter().map(|lock| lock.key.to_string()).collect()),
                 Some(key) => backend
                     .inspect(key)
                     .await

@@ -5,8 +5,8 @@ use std::time::Duration;
 use super::Context;
 use crate::{
     exit,
-    lease::{BootClock, ask},
-    lock::{Backend, Result},
+    lease::{BootClock, ask_long},
+    lock::{Backend, Progress, Result},
     output::json,
 };
 
@@ -35,8 +35,8 @@ pub struct GcSettings {
 /// The store's error.
 pub async fn run(settings: GcSettings, context: &Context) -> Result<u8> {
     let mut backend = super::open(context);
-    let question = async |backend: &mut dyn Backend| backend.collect(settings.older_than).await;
-    let removed = ask(&mut *backend, &BootClock, context.limits(), ("gc", None), question).await?;
+    let question = async |backend: &mut dyn Backend, progress: &Progress| backend.collect(settings.older_than, progress).await;
+    let removed = ask_long(&mut *backend, &BootClock, context.limits(), ("gc", None), question).await?;
     context.tell(&mut *backend);
     let out = &context.out;
     if out.is_json() {

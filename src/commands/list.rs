@@ -11,7 +11,7 @@ use super::{
 use crate::{
     exit,
     lease::{BootClock, Clock as _, ask, ask_long},
-    lock::{Backend, Error, Kind, LockState, Result, Rule, Which},
+    lock::{Backend, Error, Kind, LockState, Progress, Result, Rule, Which},
     output::{self, LockView, Now, json, list, overview::Summary},
     supervise::{Signal, Signals, reraise, stop_self},
 };
@@ -237,7 +237,7 @@ fn once(locks: &[LockView], store: &str, context: &Context) -> u8 {
 
 /// Returns the locks to show, sorted, and the number of locks that could not be checked.
 async fn read_locks(settings: &ListSettings, backend: &mut dyn Backend, context: &Context) -> Result<(Vec<LockView>, usize)> {
-    let question = async |b: &mut dyn Backend| b.list(&settings.start).await;
+    let question = async |b: &mut dyn Backend, progress: &Progress| b.list(&settings.start, progress).await;
     let locks = ask_long(backend, &BootClock, context.limits(), ("list", None), question).await?;
     let mut locks: Vec<LockView> = locks.into_iter().map(|state| LockState::in_order(state).into()).collect();
     locks.retain(|lock| lock.state.holders.iter().any(|holder| settings.choice.matches_holder(holder.metadata.as_ref())));
@@ -270,7 +270,7 @@ async fn denied(settings: &ListSettings, backend: &mut dyn Backend, context: &Co
     if !backend.identity().capabilities.run_policy {
         return Ok(Vec::new());
     }
-    let question = async |b: &mut dyn Backend| b.known(&settings.start, Which::Kept).await;
+    let question = async |b: &mut dyn Backend, progress: &Progress| b.known(&settings.start, Which::Kept, progress).await;
     let keys = ask_long(backend, &BootClock, context.limits(), ("list", None), question).await?;
     let keys: Vec<_> = keys.into_iter().filter(|key| held.binary_search_by(|lock| lock.state.key.cmp(key)).is_err()).collect();
     let denied = overview::ask_each(backend, keys, context, async |backend, key| {

@@ -7,7 +7,7 @@ use futures_util::future::{join, join_all};
 use super::{Context, open_as_it_is};
 use crate::{
     lease::{BootClock, ask, ask_long},
-    lock::{Backend, End, Key, LastRun, LockState, Metadata, Result, SkipCount, Which},
+    lock::{Backend, End, Key, LastRun, LockState, Metadata, Progress, Result, SkipCount, Which},
     output::{
         Now,
         history::{self, RunOf},
@@ -91,9 +91,10 @@ pub async fn each<T>(
 ) -> Result<Vec<T>> {
     let about = ("list", None);
     // Before the histories: a hold that ends in between then appears in its history.
-    let held = ask_long(backend, &BootClock, context.limits(), about, async |b: &mut dyn Backend| b.list(start).await).await?;
-    let mut keys =
-        ask_long(backend, &BootClock, context.limits(), about, async |b: &mut dyn Backend| b.known(start, Which::All).await).await?;
+    let list = async |b: &mut dyn Backend, progress: &Progress| b.list(start, progress).await;
+    let held = ask_long(backend, &BootClock, context.limits(), about, list).await?;
+    let known = async |b: &mut dyn Backend, progress: &Progress| b.known(start, Which::All, progress).await;
+    let mut keys = ask_long(backend, &BootClock, context.limits(), about, known).await?;
     keys.extend(held.iter().map(|state| state.key.clone()));
     keys.sort();
     keys.dedup();

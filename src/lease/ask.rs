@@ -1,14 +1,14 @@
 //! Asking a store one question until it answers or the time is up.
 
-use std::time::Duration;
+use std::{pin::pin, time::Duration};
 
 use super::{Clock, Silence, bounded};
-use crate::lock::{Backend, BootTime, Effect, Error, Key, Kind, Release, ReleaseInfo, Result, Scope, Token};
+use crate::lock::{Backend, BootTime, Effect, Error, Key, Kind, Progress, Release, ReleaseInfo, Result, Scope, Token};
 
 /// The time limits of a store, and the place where its silence is recorded.
 #[derive(Clone, Copy, Debug)]
 pub struct Limits<'a> {
-    /// The time limit for one question, with all of its attempts (`--backend-timeout`).
+    /// The time limit for one question, with all of its attempts, or for the silence within a long answer (`--backend-timeout`).
     pub answer: Duration,
     /// Shows people a store that does not answer; `None` without a terminal.
     pub silence: Option<&'a Silence>,
@@ -40,6 +40,13 @@ impl Limits<'_> {
     pub(super) fn record_answer(&self, over: bool) {
         if let Some(silence) = self.silence.filter(|_| over) {
             silence.over();
+        }
+    }
+
+    /// Records that a part of a long answer arrived.
+    fn heard(&self, since: BootTime, until: BootTime) {
+        if let Some(silence) = self.silence {
+            silence.heard(since, until);
         }
     }
 
@@ -112,18 +119,19 @@ pub async fn ask<T>(
     clock: &dyn Clock,
     limits: Limits<'_>,
     about: (&'static str, Option<&Key>),
-    question: impl AsyncFnMut(&mut dyn Backend) -> Result<T>,
+    mut question: impl AsyncFnMut(&mut dyn Backend) -> Result<T>,
 ) -> Result<T> {
-    ask_first(backend, clock, limits, limits.attempt(), about, question).await
+    ask_first(backend, clock, limits, limits.attempt(), about, async |backend, _| question(backend).await).await
 }
 
-/// Asks a question with a long answer, such as a list: if no other server can be asked, the first attempt has all the time.
+/// Asks a question with a long answer, such as a list. The time limits count the store's silence: each part of the answer that arrives
+/// starts them again. If no other server can be asked, the first attempt has all the time.
 pub async fn ask_long<T>(
     backend: &mut dyn Backend,
     clock: &dyn Clock,
     limits: Limits<'_>,
     about: (&'static str, Option<&Key>),
-    question: impl AsyncFnMut(&mut dyn Backend) -> Result<T>,
+    question: impl AsyncFnMut(&mut dyn Backend, &Progress) -> Result<T>,
 ) -> Result<T> {
     let first = if backend.identity().has_other_servers { limits.attempt() } else { limits.answer };
     ask_first(backend, clock, limits, first, about, question).await
@@ -136,7 +144,7 @@ async fn ask_first<T>(
     limits: Limits<'_>,
     first: Duration,
     (operation, key): (&'static str, Option<&Key>),
-    mut question: impl AsyncFnMut(&mut dyn Backend) -> Result<T>,
+    mut question: impl AsyncFnMut(&mut dyn Backend, &Progress) -> Result<T>,
 ) -> Result<T> {
     let began = clock.now();
     let until = began.plus(limits.answer);
@@ -147,14 +155,17 @@ async fn ask_first<T>(
     loop {
         let sent = clock.now();
         limits.asked(|| backend.identity().url, sent, Some(until));
-        let full = sent.plus(std::mem::replace(&mut attempt, limits.attempt()));
-        let error = match bounded(clock, full.min(until), question(backend)).await {
-            Some(Ok(answer)) => {
+        let silent_for = std::mem::replace(&mut attempt, limits.attempt());
+        let full = sent.plus(silent_for);
+        let progress = Progress::default();
+        let answer = unless_silent(clock, limits, (full.min(until), silent_for), &progress, question(backend, &progress)).await;
+        let error = match answer {
+            Ok(Ok(answer)) => {
                 limits.record_answer(true);
                 return Ok(answer);
             }
-            Some(Err(error)) => error,
-            None => silence(clock.now().since(began), last_error.take().filter(|_| until < full)),
+            Ok(Err(error)) => error,
+            Err(heard) => silence(clock.now().since(heard.unwrap_or(began)), last_error.take().filter(|_| until < full)),
         };
         unknown |= error.effect != Effect::NotApplied;
         let again = clock.now().plus(pause.next());
@@ -166,6 +177,31 @@ async fn ask_first<T>(
         limits.failed(&error);
         last_error = Some(error);
         clock.sleep_until(again).await;
+    }
+}
+
+/// Runs `work` until `until`, or as long as no more than `silent_for` passes between two parts of its answer. A store that is silent for
+/// longer is the error, with the time of the last part; `work` is dropped then.
+async fn unless_silent<T>(
+    clock: &dyn Clock,
+    limits: Limits<'_>,
+    (mut until, silent_for): (BootTime, Duration),
+    progress: &Progress,
+    work: impl Future<Output = T>,
+) -> Result<T, Option<BootTime>> {
+    let (mut work, mut heard) = (pin!(work), None);
+    loop {
+        tokio::select! {
+            biased;
+            done = &mut work => return Ok(done),
+            () = progress.next() => {
+                let now = clock.now();
+                until = now.plus(silent_for);
+                heard = Some(now);
+                limits.heard(now, until);
+            }
+            () = clock.sleep_until(until) => return Err(heard),
+        }
     }
 }
 
@@ -204,7 +240,7 @@ pub async fn release(
     let mut in_flight = false;
     let mut maybe_done = false;
     let first = if backend.identity().has_other_servers { ELSEWHERE.min(limits.attempt()) } else { limits.attempt() };
-    let answer = ask_first(backend, clock, limits, first, ("release", Some(key)), async |backend: &mut dyn Backend| {
+    let answer = ask_first(backend, clock, limits, first, ("release", Some(key)), async |backend, _| {
         // Still set if the attempt before was dropped for taking too long.
         maybe_done |= std::mem::replace(&mut in_flight, true);
         let answer = backend.release(key, token, info).await;

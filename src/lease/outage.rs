@@ -39,6 +39,13 @@ impl Silence {
         }
     }
 
+    /// Records that a part of the answer arrived.
+    pub(super) fn heard(&self, since: BootTime, until: BootTime) {
+        if let Some(outage) = &mut *self.0.borrow_mut() {
+            *outage = Outage { url: std::mem::take(&mut outage.url), why: None, since, until: Some(until) };
+        }
+    }
+
     /// Records that the question was answered or given up.
     pub(super) fn over(&self) {
         self.0.take();

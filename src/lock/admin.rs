@@ -4,7 +4,7 @@ use std::{borrow::Cow, time::Duration};
 
 use async_trait::async_trait;
 
-use super::Result;
+use super::{Progress, Result};
 
 /// One check of `doctor`. `doctor`, the man page and the tests read the same tables of checks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -168,7 +168,7 @@ pub trait Admin {
 
     /// Removes data that no lock has used for this long by the store's clock, and returns the number of items. Returns `None` if the store
     /// keeps no leftovers. Never removes data that a lock's fences depend on.
-    async fn collect(&mut self, _unused_for: Duration) -> Result<Option<u64>> {
+    async fn collect(&mut self, _unused_for: Duration, _progress: &Progress) -> Result<Option<u64>> {
         Ok(None)
     }
 

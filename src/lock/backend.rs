@@ -3,6 +3,7 @@
 use std::{future::pending, io, os::fd::OwnedFd, time::Duration};
 
 use async_trait::async_trait;
+use tokio::sync::Notify;
 
 use super::{
     Admin, Break, Capabilities, Denial, Fence, History, Holder, Intent, Key, LockState, Note, Notice, ReleaseInfo, Request, Result,
@@ -63,12 +64,12 @@ pub trait Backend: Admin {
     async fn inspect(&mut self, key: &Key) -> Result<LockState>;
 
     /// Returns every held lock of the namespace whose key starts literally with `start`, sorted by key. Read only.
-    async fn list(&mut self, start: &str) -> Result<Vec<LockState>>;
+    async fn list(&mut self, start: &str, progress: &Progress) -> Result<Vec<LockState>>;
 
     /// Returns the keys that start literally with `start` and for which the store keeps data, held or not, sorted by key. Read only.
     ///
     /// The list may have keys without any state to show.
-    async fn known(&mut self, start: &str, which: Which) -> Result<Vec<Key>>;
+    async fn known(&mut self, start: &str, which: Which, progress: &Progress) -> Result<Vec<Key>>;
 
     /// Returns the lock's history: finished holds and skipped runs. Read only.
     ///
@@ -84,6 +85,22 @@ pub trait Backend: Admin {
     /// Returns the tether of this process's holds, in stores where holds are more than leases.
     fn tether(&mut self) -> Option<&mut dyn Tether> {
         None
+    }
+}
+
+/// Tells the core that a part of a long answer has arrived. The core gives up a store that is silent, not one that has much to say.
+#[derive(Debug, Default)]
+pub struct Progress(Notify);
+
+impl Progress {
+    /// Reports that a part has arrived.
+    pub fn part(&self) {
+        self.0.notify_one();
+    }
+
+    /// Returns when a part has arrived since the last call. Cancel safe.
+    pub async fn next(&self) {
+        self.0.notified().await;
     }
 }
 

@@ -21,7 +21,7 @@ mod time;
 mod token;
 
 pub use admin::{Admin, Check, Finding, Grants, Init, Notice, PASSWORD, Role, ServerTime, Severity, UNCHECKED, check};
-pub use backend::{Amendment, Attempt, Backend, Busy, Grant, Identity, LastResort, Release, Renewal, Tether, Wake, Which};
+pub use backend::{Amendment, Attempt, Backend, Busy, Grant, Identity, LastResort, Progress, Release, Renewal, Tether, Wake, Which};
 pub use breaking::{Break, Intent};
 pub use capabilities::{Capabilities, Pace};
 pub use encoding::{Encoding, printable};

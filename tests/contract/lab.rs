@@ -3,7 +3,8 @@
 use std::time::Duration;
 
 use dlock::lock::{
-    Attempt, Backend, Busy, Capabilities, Entry, Fence, Grant, Key, LockState, Metadata, Release, Renewal, Request, Scope, Ttl, Wake,
+    Attempt, Backend, Busy, Capabilities, Entry, Fence, Grant, Key, LockState, Metadata, Progress, Release, Renewal, Request, Scope, Ttl,
+    Wake,
 };
 
 pub use crate::support::stretched;
@@ -235,7 +236,7 @@ impl Client {
 
     /// Returns the listed keys.
     pub async fn keys(&mut self, start: &str) -> Vec<String> {
-        let found = self.0.list(start).await.unwrap_or_else(|error| panic!("list: {error:?}"));
+        let found = self.0.list(start, &Progress::default()).await.unwrap_or_else(|error| panic!("list: {error:?}"));
         found.into_iter().map(|state| state.key.to_string()).collect()
     }
 

@@ -1,7 +1,7 @@
 //! Looking at locks.
 
 use super::{CasBackend, ReadFor, Snapshot, Store};
-use crate::lock::{End, Fence, History, Key, LockState, Result};
+use crate::lock::{End, Fence, History, Key, LockState, Progress, Result};
 
 impl<S: Store> CasBackend<S> {
     pub(super) async fn read_lock(&mut self, key: &Key) -> Result<LockState> {
@@ -9,9 +9,9 @@ impl<S: Store> CasBackend<S> {
         self.state(key.clone(), snapshot)
     }
 
-    pub(super) async fn read_locks(&mut self, start: &str) -> Result<Vec<LockState>> {
+    pub(super) async fn read_locks(&mut self, start: &str, progress: &Progress) -> Result<Vec<LockState>> {
         let mut found = Vec::new();
-        for (key, snapshot) in self.store.scan(start).await? {
+        for (key, snapshot) in self.store.scan(start, progress).await? {
             found.push(self.state(key, snapshot)?);
         }
         found.retain(|state| !state.holders.is_empty());

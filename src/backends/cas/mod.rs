@@ -15,8 +15,8 @@ use async_trait::async_trait;
 
 use crate::lock::{
     Admin, Amendment, Attempt, Backend, Busy, Check, Error, Fence, Finding, Grants, History, HistoryEntry, Holder, Identity, Init, Intent,
-    Key, Kind, LockState, Mode, Note, Notice, Release, ReleaseInfo, Renewal, Request, Result, Role, ServerTime, SkipCount, Token, Ttl,
-    Wake, Which,
+    Key, Kind, LockState, Mode, Note, Notice, Progress, Release, ReleaseInfo, Renewal, Request, Result, Role, ServerTime, SkipCount, Token,
+    Ttl, Wake, Which,
     document::{Document, WakeUp},
 };
 
@@ -75,10 +75,10 @@ pub trait Store: Admin {
     async fn remove_waiter(&mut self, request: &Request) -> Result<bool>;
 
     /// Reads every lock of the namespace whose key starts with `start`, and which may be held.
-    async fn scan(&mut self, start: &str) -> Result<Vec<(Key, Snapshot<Self::Version>)>>;
+    async fn scan(&mut self, start: &str, progress: &Progress) -> Result<Vec<(Key, Snapshot<Self::Version>)>>;
 
     /// See [`Backend::known`].
-    async fn known(&mut self, start: &str, which: Which) -> Result<Vec<Key>>;
+    async fn known(&mut self, start: &str, which: Which, progress: &Progress) -> Result<Vec<Key>>;
 
     /// Returns the name under which a lock is stored.
     fn stored_as(&self, key: &Key) -> Result<String>;
@@ -264,12 +264,12 @@ impl<S: Store> Backend for CasBackend<S> {
         self.read_lock(key).await
     }
 
-    async fn list(&mut self, start: &str) -> Result<Vec<LockState>> {
-        self.read_locks(start).await
+    async fn list(&mut self, start: &str, progress: &Progress) -> Result<Vec<LockState>> {
+        self.read_locks(start, progress).await
     }
 
-    async fn known(&mut self, start: &str, which: Which) -> Result<Vec<Key>> {
-        self.store.known(start, which).await
+    async fn known(&mut self, start: &str, which: Which, progress: &Progress) -> Result<Vec<Key>> {
+        self.store.known(start, which, progress).await
     }
 
     async fn history(&mut self, key: &Key) -> Result<History> {
@@ -291,8 +291,8 @@ impl<S: Store> Admin for CasBackend<S> {
         self.store.schema()
     }
 
-    async fn collect(&mut self, unused_for: Duration) -> Result<Option<u64>> {
-        self.store.collect(unused_for).await
+    async fn collect(&mut self, unused_for: Duration, progress: &Progress) -> Result<Option<u64>> {
+        self.store.collect(unused_for, progress).await
     }
 
     fn checks(&self) -> Vec<Check> {

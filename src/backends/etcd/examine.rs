@@ -15,7 +15,7 @@ use super::{
 };
 use crate::{
     backends::net::transport,
-    lock::{Admin, Check, Error, Finding, Grants, PASSWORD, Result, Role, ServerTime, check},
+    lock::{Admin, Check, Error, Finding, Grants, PASSWORD, Progress, Result, Role, ServerTime, check},
 };
 
 /// The checks.
@@ -220,8 +220,8 @@ fn members_of(members: &[Member], leader: u64) -> Finding {
 
 #[async_trait(?Send)]
 impl Admin for Etcd {
-    async fn collect(&mut self, unused_for: Duration) -> Result<Option<u64>> {
-        Ok(Some(gc::collect(&mut self.client, unused_for).await?))
+    async fn collect(&mut self, unused_for: Duration, progress: &Progress) -> Result<Option<u64>> {
+        Ok(Some(gc::collect(&mut self.client, unused_for, progress).await?))
     }
 
     fn checks(&self) -> Vec<Check> {

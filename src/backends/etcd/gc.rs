@@ -14,14 +14,15 @@ use super::{
     ops,
     record::StoredRecord,
 };
-use crate::lock::Key;
+use crate::lock::{Key, Progress};
 
 /// Lets the keys of locks that stay unused for `unused_for` expire; returns how many locks. A lock with only a history does not count.
-pub(super) async fn collect(client: &mut EtcdClient, unused_for: Duration) -> EtcdResult<u64> {
+pub(super) async fn collect(client: &mut EtcdClient, unused_for: Duration, progress: &Progress) -> EtcdResult<u64> {
     let namespace = client.options().namespace.clone();
     let mut records: Vec<(Key, KeyValue)> = Vec::new();
     for folder in names::records(&namespace) {
         let mut answers = client.run(vec![ops::under(&folder, false)]).await?;
+        progress.part();
         for kv in answers.keys()? {
             let rest = str::from_utf8(&kv.key).ok().and_then(|name| name.strip_prefix(&*folder));
             let key: Option<Key> = rest.and_then(|rest| names::ENCODING.decode(rest.split('/').next()?));
@@ -31,13 +32,13 @@ pub(super) async fn collect(client: &mut EtcdClient, unused_for: Duration) -> Et
             }
         }
     }
-    let ended = end_records(client, records, unused_for).await?;
-    forget(client).await?;
+    let ended = end_records(client, records, unused_for, progress).await?;
+    forget(client, progress).await?;
     Ok(ended)
 }
 
 /// Lets the records of unused locks expire; returns how many locks.
-async fn end_records(client: &mut EtcdClient, records: Vec<(Key, KeyValue)>, unused_for: Duration) -> EtcdResult<u64> {
+async fn end_records(client: &mut EtcdClient, records: Vec<(Key, KeyValue)>, unused_for: Duration, progress: &Progress) -> EtcdResult<u64> {
     let seconds = i64::try_from(unused_for.as_secs()).unwrap_or(i64::MAX);
     let lease = i64::try_from(crate::lock::random() >> 1).unwrap_or(1).max(1);
     if records.is_empty() {
@@ -60,6 +61,7 @@ async fn end_records(client: &mut EtcdClient, records: Vec<(Key, KeyValue)>, unu
         if client.run_if(compare, vec![end]).await?.succeeded {
             ended.insert(key);
         }
+        progress.part();
     }
     if ended.is_empty() && seconds > 0 {
         client.revoke(lease).await?;
@@ -68,11 +70,12 @@ async fn end_records(client: &mut EtcdClient, records: Vec<(Key, KeyValue)>, unu
 }
 
 /// Removes the history of locks that have no record any more.
-async fn forget(client: &mut EtcdClient) -> EtcdResult<()> {
+async fn forget(client: &mut EtcdClient, progress: &Progress) -> EtcdResult<()> {
     let namespace = client.options().namespace.clone();
     let mut keys = BTreeSet::new();
     for folder in names::history_folders(&namespace) {
         let mut answers = client.run(vec![ops::under(&folder, true)]).await?;
+        progress.part();
         let name_of = |kv: &KeyValue| -> Option<Key> {
             names::ENCODING.decode(str::from_utf8(&kv.key).ok()?.strip_prefix(&*folder)?.split('/').next()?)
         };
@@ -83,6 +86,7 @@ async fn forget(client: &mut EtcdClient) -> EtcdResult<()> {
         let compare = vec![ops::nothing_under(&names.folder), ops::nothing_under(&names.open()), ops::absent(&names.last())];
         let success = [names.runs(false), names.runs(true), names.skips()].iter().map(|folder| ops::delete_under(folder)).collect();
         client.run_if(compare, success).await?;
+        progress.part();
     }
     Ok(())
 }

@@ -12,7 +12,7 @@ use super::{
 };
 use crate::{
     backends::queue::record::ContenderInfo,
-    lock::{Holder, Key, LockState, Result, Waiter, Which},
+    lock::{Holder, Key, LockState, Progress, Result, Waiter, Which},
 };
 
 /// Returns the state of one lock.
@@ -36,7 +36,7 @@ pub(super) async fn inspect(client: &mut EtcdClient, key: &Key) -> EtcdResult<Lo
 }
 
 /// Returns the state of the held locks whose keys begin with `start`, by key.
-pub(super) async fn list(client: &mut EtcdClient, start: &str) -> EtcdResult<Vec<LockState>> {
+pub(super) async fn list(client: &mut EtcdClient, start: &str, progress: &Progress) -> EtcdResult<Vec<LockState>> {
     let namespace = client.options().namespace.clone();
     let start = names::prefix(&namespace) + &names::ENCODING.encode_str(start);
     let mut answers = client.run(vec![ops::under(&start, true)]).await?;
@@ -49,6 +49,7 @@ pub(super) async fn list(client: &mut EtcdClient, start: &str) -> EtcdResult<Vec
     let mut states = Vec::new();
     for key in keys {
         let state = inspect(client, &key).await?;
+        progress.part();
         if !state.holders.is_empty() {
             states.push(state);
         }
@@ -57,11 +58,12 @@ pub(super) async fn list(client: &mut EtcdClient, start: &str) -> EtcdResult<Vec
 }
 
 /// Returns the keys that begin with `start` and have a fence, a record or a run record, by key.
-pub(super) async fn known(client: &mut EtcdClient, start: &str, which: Which) -> EtcdResult<Vec<Key>> {
+pub(super) async fn known(client: &mut EtcdClient, start: &str, which: Which, progress: &Progress) -> EtcdResult<Vec<Key>> {
     let namespace = client.options().namespace.clone();
     let mut keys = BTreeSet::new();
     for folder in names::records(&namespace) {
         let mut answers = client.run(vec![ops::under(&(folder.clone() + &names::ENCODING.encode_str(start)), true)]).await?;
+        progress.part();
         for kv in answers.keys()? {
             let Some(rest) = str::from_utf8(&kv.key).ok().and_then(|name| name.strip_prefix(&*folder)) else { continue };
             let (name, what) = rest.split_once('/').unwrap_or((rest, ""));

@@ -48,8 +48,8 @@ use self::{
     session::{EtcdSession, HoldState, seconds},
 };
 use crate::lock::{
-    Amendment, Attempt, Backend, Capabilities, Entry, Grant, History, Identity, Intent, Key, LockState, Notice, Release, ReleaseInfo,
-    Renewal, Request, Result, Tether, Token, Ttl, Wake, Which,
+    Amendment, Attempt, Backend, Capabilities, Entry, Grant, History, Identity, Intent, Key, LockState, Notice, Progress, Release,
+    ReleaseInfo, Renewal, Request, Result, Tether, Token, Ttl, Wake, Which,
 };
 
 pub(super) const CAPABILITIES: Capabilities = Capabilities {
@@ -206,12 +206,12 @@ impl Backend for Etcd {
         Ok(inspect::inspect(&mut self.client, key).await?)
     }
 
-    async fn list(&mut self, start: &str) -> Result<Vec<LockState>> {
-        Ok(inspect::list(&mut self.client, start).await?)
+    async fn list(&mut self, start: &str, progress: &Progress) -> Result<Vec<LockState>> {
+        Ok(inspect::list(&mut self.client, start, progress).await?)
     }
 
-    async fn known(&mut self, start: &str, which: Which) -> Result<Vec<Key>> {
-        Ok(inspect::known(&mut self.client, start, which).await?)
+    async fn known(&mut self, start: &str, which: Which, progress: &Progress) -> Result<Vec<Key>> {
+        Ok(inspect::known(&mut self.client, start, which, progress).await?)
     }
 
     async fn history(&mut self, key: &Key) -> Result<History> {

@@ -17,8 +17,8 @@ use tokio::{sync::Notify, time::Instant};
 
 use super::cas::{self, Base, CasBackend, Change, ReadFor, Snapshot, in_order};
 use crate::lock::{
-    Capabilities, Fence, HistoryEntry, Identity, Key, Namespace, Note, REMEMBERED, Request, Result, SKIPPING_HOSTS, SkipCount, Wake, Which,
-    document::Document,
+    Capabilities, Fence, HistoryEntry, Identity, Key, Namespace, Note, Progress, REMEMBERED, Request, Result, SKIPPING_HOSTS, SkipCount,
+    Wake, Which, document::Document,
 };
 
 /// The state that several [`Memory`] backends share.
@@ -172,15 +172,15 @@ impl cas::Store for MemoryClient {
         Ok(false)
     }
 
-    async fn scan(&mut self, start: &str) -> Result<Vec<(Key, Snapshot<u64>)>> {
+    async fn scan(&mut self, start: &str, _: &Progress) -> Result<Vec<(Key, Snapshot<u64>)>> {
         let (now_us, slots) = (self.now_us(), self.store.slots.borrow());
         let ours = slots.iter().filter(|((namespace, key), _)| namespace == self.namespace.as_str() && *key != Key::probe());
         let found = ours.filter(|((_, key), _)| key.as_str().starts_with(start));
         Ok(found.map(|((_, key), slot)| (key.clone(), slot.snapshot(now_us))).collect())
     }
 
-    async fn known(&mut self, start: &str, which: Which) -> Result<Vec<Key>> {
-        let (now, found) = (self.now_us() / 1000, self.scan(start).await?);
+    async fn known(&mut self, start: &str, which: Which, progress: &Progress) -> Result<Vec<Key>> {
+        let (now, found) = (self.now_us() / 1000, self.scan(start, progress).await?);
         let wanted = |document: &Document| which == Which::All || document.run_record().current_denial(now).is_some();
         let mut keys: Vec<Key> = found.into_iter().filter(|(_, found)| wanted(&found.document)).map(|(key, _)| key).collect();
         keys.sort();

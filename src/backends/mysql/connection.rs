@@ -32,7 +32,7 @@ use crate::{
         net,
         sql::{Row, Session, SqlMode, SqlOptions, SqlServer, TlsMode},
     },
-    lock::{Effect, Result},
+    lock::{Effect, Progress, Result},
 };
 
 /// Sets up every session: statements read committed rows and lock no gaps, mistakes are errors, and a statement waits only shortly for
@@ -223,7 +223,12 @@ impl Connection {
     /// # Errors
     /// The first error of the server. Its effect is unknown if a statement was executed before.
     pub(super) async fn ask(&mut self, batch: &str) -> Result<Vec<Answer>> {
-        let answers = self.try_ask(batch).await?;
+        self.ask_long(batch, &Progress::default()).await
+    }
+
+    /// As [`Connection::ask`]; reports each row of a long answer.
+    pub(super) async fn ask_long(&mut self, batch: &str, progress: &Progress) -> Result<Vec<Answer>> {
+        let answers = self.answers(batch, progress).await?;
         match answers.server_error {
             Some(server_error) => Err(failure::refused(&server_error, !answers.answers.is_empty())),
             None => Ok(answers.answers),
@@ -232,6 +237,10 @@ impl Connection {
 
     /// As [`Connection::ask`], with the server's error as part of the answer.
     pub(super) async fn try_ask(&mut self, batch: &str) -> Result<Answers> {
+        self.answers(batch, &Progress::default()).await
+    }
+
+    async fn answers(&mut self, batch: &str, progress: &Progress) -> Result<Answers> {
         self.at_rest = false;
         let mut answers = Answers::default();
         let mut current = Answer::default();
@@ -239,7 +248,10 @@ impl Connection {
             let mut stream = sqlx::raw_sql(AssertSqlSafe(batch.to_owned())).fetch_many(&mut self.driver);
             loop {
                 match stream.try_next().await {
-                    Ok(Some(Either::Right(row))) => current.rows.push(values(&row).ok_or_else(failure::unreadable)?),
+                    Ok(Some(Either::Right(row))) => {
+                        progress.part();
+                        current.rows.push(values(&row).ok_or_else(failure::unreadable)?);
+                    }
                     Ok(Some(Either::Left(done))) => {
                         current.matched = done.rows_affected();
                         answers.answers.push(std::mem::take(&mut current));

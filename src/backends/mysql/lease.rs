@@ -21,8 +21,8 @@ use crate::{
         },
     },
     lock::{
-        Busy, Capabilities, Fence, HistoryEntry, Identity, Intent, Key, Note, Notice, ReleaseInfo, Request, Result, SkipCount, Token, Ttl,
-        Wake, Which, document::OFFER,
+        Busy, Capabilities, Fence, HistoryEntry, Identity, Intent, Key, Note, Notice, Progress, ReleaseInfo, Request, Result, SkipCount,
+        Token, Ttl, Wake, Which, document::OFFER,
     },
 };
 
@@ -277,15 +277,15 @@ impl Store for MysqlLeaseStore {
         Ok(!documented)
     }
 
-    async fn scan(&mut self, start: &str) -> Result<Vec<(Key, Snapshot<RowVersion>)>> {
+    async fn scan(&mut self, start: &str, progress: &Progress) -> Result<Vec<(Key, Snapshot<RowVersion>)>> {
         let start = self.client.names.starting_with(start);
-        let (records, queue) = self.ask(async |table| table.list(&start).await).await?;
+        let (records, queue) = self.ask(async |table| table.list(&start, progress).await).await?;
         row::snapshots(&self.client.names, records, &queue)
     }
 
-    async fn known(&mut self, start: &str, which: Which) -> Result<Vec<Key>> {
+    async fn known(&mut self, start: &str, which: Which, progress: &Progress) -> Result<Vec<Key>> {
         let start = self.client.names.starting_with(start);
-        let names = self.ask(async |table| table.known(&start, which).await).await?;
+        let names = self.ask(async |table| table.known(&start, which, progress).await).await?;
         Ok(names.iter().filter_map(|name| self.client.names.key(name)).collect())
     }
 

@@ -9,7 +9,7 @@ use super::{
 };
 use crate::{
     backends::sql::{Fields, SessionReads, as_fence},
-    lock::{History, Key, LockState, Renewal, Result, Token, Waiter, Which},
+    lock::{History, Key, LockState, Progress, Renewal, Result, Token, Waiter, Which},
 };
 
 impl SessionReads for MysqlSessions {
@@ -19,9 +19,11 @@ impl SessionReads for MysqlSessions {
         starts::known(":sessions", which)
     }
 
-    async fn names(&mut self, sql: &str, start: &str) -> Result<Vec<String>> {
-        let answers = self.aside(&self.client.tables.fill(sql, &[("start", Value::Bytes(start))])).await?;
-        answers.iter().flat_map(|answer| &answer.rows).map(|row| Fields::of(row).text()).collect()
+    async fn names(&mut self, sql: &str, start: &str, progress: &Progress) -> Result<Vec<String>> {
+        let mut session = self.side().await?;
+        let answers = session.ask_long(&self.client.tables.fill(sql, &[("start", Value::Bytes(start))]), progress).await;
+        self.client.session = Some(session);
+        answers?.iter().flat_map(|answer| &answer.rows).map(|row| Fields::of(row).text()).collect()
     }
 
     async fn look(&mut self, key: &Key) -> Result<LockState> {

@@ -106,7 +106,7 @@ impl MysqlSessions {
         if self.is_row() { self.aside(batch).await } else { lock.session.ask(batch).await }
     }
 
-    async fn side(&mut self) -> Result<Connection> {
+    pub(super) async fn side(&mut self) -> Result<Connection> {
         match self.client.session.take().filter(Connection::is_alive) {
             Some(session) => Ok(session),
             None => self.client.open().await,

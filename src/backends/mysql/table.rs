@@ -17,7 +17,7 @@ use crate::{
         self, Begin, Fields, LockRow, Plain, Row, json, locked_by,
         row::{self, Write},
     },
-    lock::{Mode, Request, Result, Token, Ttl, Which},
+    lock::{Mode, Progress, Request, Result, Token, Ttl, Which},
 };
 
 /// A lock table over a session.
@@ -95,19 +95,19 @@ impl MysqlLockTable<'_> {
     }
 
     /// Returns every held lock whose name starts with `start`, in order, and their plain waiters.
-    pub(super) async fn list(&mut self, start: &str) -> Result<(Vec<LockRow>, Vec<Plain>)> {
+    pub(super) async fn list(&mut self, start: &str, progress: &Progress) -> Result<(Vec<LockRow>, Vec<Plain>)> {
         let record = self.tables.fill(RECORD, &[]);
         let values = [("record", Value::Sql(&record)), ("start", Value::Bytes(start)), ("whole", Value::Int(0))];
         let batch = self.tables.fill(include_str!("sql/list.sql"), &values) + &self.tables.fill(include_str!("sql/queue.sql"), &values);
-        let answers = self.session.ask(&batch).await?;
+        let answers = self.session.ask_long(&batch, progress).await?;
         let records = rows(&answers, 0)?.iter().map(|row| lock_row(&mut Fields::of(row))).collect::<Result<_>>()?;
         Ok((records, waiters(&answers)?))
     }
 
     /// Returns the names with this start, in order.
-    pub(super) async fn known(&mut self, start: &str, which: Which) -> Result<Vec<String>> {
+    pub(super) async fn known(&mut self, start: &str, which: Which, progress: &Progress) -> Result<Vec<String>> {
         let sql = self.tables.fill(&starts::known(":table", which), &[("start", Value::Bytes(start))]);
-        rows(&self.session.ask(&sql).await?, 0)?.iter().map(|row| Fields::of(row).text()).collect()
+        rows(&self.session.ask_long(&sql, progress).await?, 0)?.iter().map(|row| Fields::of(row).text()).collect()
     }
 
     /// Returns a lock's row, and its plain waiters.

@@ -29,7 +29,7 @@ use crate::{
         net,
         sql::{Row, Session, SqlOptions},
     },
-    lock::{Error, Kind, Result, random},
+    lock::{Error, Kind, Progress, Result, random},
 };
 
 /// The oldest server version that supports all statements.
@@ -182,20 +182,32 @@ impl PostgresSession {
         self.run(&fill(sql, values)).await
     }
 
+    /// As [`PostgresSession::query`]; reports each row of a long answer.
+    pub(super) async fn query_long(&mut self, sql: &str, values: &[Value<'_>], progress: &Progress) -> Result<Vec<Row>> {
+        self.run_long(&fill(sql, values), progress).await
+    }
+
     /// As [`PostgresSession::query`], for statements without parameters.
     pub(super) async fn run(&mut self, sql: &str) -> Result<Vec<Row>> {
+        self.run_long(sql, &Progress::default()).await
+    }
+
+    async fn run_long(&mut self, sql: &str, progress: &Progress) -> Result<Vec<Row>> {
         self.asking = true;
-        let answer = self.ask(sql).await;
+        let answer = self.ask(sql, progress).await;
         self.asking = answer.as_ref().is_err_and(|error| error.as_database_error().is_none_or(failure::ends_session));
         answer.map_err(failure::statement)
     }
 
-    async fn ask(&mut self, sql: &str) -> Result<Vec<Row>, sqlx::Error> {
+    async fn ask(&mut self, sql: &str, progress: &Progress) -> Result<Vec<Row>, sqlx::Error> {
         let (mut last, mut current) = (Vec::new(), Vec::new());
         let mut answers = sqlx::raw_sql(AssertSqlSafe(sql)).fetch_many(&mut self.driver);
         while let Some(answer) = answers.try_next().await? {
             match answer {
-                Either::Right(row) => current.push(values(&row)?),
+                Either::Right(row) => {
+                    progress.part();
+                    current.push(values(&row)?);
+                }
                 Either::Left(_) => last = std::mem::take(&mut current),
             }
         }

@@ -14,8 +14,8 @@ use crate::{
         },
     },
     lock::{
-        Busy, Capabilities, Fence, HistoryEntry, Identity, Intent, Key, Note, Notice, ReleaseInfo, Request, Result, SkipCount, Token, Ttl,
-        Wake, Which, document::OFFER,
+        Busy, Capabilities, Fence, HistoryEntry, Identity, Intent, Key, Note, Notice, Progress, ReleaseInfo, Request, Result, SkipCount,
+        Token, Ttl, Wake, Which, document::OFFER,
     },
 };
 
@@ -224,15 +224,16 @@ impl Store for PostgresLeaseStore {
         Ok(!documented)
     }
 
-    async fn scan(&mut self, start: &str) -> Result<Vec<(Key, Snapshot<RowVersion>)>> {
+    async fn scan(&mut self, start: &str, progress: &Progress) -> Result<Vec<(Key, Snapshot<RowVersion>)>> {
         let start = self.client.names.starting_with(start);
-        let (records, queue) = self.look(async |table| Ok((table.list(&start).await?, table.queue(&start, false).await?))).await?;
+        let (records, queue) =
+            self.look(async |table| Ok((table.list(&start, progress).await?, table.queue(&start, false).await?))).await?;
         row::snapshots(&self.client.names, records, &queue)
     }
 
-    async fn known(&mut self, start: &str, which: Which) -> Result<Vec<Key>> {
+    async fn known(&mut self, start: &str, which: Which, progress: &Progress) -> Result<Vec<Key>> {
         let start = self.client.names.starting_with(start);
-        let names = self.look(async |table| table.known(&start, which).await).await?;
+        let names = self.look(async |table| table.known(&start, which, progress).await).await?;
         Ok(names.iter().filter_map(|name| self.client.names.key(name)).collect())
     }
 

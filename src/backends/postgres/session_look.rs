@@ -9,7 +9,7 @@ use super::{
 };
 use crate::{
     backends::sql::{Fields, Plain, SessionReads, SqlMode},
-    lock::{History, Key, LockState, Renewal, Result, Token, Waiter, Which},
+    lock::{History, Key, LockState, Progress, Renewal, Result, Token, Waiter, Which},
 };
 
 impl SessionReads for PostgresSessions {
@@ -19,9 +19,9 @@ impl SessionReads for PostgresSessions {
         starts::known("{fences}", which)
     }
 
-    async fn names(&mut self, sql: &str, start: &str) -> Result<Vec<String>> {
+    async fn names(&mut self, sql: &str, start: &str, progress: &Progress) -> Result<Vec<String>> {
         let sql = self.client.tables.fill(sql);
-        let rows = self.read(async |table| table.session.query(&sql, &[Value::Text(start)]).await).await?;
+        let rows = self.read(async |table| table.session.query_long(&sql, &[Value::Text(start)], progress).await).await?;
         rows.iter().map(|row| Fields::of(row).text()).collect()
     }
 

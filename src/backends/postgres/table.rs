@@ -17,7 +17,7 @@ use crate::{
         self, Begin, Fields, LAST_FENCE, LAYOUT, LockRow, Plain, Row, SHARED_BY, Session as _, fence_int, locked_by,
         row::{self, Write},
     },
-    lock::{Effect, Fence, Request, Result, Token, Ttl, Which},
+    lock::{Effect, Fence, Progress, Request, Result, Token, Ttl, Which},
 };
 
 /// A lock table over a session.
@@ -64,9 +64,9 @@ impl<'a> PostgresLockTable<'a> {
     }
 
     /// Returns the names with this start, in order.
-    pub(super) async fn known(&mut self, start: &str, which: Which) -> Result<Vec<String>> {
+    pub(super) async fn known(&mut self, start: &str, which: Which, progress: &Progress) -> Result<Vec<String>> {
         let sql = self.tables.fill(&starts::known("{table}", which));
-        let rows = self.session.query(&sql, &[Value::Text(start)]).await?;
+        let rows = self.session.query_long(&sql, &[Value::Text(start)], progress).await?;
         rows.iter().map(|row| Fields::of(row).text()).collect()
     }
 
@@ -162,8 +162,8 @@ impl<'a> PostgresLockTable<'a> {
     }
 
     /// Returns every held lock whose name starts with `start`, in order.
-    pub(super) async fn list(&mut self, start: &str) -> Result<Vec<LockRow>> {
-        let rows = self.session.query(&self.tables.fill(include_str!("sql/list.sql")), &[Value::Text(start)]).await?;
+    pub(super) async fn list(&mut self, start: &str, progress: &Progress) -> Result<Vec<LockRow>> {
+        let rows = self.session.query_long(&self.tables.fill(include_str!("sql/list.sql")), &[Value::Text(start)], progress).await?;
         rows.iter().map(lock_row).collect()
     }
 

@@ -44,8 +44,8 @@ use self::{
     servers::Servers,
 };
 use crate::lock::{
-    Amendment, Attempt, Backend, Capabilities, Entry, History, Identity, Intent, Key, LockState, Mode, Release, ReleaseInfo, Renewal,
-    Request, Result, Token, Wake, Which,
+    Amendment, Attempt, Backend, Capabilities, Entry, History, Identity, Intent, Key, LockState, Mode, Progress, Release, ReleaseInfo,
+    Renewal, Request, Result, Token, Wake, Which,
 };
 
 pub(super) use self::script::flag;
@@ -335,12 +335,12 @@ impl Backend for Redis {
         self.read_lock(key).await
     }
 
-    async fn list(&mut self, start: &str) -> Result<Vec<LockState>> {
-        self.read_locks(start).await
+    async fn list(&mut self, start: &str, progress: &Progress) -> Result<Vec<LockState>> {
+        self.read_locks(start, progress).await
     }
 
-    async fn known(&mut self, start: &str, which: Which) -> Result<Vec<Key>> {
-        self.known_keys(start, which).await
+    async fn known(&mut self, start: &str, which: Which, progress: &Progress) -> Result<Vec<Key>> {
+        self.known_keys(start, which, progress).await
     }
 
     async fn history(&mut self, key: &Key) -> Result<History> {

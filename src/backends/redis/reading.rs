@@ -15,7 +15,7 @@ use super::{
     reply, starts,
     state::{LockSnapshot, foreign, read_shares, waiters},
 };
-use crate::lock::{Effect, Fence, Key, Kind, LockState, Mode, Result, Which};
+use crate::lock::{Effect, Fence, Key, Kind, LockState, Mode, Progress, Result, Which};
 
 /// The number of commands per lock.
 const PER_LOCK: usize = 11;
@@ -66,11 +66,11 @@ impl Redis {
         read_state(key.clone(), &names, &replies)
     }
 
-    pub(super) async fn read_locks(&mut self, start: &str) -> Result<Vec<LockState>> {
+    pub(super) async fn read_locks(&mut self, start: &str, progress: &Progress) -> Result<Vec<LockState>> {
         let mut states = BTreeMap::new();
         for server in self.servers.all().await? {
             let mut conn = self.servers.to(server).await?;
-            let keys: Vec<Key> = self.scan(&mut conn, start).await?.into_iter().collect();
+            let keys: Vec<Key> = self.scan(&mut conn, start, progress).await?.into_iter().collect();
             let mut moved = Vec::new();
             for batch in keys.chunks(BATCH) {
                 let mut pipeline = redis::pipe();
@@ -79,6 +79,7 @@ impl Redis {
                     add_reads(&mut pipeline, names);
                 }
                 let replies = exchange(&mut conn, &pipeline).await?;
+                progress.part();
                 for ((key, names), replies) in batch.iter().zip(&names).zip(replies.chunks(PER_LOCK)) {
                     if replies.iter().any(|reply| conn.redirect(reply).is_some()) {
                         moved.push(key);
@@ -90,19 +91,20 @@ impl Redis {
             self.servers.rest(conn);
             for key in moved {
                 add_held(&mut states, self.read_lock(key).await)?;
+                progress.part();
             }
         }
         Ok(states.into_values().collect())
     }
 
     /// Returns the keys that begin with `start` and have a hash. A set, since a scan may return a key twice.
-    async fn scan(&self, conn: &mut ServerConnection, start: &str) -> Result<BTreeSet<Key>> {
+    async fn scan(&self, conn: &mut ServerConnection, start: &str, progress: &Progress) -> Result<BTreeSet<Key>> {
         let namespace = &self.options().namespace;
         let pattern = pattern(&(prefix(namespace) + &ENCODING.encode_str(start)));
-        scan(conn, &pattern, Some("hash"), |name| key_of(namespace, name)).await
+        scan(conn, (&pattern, Some("hash")), |name| key_of(namespace, name), progress).await
     }
 
-    pub(super) async fn known_keys(&mut self, start: &str, which: Which) -> Result<Vec<Key>> {
+    pub(super) async fn known_keys(&mut self, start: &str, which: Which, progress: &Progress) -> Result<Vec<Key>> {
         let namespace = self.options().namespace.clone();
         let wanted = |what: &str| if which == Which::Kept { what == "starts" } else { is_run_data(what) };
         let of = |name: &str| side_of(&namespace, name).filter(|(_, what)| wanted(what)).map(|(key, _)| key);
@@ -110,11 +112,11 @@ impl Redis {
         let mut known = BTreeSet::new();
         for server in self.servers.all().await? {
             let mut conn = self.servers.to(server).await?;
-            let keys = scan(&mut conn, &pattern, None, of).await?;
+            let keys = scan(&mut conn, (&pattern, None), of, progress).await?;
             if which == Which::All {
                 known.extend(keys);
             } else {
-                self.keep_denying(&mut conn, &keys.into_iter().collect::<Vec<_>>(), &mut known).await?;
+                self.keep_denying(&mut conn, &keys.into_iter().collect::<Vec<_>>(), &mut known, progress).await?;
             }
             self.servers.rest(conn);
         }
@@ -122,7 +124,7 @@ impl Redis {
     }
 
     /// Adds those of the keys to `known` whose run records may deny other runs.
-    async fn keep_denying(&self, conn: &mut ServerConnection, keys: &[Key], known: &mut BTreeSet<Key>) -> Result<()> {
+    async fn keep_denying(&self, conn: &mut ServerConnection, keys: &[Key], known: &mut BTreeSet<Key>, progress: &Progress) -> Result<()> {
         for batch in keys.chunks(10 * BATCH) {
             let mut pipeline = redis::pipe();
             pipeline.cmd("TIME");
@@ -130,6 +132,7 @@ impl Redis {
                 pipeline.cmd("HGETALL").arg(&self.names(key)?.starts);
             }
             let replies = exchange(conn, &pipeline).await?;
+            progress.part();
             let (time, records) = replies.split_first().ok_or_else(failure::unreadable)?;
             let now = readable(time)?.and_then(read_time).and_then(|now| u64::try_from(now).ok()).unwrap_or_default();
             let kept = |record: &Value| {
@@ -250,9 +253,9 @@ pub(in crate::backends) fn read_time(reply: &Value) -> Option<i64> {
 /// Returns the keys of the Redis names that match `pattern`. A set, since a scan may return a name twice.
 async fn scan(
     conn: &mut ServerConnection,
-    pattern: &str,
-    kind: Option<&str>,
+    (pattern, kind): (&str, Option<&str>),
     key_of: impl Fn(&str) -> Option<Key>,
+    progress: &Progress,
 ) -> Result<BTreeSet<Key>> {
     let mut found = BTreeSet::new();
     let mut cursor = "0".to_owned();
@@ -263,6 +266,7 @@ async fn scan(
             pipeline.arg("TYPE").arg(kind);
         }
         let replies = exchange(conn, &pipeline).await?;
+        progress.part();
         cursor = add_scanned(replies.first(), &mut found, &key_of)?;
         if cursor == "0" {
             return Ok(found);

@@ -93,8 +93,8 @@ use crate::{
         redis::{failure, names::RedisNames, reply, script::Script},
     },
     lock::{
-        Amendment, Attempt, Backend, Capabilities, Error, History, Identity, Intent, Key, LockState, Notice, Release, ReleaseInfo, Renewal,
-        Request, Result, Scope, Token, Ttl, Wake, Which,
+        Amendment, Attempt, Backend, Capabilities, Error, History, Identity, Intent, Key, LockState, Notice, Progress, Release,
+        ReleaseInfo, Renewal, Request, Result, Scope, Token, Ttl, Wake, Which,
     },
 };
 
@@ -212,12 +212,12 @@ impl Backend for Redlock {
         self.read_lock(key).await
     }
 
-    async fn list(&mut self, start: &str) -> Result<Vec<LockState>> {
-        self.read_locks(start).await
+    async fn list(&mut self, start: &str, progress: &Progress) -> Result<Vec<LockState>> {
+        self.read_locks(start, progress).await
     }
 
-    async fn known(&mut self, start: &str, which: Which) -> Result<Vec<Key>> {
-        self.known_keys(start, which).await
+    async fn known(&mut self, start: &str, which: Which, progress: &Progress) -> Result<Vec<Key>> {
+        self.known_keys(start, which, progress).await
     }
 
     async fn history(&mut self, key: &Key) -> Result<History> {

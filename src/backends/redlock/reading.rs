@@ -19,7 +19,7 @@ use crate::{
         reply,
         state::{read_shares, waiters},
     },
-    lock::{Effect, Error, Key, Kind, LockState, NodeView, Result, Waiter, Which},
+    lock::{Effect, Error, Key, Kind, LockState, NodeView, Progress, Result, Waiter, Which},
 };
 
 /// The number of commands per lock.
@@ -82,8 +82,8 @@ impl Redlock {
         self.put_together(key.clone(), &names, each)
     }
 
-    pub(super) async fn read_locks(&mut self, start: &str) -> Result<Vec<LockState>> {
-        let keys: Vec<Key> = self.scan(start).await?.into_iter().collect();
+    pub(super) async fn read_locks(&mut self, start: &str, progress: &Progress) -> Result<Vec<LockState>> {
+        let keys: Vec<Key> = self.scan(start, progress).await?.into_iter().collect();
         let mut states = Vec::new();
         for batch in keys.chunks(BATCH) {
             let mut pipeline = ::redis::pipe();
@@ -92,6 +92,7 @@ impl Redlock {
                 add_reads(&mut pipeline, names);
             }
             let answers = self.read(|_| Some(pipeline.clone())).await?;
+            progress.part();
             for (at, (key, names)) in batch.iter().zip(&names).enumerate() {
                 let each = answers.iter().map(|answer| answer.as_ref().map(|replies| replies.chunks(PER_LOCK).nth(at).unwrap_or_default()));
                 let each = each.collect();
@@ -109,21 +110,26 @@ impl Redlock {
     }
 
     /// Returns the keys that begin with `start` and have a string on some node.
-    async fn scan(&mut self, start: &str) -> Result<BTreeSet<Key>> {
+    async fn scan(&mut self, start: &str, progress: &Progress) -> Result<BTreeSet<Key>> {
         let namespace = self.options.namespace.clone();
         let pattern = pattern(&(prefix(&namespace) + &ENCODING.encode_str(start)));
-        self.scan_for(&pattern, Some("string"), |name| key_of(&namespace, name)).await
+        self.scan_for((&pattern, Some("string")), |name| key_of(&namespace, name), progress).await
     }
 
-    pub(super) async fn known_keys(&mut self, start: &str, which: Which) -> Result<Vec<Key>> {
+    pub(super) async fn known_keys(&mut self, start: &str, which: Which, progress: &Progress) -> Result<Vec<Key>> {
         let namespace = self.options.namespace.clone();
         let wanted = |what: &str| if which == Which::Kept { what == "starts" } else { is_run_data(what) };
         let of = |name: &str| side_of(&namespace, name).filter(|(_, what)| wanted(what)).map(|(key, _)| key);
-        Ok(self.scan_for(&pattern(&side_start(&namespace, start)), None, of).await?.into_iter().collect())
+        Ok(self.scan_for((&pattern(&side_start(&namespace, start)), None), of, progress).await?.into_iter().collect())
     }
 
     /// Returns the keys of the Redis names that match `pattern` on any node.
-    async fn scan_for(&mut self, pattern: &str, kind: Option<&str>, key_of: impl Fn(&str) -> Option<Key>) -> Result<BTreeSet<Key>> {
+    async fn scan_for(
+        &mut self,
+        (pattern, kind): (&str, Option<&str>),
+        key_of: impl Fn(&str) -> Option<Key>,
+        progress: &Progress,
+    ) -> Result<BTreeSet<Key>> {
         let mut found = BTreeSet::new();
         let mut cursors = vec![Some("0".to_owned()); self.nodes.len()];
         while cursors.iter().any(Option::is_some) {
@@ -137,6 +143,7 @@ impl Redlock {
                     Some(pipeline)
                 })
                 .await?;
+            progress.part();
             for (cursor, answer) in cursors.iter_mut().zip(answers) {
                 let was = cursor.take();
                 let (Some(_), Ok(replies)) = (was, answer) else { continue };

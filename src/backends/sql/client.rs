@@ -5,7 +5,7 @@ use std::{io, os::fd::OwnedFd, time::Duration};
 use async_trait::async_trait;
 
 use super::{Names, SqlMode, SqlOptions};
-use crate::lock::{Admin, Capabilities, Check, Finding, Grants, Identity, Init, Notice, Result, Role, ServerTime};
+use crate::lock::{Admin, Capabilities, Check, Finding, Grants, Identity, Init, Notice, Progress, Result, Role, ServerTime};
 
 /// A session of a SQL server.
 pub(in crate::backends) trait Session {
@@ -136,7 +136,8 @@ impl<T: HasClient> Admin for T {
         Some(T::Database::schema(&self.client().tables))
     }
 
-    async fn collect(&mut self, unused_for: Duration) -> Result<Option<u64>> {
+    // One statement, whose answer has one part.
+    async fn collect(&mut self, unused_for: Duration, _: &Progress) -> Result<Option<u64>> {
         let client = self.client_mut();
         if client.mode() != SqlMode::Lease {
             return Ok(None);

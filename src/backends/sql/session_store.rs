@@ -8,8 +8,8 @@ use super::{
     other_mode,
 };
 use crate::lock::{
-    Amendment, Break, Denial, Fence, History, Holder, Intent, Key, LockState, ReleaseInfo, Renewal, Request, Result, RunRecord, Token, Ttl,
-    Which,
+    Amendment, Break, Denial, Fence, History, Holder, Intent, Key, LockState, Progress, ReleaseInfo, Renewal, Request, Result, RunRecord,
+    Token, Ttl, Which,
 };
 
 /// A session that asks for a lock, waits for it or has it; `own` is the database's part of its state.
@@ -78,7 +78,7 @@ pub(in crate::backends) trait SessionReads: HasClient {
     fn known_names(which: Which) -> String;
 
     /// Returns the names that such a statement finds.
-    async fn names(&mut self, sql: &str, start: &str) -> Result<Vec<String>>;
+    async fn names(&mut self, sql: &str, start: &str, progress: &Progress) -> Result<Vec<String>>;
 
     /// See [`Backend::inspect`](crate::lock::Backend::inspect).
     async fn look(&mut self, key: &Key) -> Result<LockState>;

@@ -37,8 +37,8 @@ use super::{
 use crate::{
     backends::DRAIN_DELAY,
     lock::{
-        Amendment, Attempt, Backend, Busy, Fence, Grant, History, Identity, Intent, Key, LockState, Notice, Release, ReleaseInfo, Renewal,
-        Request, Result, Tether, Token, Ttl, Wake, Which,
+        Amendment, Attempt, Backend, Busy, Fence, Grant, History, Identity, Intent, Key, LockState, Notice, Progress, Release, ReleaseInfo,
+        Renewal, Request, Result, Tether, Token, Ttl, Wake, Which,
     },
 };
 
@@ -305,12 +305,13 @@ impl<S: SessionStore> Backend for SessionLocks<S> {
         self.store.look(key).await
     }
 
-    async fn list(&mut self, start: &str) -> Result<Vec<LockState>> {
+    async fn list(&mut self, start: &str, progress: &Progress) -> Result<Vec<LockState>> {
         let start = self.store.client().names.starting_with(start);
         let mut states = Vec::new();
-        for name in self.store.names(S::HELD_NAMES, &start).await? {
+        for name in self.store.names(S::HELD_NAMES, &start, progress).await? {
             let Some(key) = self.store.client().names.key(&name) else { continue };
             let state = self.store.look(&key).await?;
+            progress.part();
             if !state.holders.is_empty() {
                 states.push(state);
             }
@@ -318,9 +319,9 @@ impl<S: SessionStore> Backend for SessionLocks<S> {
         Ok(states)
     }
 
-    async fn known(&mut self, start: &str, which: Which) -> Result<Vec<Key>> {
+    async fn known(&mut self, start: &str, which: Which, progress: &Progress) -> Result<Vec<Key>> {
         let start = self.store.client().names.starting_with(start);
-        let names = self.store.names(&S::known_names(which), &start).await?;
+        let names = self.store.names(&S::known_names(which), &start, progress).await?;
         Ok(names.iter().filter_map(|name| self.store.client().names.key(name)).collect())
     }
 

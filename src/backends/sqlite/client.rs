@@ -18,7 +18,7 @@ use super::{
 };
 use crate::{
     backends::cas::{Base, Outside, Snapshot, in_order},
-    lock::{Entry, Error, Holder, Key, Kind, Mode, Request, Result, Token, document::Document},
+    lock::{Entry, Error, Holder, Key, Kind, Mode, Progress, Request, Result, Token, document::Document},
 };
 
 /// How soon a request with a position in the queue asks again for a lock that another process is about to have. A grant takes less.
@@ -321,9 +321,9 @@ impl SqliteClient {
     }
 
     /// Removes locks that were unused for so many ms, and history that is older. Returns the number of locks.
-    pub(super) async fn sweep(&mut self, unused_ms: u64) -> Result<u64> {
+    pub(super) async fn sweep(&mut self, unused_ms: u64, progress: &Progress) -> Result<u64> {
         let (namespace, file) = (self.options.namespace.clone(), self.file_now()?);
-        let rows = self.open().await?.0.scan(&namespace, "").await?;
+        let rows = self.open().await?.0.scan(&namespace, "", progress).await?;
         let mut unused = Vec::new();
         for row in rows.into_iter().filter(|row| row.now.saturating_sub(row.changed_ms) > unused_ms) {
             let Ok(key) = Key::new(row.key.clone()) else { continue };
@@ -337,7 +337,7 @@ impl SqliteClient {
             }
         }
         let unused_ms = i64::try_from(unused_ms).unwrap_or(i64::MAX);
-        self.open().await?.0.collect(&namespace, &unused, unused_ms).await
+        self.open().await?.0.collect(&namespace, &unused, unused_ms, progress).await
     }
 }
 

@@ -8,6 +8,7 @@ use std::{collections::HashMap, ffi::OsString, fs, mem, path::Path};
 
 use rustix::fs::{FallocateFlags, fallocate};
 
+use futures_util::TryStreamExt as _;
 use sqlx::{
     Connection, Executor as _, Row as _, SqlSafeStr as _, Sqlite, SqliteConnection,
     sqlite::{SqliteArguments, SqliteRow},
@@ -15,7 +16,7 @@ use sqlx::{
 
 use super::{failure, location, schema};
 use crate::lock::{
-    Error, Fence, HistoryEntry, Key, Kind, Metadata, Namespace, Request, Result, SKIPPING_HOSTS, SkipCount, document::Document,
+    Error, Fence, HistoryEntry, Key, Kind, Metadata, Namespace, Progress, Request, Result, SKIPPING_HOSTS, SkipCount, document::Document,
 };
 
 const READ: &str = include_str!("sql/read.sql");
@@ -182,10 +183,16 @@ impl Database {
     }
 
     /// Reads every lock whose key starts with `start`.
-    pub(super) async fn scan(&mut self, namespace: &Namespace, start: &str) -> Result<Vec<StoredRow>> {
+    pub(super) async fn scan(&mut self, namespace: &Namespace, start: &str, progress: &Progress) -> Result<Vec<StoredRow>> {
         self.check().await?;
         let query = sqlx::query(SCAN).bind(namespace.as_str().to_owned()).bind(start.to_owned());
-        self.rows(query).await?.iter().map(read_row).collect()
+        let mut rows = query.fetch(self.connection()?);
+        let mut found = Vec::new();
+        while let Some(row) = rows.try_next().await.map_err(failure::statement)? {
+            progress.part();
+            found.push(read_row(&row)?);
+        }
+        Ok(found)
     }
 
     /// Writes a lock if it is still as it was read; whether it was.
@@ -288,7 +295,13 @@ impl Database {
     }
 
     /// Removes these rows unless they have changed, and history that is older than so many ms. Returns the number of rows.
-    pub(super) async fn collect(&mut self, namespace: &Namespace, unused: &[StoredRow], unused_ms: i64) -> Result<u64> {
+    pub(super) async fn collect(
+        &mut self,
+        namespace: &Namespace,
+        unused: &[StoredRow],
+        unused_ms: i64,
+        progress: &Progress,
+    ) -> Result<u64> {
         self.set_durable(false).await?;
         let mut transaction = self.connection()?.begin_with("BEGIN IMMEDIATE").await.map_err(failure::statement)?;
         let mut gone = 0;
@@ -296,6 +309,7 @@ impl Database {
             let sql = "DELETE FROM locks WHERE namespace = ?1 AND key = ?2 AND revision = ?3";
             let query = sqlx::query(sql).bind(namespace.as_str().to_owned()).bind(row.key.clone()).bind(row.revision);
             gone += u64::from(changes(&mut transaction, query).await?);
+            progress.part();
         }
         for sql in SWEEP {
             changes(&mut transaction, sqlx::query(sql).bind(namespace.as_str().to_owned()).bind(unused_ms)).await?;

@@ -9,7 +9,7 @@ use std::{
 
 use async_trait::async_trait;
 
-use super::{Sqlite, client::SqliteClient, database::Database, failure, location, lock_file::LockFile, schema};
+use super::{Progress, Sqlite, client::SqliteClient, database::Database, failure, location, lock_file::LockFile, schema};
 use crate::lock::{Admin, Check, Error, Finding, Grants, Init, Result, Role, ServerTime, check, whole_ms};
 
 /// The checks of `dlock doctor`.
@@ -122,11 +122,11 @@ impl Admin for SqliteClient {
         Some(schema::text().into())
     }
 
-    async fn collect(&mut self, unused_for: Duration) -> Result<Option<u64>> {
+    async fn collect(&mut self, unused_for: Duration, progress: &Progress) -> Result<Option<u64>> {
         if !self.options.path.exists() {
             return Ok(Some(0));
         }
-        self.sweep(whole_ms(unused_for)).await.map(Some)
+        self.sweep(whole_ms(unused_for), progress).await.map(Some)
     }
 
     fn checks(&self) -> Vec<Check> {
@@ -173,8 +173,8 @@ impl Admin for Sqlite {
         self.0.schema()
     }
 
-    async fn collect(&mut self, unused_for: Duration) -> Result<Option<u64>> {
-        self.0.collect(unused_for).await
+    async fn collect(&mut self, unused_for: Duration, progress: &Progress) -> Result<Option<u64>> {
+        self.0.collect(unused_for, progress).await
     }
 
     fn checks(&self) -> Vec<Check> {

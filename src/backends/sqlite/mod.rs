@@ -69,7 +69,7 @@ use self::{
 use super::cas::{CasBackend, ReadFor, Store as _, in_order};
 use crate::lock::{
     Amendment, Attempt, Backend, Busy, Capabilities, Effect, Entry, Error, Fence, History, Identity, Intent, Key, Kind, LastResort,
-    LockState, Namespace, Release, ReleaseInfo, Renewal, Request, Result, Scope, Tether, Token, Wake, Which,
+    LockState, Namespace, Progress, Release, ReleaseInfo, Renewal, Request, Result, Scope, Tether, Token, Wake, Which,
 };
 
 pub(super) const CAPABILITIES: Capabilities = Capabilities {
@@ -319,12 +319,12 @@ impl Backend for Sqlite {
         self.0.inspect(key).await
     }
 
-    async fn list(&mut self, start: &str) -> Result<Vec<LockState>> {
-        self.0.list(start).await
+    async fn list(&mut self, start: &str, progress: &Progress) -> Result<Vec<LockState>> {
+        self.0.list(start, progress).await
     }
 
-    async fn known(&mut self, start: &str, which: Which) -> Result<Vec<Key>> {
-        self.0.known(start, which).await
+    async fn known(&mut self, start: &str, which: Which, progress: &Progress) -> Result<Vec<Key>> {
+        self.0.known(start, which, progress).await
     }
 
     async fn history(&mut self, key: &Key) -> Result<History> {

@@ -54,7 +54,9 @@ use super::{
     pause::pause,
     redis::{connection::RedisConnection, failure, names::RedisNames},
 };
-use crate::lock::{Capabilities, Effect, Error, HistoryEntry, Identity, Key, Kind, Note, Request, Result, SkipCount, Wake, Which};
+use crate::lock::{
+    Capabilities, Effect, Error, HistoryEntry, Identity, Key, Kind, Note, Progress, Request, Result, SkipCount, Wake, Which,
+};
 
 pub(super) const CAPABILITIES: Capabilities = Capabilities {
     shared: true,
@@ -189,12 +191,12 @@ impl Store for TairStore {
         Ok(true)
     }
 
-    async fn scan(&mut self, start: &str) -> Result<Vec<(Key, Snapshot<TairVersion>)>> {
-        self.read_all(start).await
+    async fn scan(&mut self, start: &str, progress: &Progress) -> Result<Vec<(Key, Snapshot<TairVersion>)>> {
+        self.read_all(start, progress).await
     }
 
-    async fn known(&mut self, start: &str, which: Which) -> Result<Vec<Key>> {
-        self.known_keys(start, which).await
+    async fn known(&mut self, start: &str, which: Which, progress: &Progress) -> Result<Vec<Key>> {
+        self.known_keys(start, which, progress).await
     }
 
     async fn log(&mut self, key: &Key) -> Result<(Vec<HistoryEntry>, Vec<SkipCount>)> {

@@ -20,7 +20,7 @@ use crate::{
             state::foreign,
         },
     },
-    lock::{Error, Fence, Holder, Key, Kind, Mode, ReleaseInfo, Request, Result, RunRecord, Token, Which, document::Document},
+    lock::{Error, Fence, Holder, Key, Kind, Mode, Progress, ReleaseInfo, Request, Result, RunRecord, Token, Which, document::Document},
 };
 
 /// The number of locks read in one packet.
@@ -162,8 +162,8 @@ impl TairStore {
         Ok(Snapshot { document, version, ..held })
     }
 
-    pub(super) async fn read_all(&mut self, start: &str) -> Result<Vec<(Key, Snapshot<TairVersion>)>> {
-        let (mode, keys) = (self.options.mode, self.scan_keys(start).await?.into_iter().collect::<Vec<Key>>());
+    pub(super) async fn read_all(&mut self, start: &str, progress: &Progress) -> Result<Vec<(Key, Snapshot<TairVersion>)>> {
+        let (mode, keys) = (self.options.mode, self.scan_keys(start, progress).await?.into_iter().collect::<Vec<Key>>());
         let mut found = Vec::new();
         for batch in keys.chunks(BATCH) {
             let mut packet = ::redis::pipe();
@@ -171,6 +171,7 @@ impl TairStore {
                 Parts::ALL.add(mode, &mut packet, &self.names(key)?);
             }
             let replies = self.look(&packet).await?;
+            progress.part();
             for (key, replies) in batch.iter().zip(replies.chunks(Parts::ALL.count())) {
                 match snapshot(mode, replies, Parts::ALL, (None, None)) {
                     // With an empty namespace, a foreign lock may be any program's temporary value.
@@ -187,22 +188,27 @@ impl TairStore {
         Ok(found)
     }
 
-    async fn scan_keys(&mut self, start: &str) -> Result<BTreeSet<Key>> {
+    async fn scan_keys(&mut self, start: &str, progress: &Progress) -> Result<BTreeSet<Key>> {
         let namespace = self.options.namespace.clone();
         let pattern = pattern(&(prefix(&namespace) + &ENCODING.encode_str(start)));
-        self.scan_for(&pattern, Some(self.options.mode.kind()), |name| key_of(&namespace, name)).await
+        self.scan_for((&pattern, Some(self.options.mode.kind())), |name| key_of(&namespace, name), progress).await
     }
 
-    pub(super) async fn known_keys(&mut self, start: &str, which: Which) -> Result<Vec<Key>> {
+    pub(super) async fn known_keys(&mut self, start: &str, which: Which, progress: &Progress) -> Result<Vec<Key>> {
         let namespace = self.options.namespace.clone();
         let policy = format!("starts-{}", self.options.mode.kind());
         let wanted = |what: &str| if which == Which::Kept { what == policy } else { is_run_data(what) };
         let of = |name: &str| side_of(&namespace, name).filter(|(_, what)| wanted(what)).map(|(key, _)| key);
-        Ok(self.scan_for(&pattern(&side_start(&namespace, start)), None, of).await?.into_iter().collect())
+        Ok(self.scan_for((&pattern(&side_start(&namespace, start)), None), of, progress).await?.into_iter().collect())
     }
 
     /// Returns the keys of the names that match `pattern`.
-    async fn scan_for(&mut self, pattern: &str, kind: Option<&str>, key_of: impl Fn(&str) -> Option<Key>) -> Result<BTreeSet<Key>> {
+    async fn scan_for(
+        &mut self,
+        (pattern, kind): (&str, Option<&str>),
+        key_of: impl Fn(&str) -> Option<Key>,
+        progress: &Progress,
+    ) -> Result<BTreeSet<Key>> {
         let mut found = BTreeSet::new();
         let mut cursor = "0".to_owned();
         loop {
@@ -211,7 +217,9 @@ impl TairStore {
             if let Some(kind) = kind {
                 pipeline.arg("TYPE").arg(kind);
             }
-            cursor = add_scanned(self.look(&pipeline).await?.first(), &mut found, &key_of)?;
+            let replies = self.look(&pipeline).await?;
+            progress.part();
+            cursor = add_scanned(replies.first(), &mut found, &key_of)?;
             if cursor == "0" {
                 return Ok(found);
             }

@@ -17,7 +17,7 @@ use super::{
 };
 use crate::{
     backends::net::{self, tls, transport},
-    lock::{self, Admin, Check, Error, Finding, Grants, PASSWORD, Result, Role, ServerTime, Ttl, check},
+    lock::{self, Admin, Check, Error, Finding, Grants, PASSWORD, Progress, Result, Role, ServerTime, Ttl, check},
 };
 
 /// The checks.
@@ -159,8 +159,8 @@ fn ensemble(config: &str) -> Finding {
 
 #[async_trait(?Send)]
 impl Admin for ZooKeeper {
-    async fn collect(&mut self, unused_for: Duration) -> Result<Option<u64>> {
-        let outcome = self.remove_records(unused_for).await;
+    async fn collect(&mut self, unused_for: Duration, progress: &Progress) -> Result<Option<u64>> {
+        let outcome = self.remove_records(unused_for, progress).await;
         self.ensemble.await_ended_sessions().await;
         outcome.map(Some)
     }

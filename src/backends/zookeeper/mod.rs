@@ -59,8 +59,8 @@ use self::{
     session::{Ensemble, LONGEST, Purpose, VISIT, ZkSession},
 };
 use crate::lock::{
-    Amendment, Attempt, Backend, Capabilities, History, Identity, Intent, Key, LockState, Pace, Release, ReleaseInfo, Renewal, Request,
-    Result, Tether, Token, Wake, Which,
+    Amendment, Attempt, Backend, Capabilities, History, Identity, Intent, Key, LockState, Pace, Progress, Release, ReleaseInfo, Renewal,
+    Request, Result, Tether, Token, Wake, Which,
 };
 
 pub(super) const CAPABILITIES: Capabilities = Capabilities {
@@ -192,12 +192,12 @@ impl Backend for ZooKeeper {
         self.ensemble.clone().then_await_ended_sessions(self.read_lock(key)).await
     }
 
-    async fn list(&mut self, start: &str) -> Result<Vec<LockState>> {
-        self.ensemble.clone().then_await_ended_sessions(self.read_locks(start)).await
+    async fn list(&mut self, start: &str, progress: &Progress) -> Result<Vec<LockState>> {
+        self.ensemble.clone().then_await_ended_sessions(self.read_locks(start, progress)).await
     }
 
-    async fn known(&mut self, start: &str, which: Which) -> Result<Vec<Key>> {
-        self.ensemble.clone().then_await_ended_sessions(self.known_keys(start, which)).await
+    async fn known(&mut self, start: &str, which: Which, progress: &Progress) -> Result<Vec<Key>> {
+        self.ensemble.clone().then_await_ended_sessions(self.known_keys(start, which, progress)).await
     }
 
     async fn history(&mut self, key: &Key) -> Result<History> {

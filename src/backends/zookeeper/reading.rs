@@ -12,7 +12,10 @@ use super::{
     session::ZkSession,
     wire::{Code, NodeKind, Reply, WireRequest},
 };
-use crate::lock::{Key, Kind, LockState, Renewal, Result, Token, Which};
+use crate::lock::{Key, Kind, LockState, Progress, Renewal, Result, Token, Which};
+
+/// The number of locks read in one packet.
+const BATCH: usize = 500;
 
 /// Returns the path, where an empty one means the root.
 fn or_root(path: &str) -> &str {
@@ -53,32 +56,36 @@ impl ZooKeeper {
         Ok(Renewal::Kept { expires_in: timeout.map(|timeout| timeout.saturating_sub(silent)) })
     }
 
-    pub(super) async fn read_locks(&mut self, start: &str) -> Result<Vec<LockState>> {
+    pub(super) async fn read_locks(&mut self, start: &str, progress: &Progress) -> Result<Vec<LockState>> {
         let mut session = self.visit().await?;
         let locks = folder(&self.options().chroot, &self.options().namespace);
         let asked = [WireRequest::Sync(or_root(&locks)), WireRequest::Children(or_root(&locks))];
         let names = listed(session.ask(&asked).await?.pop())?;
         let mut keys: Vec<Key> = names.iter().filter_map(|name| decode(name)).filter(|key| key.as_str().starts_with(start)).collect();
         keys.sort();
-        let names: Vec<ZkNames> = keys.iter().map(|key| self.ensemble.names(key)).collect();
-        let asked = names.iter().flat_map(|names| [WireRequest::Children(&names.lock), WireRequest::Children(&names.meta)]);
-        let answers = session.ask(&asked.collect::<Vec<_>>()).await?;
         let mut states = Vec::new();
-        for ((key, names), both) in keys.iter().zip(&names).zip(answers.chunks(2)) {
-            // A directory with other nodes is no lock.
-            let seen = match LockListing::read(both.to_vec()) {
-                Err(error) if error.kind == Kind::Data => continue,
-                seen => seen?,
-            };
-            if !seen.contenders.is_empty() {
-                let state = state(&mut session, key, names, &seen).await?;
-                states.extend(Some(state).filter(|state| !state.holders.is_empty()));
+        for batch in keys.chunks(BATCH) {
+            let names: Vec<ZkNames> = batch.iter().map(|key| self.ensemble.names(key)).collect();
+            let asked = names.iter().flat_map(|names| [WireRequest::Children(&names.lock), WireRequest::Children(&names.meta)]);
+            let answers = session.ask(&asked.collect::<Vec<_>>()).await?;
+            progress.part();
+            for ((key, names), both) in batch.iter().zip(&names).zip(answers.chunks(2)) {
+                // A directory with other nodes is no lock.
+                let seen = match LockListing::read(both.to_vec()) {
+                    Err(error) if error.kind == Kind::Data => continue,
+                    seen => seen?,
+                };
+                if !seen.contenders.is_empty() {
+                    let state = state(&mut session, key, names, &seen).await?;
+                    progress.part();
+                    states.extend(Some(state).filter(|state| !state.holders.is_empty()));
+                }
             }
         }
         Ok(states)
     }
 
-    pub(super) async fn known_keys(&mut self, start: &str, which: Which) -> Result<Vec<Key>> {
+    pub(super) async fn known_keys(&mut self, start: &str, which: Which, progress: &Progress) -> Result<Vec<Key>> {
         let mut session = self.visit().await?;
         let meta = meta_folder(&self.options().chroot, &self.options().namespace);
         let names = listed(session.ask(&[WireRequest::Sync(&meta), WireRequest::Children(&meta)]).await?.pop())?;
@@ -88,9 +95,10 @@ impl ZooKeeper {
             return Ok(keys);
         }
         let mut kept = Vec::new();
-        for batch in keys.chunks(500) {
+        for batch in keys.chunks(BATCH) {
             let paths: Vec<String> = batch.iter().map(|key| self.ensemble.names(key).runs()).collect();
             let answers = session.ask(&paths.iter().map(|path| WireRequest::Read(path)).collect::<Vec<_>>()).await?;
+            progress.part();
             for (key, answer) in batch.iter().zip(answers) {
                 if RunRecordNode::read(Some(answer))?.record.cooldown.is_some() {
                     kept.push(key.clone());
@@ -101,17 +109,17 @@ impl ZooKeeper {
     }
 
     /// Removes the records of locks without a contender that were last taken at least `unused_for` ago. Fences don't depend on them.
-    pub(super) async fn remove_records(&mut self, unused_for: Duration) -> Result<u64> {
+    pub(super) async fn remove_records(&mut self, unused_for: Duration, progress: &Progress) -> Result<u64> {
         let mut session = self.visit().await?;
         let folder = meta_folder(&self.options().chroot, &self.options().namespace);
-        let mut locks = remove(&mut session, &folder, unused_for).await?;
-        locks.extend(forget(&mut session, &folder).await?);
+        let mut locks = remove(&mut session, &folder, unused_for, progress).await?;
+        locks.extend(forget(&mut session, &folder, progress).await?);
         Ok(u64::try_from(locks.len()).unwrap_or(u64::MAX))
     }
 }
 
 /// Removes the records. Returns the names of their locks.
-async fn remove(session: &mut ZkSession, folder: &str, unused_for: Duration) -> ZkResult<HashSet<String>> {
+async fn remove(session: &mut ZkSession, folder: &str, unused_for: Duration, progress: &Progress) -> ZkResult<HashSet<String>> {
     let name_of = |path: &str| path[folder.len() + 1..].to_owned();
     let now = format!("{folder}/%now-");
     let asked = [WireRequest::Sync(folder), WireRequest::Children(folder), WireRequest::Create(&now, &[], NodeKind::Contender)];
@@ -127,6 +135,7 @@ async fn remove(session: &mut ZkSession, folder: &str, unused_for: Duration) -> 
     for batch in paths.chunks(100) {
         let looks: Vec<_> = batch.iter().map(|path| WireRequest::Exists(path)).collect();
         let answers = session.ask(&looks).await?;
+        progress.part();
         let unused = |answer: &_, most: i32| match answer {
             Ok(Reply::Stat(stat)) => {
                 stat.num_children <= most && u128::try_from(now - stat.mtime).is_ok_and(|ms| ms > unused_for.as_millis())
@@ -138,6 +147,7 @@ async fn remove(session: &mut ZkSession, folder: &str, unused_for: Duration) -> 
             if remove_whole(session, path, now).await? {
                 removed.insert(name_of(path));
             }
+            progress.part();
         }
         // A lock that is taken meanwhile gets a child, which prevents the deletion.
         let deletes: Vec<_> = old(0).map(|path| WireRequest::Delete(path)).collect();
@@ -169,30 +179,36 @@ async fn remove_whole(session: &mut ZkSession, path: &str, now: i64) -> ZkResult
 }
 
 /// Removes the history of locks that have no record any more. Returns their names.
-async fn forget(session: &mut ZkSession, folder: &str) -> ZkResult<HashSet<String>> {
+async fn forget(session: &mut ZkSession, folder: &str, progress: &Progress) -> ZkResult<HashSet<String>> {
     let mut forgotten = HashSet::new();
     for what in [HistoryKind::Fine, HistoryKind::Bad, HistoryKind::SkipCount] {
         let memories = history_folder(folder, what);
         let names = listed(session.ask(&[WireRequest::Children(&memories)]).await?.pop())?;
-        let records: Vec<_> = names.iter().map(|name| format!("{folder}/{name}")).collect();
-        let answers = session.ask(&records.iter().map(|path| WireRequest::Exists(path)).collect::<Vec<_>>()).await?;
-        for (name, answer) in names.iter().zip(answers) {
-            if answer != Err(Code::NoNode) {
-                continue;
-            }
-            let memory = format!("{memories}/{name}");
-            let inside = listed(session.ask(&[WireRequest::Children(&memory)]).await?.pop())?;
-            let paths: Vec<_> = inside.iter().map(|inside| format!("{memory}/{inside}")).chain([memory.clone()]).collect();
-            // A lock that is taken meanwhile makes its folder anew.
-            match session.ask(&paths.iter().map(|path| WireRequest::Delete(path)).collect::<Vec<_>>()).await?.pop() {
-                Some(Ok(_)) if inside.is_empty() => {}
-                Some(Ok(_)) => drop(forgotten.insert(name.clone())),
-                Some(Err(Code::NoNode | Code::NotEmpty)) => {}
-                answer => return Err(unexpected(answer).into()),
+        for batch in names.chunks(BATCH) {
+            let records: Vec<_> = batch.iter().map(|name| format!("{folder}/{name}")).collect();
+            let answers = session.ask(&records.iter().map(|path| WireRequest::Exists(path)).collect::<Vec<_>>()).await?;
+            progress.part();
+            for (name, _) in batch.iter().zip(answers).filter(|(_, answer)| *answer == Err(Code::NoNode)) {
+                if forget_lock(session, &format!("{memories}/{name}")).await? {
+                    forgotten.insert(name.clone());
+                }
+                progress.part();
             }
         }
     }
     Ok(forgotten)
+}
+
+/// Removes the history of one lock in this folder. Returns whether there was any.
+async fn forget_lock(session: &mut ZkSession, memory: &str) -> ZkResult<bool> {
+    let inside = listed(session.ask(&[WireRequest::Children(memory)]).await?.pop())?;
+    let paths: Vec<_> = inside.iter().map(|inside| format!("{memory}/{inside}")).chain([memory.to_owned()]).collect();
+    // A lock that is taken meanwhile makes its folder anew.
+    match session.ask(&paths.iter().map(|path| WireRequest::Delete(path)).collect::<Vec<_>>()).await?.pop() {
+        Some(Ok(_)) => Ok(!inside.is_empty()),
+        Some(Err(Code::NoNode | Code::NotEmpty)) => Ok(false),
+        answer => Err(unexpected(answer).into()),
+    }
 }
 
 async fn state(session: &mut ZkSession, key: &Key, names: &ZkNames, seen: &LockListing) -> ZkResult<LockState> {

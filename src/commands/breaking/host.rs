@@ -7,8 +7,8 @@ use futures_util::stream::{self, StreamExt as _};
 use super::super::{Context, consent, interrupted, open, open_as_it_is};
 use crate::{
     exit,
-    lease::{self, BootClock, BreakOutcome, BreakRequest, ask},
-    lock::{Backend, Break, Error, Fence, Holder, Key, Kind, Result},
+    lease::{self, BootClock, BreakOutcome, BreakRequest, ask_long},
+    lock::{Break, Error, Fence, Holder, Key, Kind, Result},
     output::{described, fence, json},
     supervise::{Signals, reraise},
 };
@@ -46,7 +46,8 @@ pub async fn run(settings: HostSettings, context: &Context) -> Result<u8> {
         })?;
     let mut signals = Signals::new().map_err(|error| Error::new(Kind::Internal, "signals can't be watched").source(error))?;
     let mut backend = open(context);
-    let states = ask(&mut *backend, &BootClock, context.limits(), ("break", None), async |b: &mut dyn Backend| b.list("").await).await?;
+    let states =
+        ask_long(&mut *backend, &BootClock, context.limits(), ("break", None), async |b, progress| b.list("", progress).await).await?;
     context.tell(&mut *backend);
     let of_host = |holder: &Holder| holder.metadata.as_ref().and_then(|metadata| metadata.host.as_ref()) == Some(&settings.host);
     let mut holds: Vec<(Key, Holder, Fence)> = Vec::new();

@@ -20,8 +20,8 @@ use crate::{
     backends::memory::{Memory, MemoryStore},
     lock::{
         Admin, Amendment, Attempt, Backend, Busy, Check, Effect, Entry, Error, Fence, Finding, Grant, Grants, History, Identity, Intent,
-        Kind, LockState, Mode, Namespace, Once, Pace, Release, ReleaseInfo, Renewal, Request, Result, Role, Rule, RunPolicy, RunState,
-        Scope, ServerTime, Tether, Wake, Which,
+        Kind, LockState, Mode, Namespace, Once, Pace, Progress, Release, ReleaseInfo, Renewal, Request, Result, Role, Rule, RunPolicy,
+        RunState, Scope, ServerTime, Tether, Wake, Which,
     },
 };
 
@@ -169,11 +169,11 @@ impl Backend for Faulty {
     async fn inspect(&mut self, key: &Key) -> Result<LockState> {
         self.inner.inspect(key).await
     }
-    async fn list(&mut self, start: &str) -> Result<Vec<LockState>> {
-        self.inner.list(start).await
+    async fn list(&mut self, start: &str, progress: &Progress) -> Result<Vec<LockState>> {
+        self.inner.list(start, progress).await
     }
-    async fn known(&mut self, start: &str, which: Which) -> Result<Vec<Key>> {
-        self.inner.known(start, which).await
+    async fn known(&mut self, start: &str, which: Which, progress: &Progress) -> Result<Vec<Key>> {
+        self.inner.known(start, which, progress).await
     }
 
     async fn history(&mut self, key: &Key) -> Result<History> {

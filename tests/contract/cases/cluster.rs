@@ -13,7 +13,7 @@ use dlock::{
         redis::{Redis, RedisOptions, Replicas},
     },
     lease::{self, BootClock, Limits, Outcome, Released, WaitPolicy},
-    lock::{Attempt, Backend as _, Effect, Intent, Kind as ErrorKind, Mode, Release, Renewal, Request, Scope},
+    lock::{Attempt, Backend as _, Effect, Intent, Kind as ErrorKind, Mode, Progress, Release, Renewal, Request, Scope},
 };
 
 use super::{
@@ -324,7 +324,7 @@ async fn a_lock_is_unavailable_without_its_node(_: &Lab) {
         let mut other = client_at(&cluster, seeds);
         let error = other.0.try_acquire(&request(&here, LONG)).await.expect_err("its node is down");
         assert_eq!((error.kind, error.effect), (ErrorKind::Unavailable, Effect::NotApplied), "{error:?}");
-        other.0.list("").await.expect_err("a listing must not omit a node's locks");
+        other.0.list("", &Progress::default()).await.expect_err("a listing must not omit a node's locks");
     }
     let error = a.0.renew(&here, &held.token, None.into()).await.expect_err("its node is down");
     assert_eq!((error.kind, error.effect), (ErrorKind::Unavailable, Effect::NotApplied), "{error:?}");
@@ -386,7 +386,7 @@ async fn a_user_with_the_least_rights_can_do_all(_: &Lab) {
     let held = a.hold(&key("job")).await;
     a.renewed(&held, None).await;
     a.free(&held).await;
-    let error = a.0.list("").await.expect_err("a user without CLUSTER SLOTS");
+    let error = a.0.list("", &Progress::default()).await.expect_err("a user without CLUSTER SLOTS");
     assert_eq!(error.kind, ErrorKind::Denied, "{error:?}");
     allow(&["+cluster|slots"]);
     full_cycle(options()).await;

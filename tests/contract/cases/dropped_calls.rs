@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use dlock::lock::{Key, Release, Renewal, Request, Scope, Wake};
+use dlock::lock::{Key, Progress, Release, Renewal, Request, Scope, Wake};
 use tokio::time::timeout;
 
 use super::{Case, cases, everywhere};
@@ -169,7 +169,7 @@ async fn a_dropped_inspection_can_be_repeated(lab: &Lab) {
     for moment in MOMENTS {
         let _ = drop_after(moment, a.0.inspect(&job)).await;
         assert_eq!(a.inspect(&job).await.holders.len(), 1, "{moment:?}");
-        let _ = drop_after(moment, a.0.list("")).await;
+        let _ = drop_after(moment, a.0.list("", &Progress::default())).await;
         assert_eq!(a.keys("").await, ["job"], "{moment:?}");
         let _ = drop_after(moment, a.0.init()).await;
     }

@@ -8,7 +8,7 @@ use dlock::{
         etcd::{Etcd, EtcdOptions},
     },
     lease::{self, BootClock, Limits, Outcome, WaitPolicy},
-    lock::{Amendment, Attempt, Backend as _, Effect, End, Error, Kind as ErrorKind, Note, Release, Result, Scope},
+    lock::{Amendment, Attempt, Backend as _, Effect, End, Error, Kind as ErrorKind, Note, Progress, Release, Result, Scope},
 };
 
 use super::{
@@ -74,7 +74,7 @@ async fn full_cycle(options: EtcdOptions) {
     client.0.amend(&held.key, Amendment::Note(&skip())).await.expect("a note");
     let known = history(&mut client, &held.key).await;
     assert!(known.past[0].end == End::Broken && known.past[1].end == End::Released && !known.skips.is_empty(), "{known:?}");
-    client.0.collect(Duration::from_secs(60)).await.expect("gc");
+    client.0.collect(Duration::from_secs(60), &Progress::default()).await.expect("gc");
 }
 
 fn skip() -> Note {

@@ -2,7 +2,9 @@
 
 use std::time::Duration;
 
-use dlock::lock::{Amendment, Attempt, End, Entry, Fence, Kind as ErrorKind, Mode, Release, ReleaseInfo, Renewal, Request, Scope, Wake};
+use dlock::lock::{
+    Amendment, Attempt, End, Entry, Fence, Kind as ErrorKind, Mode, Progress, Release, ReleaseInfo, Renewal, Request, Scope, Wake,
+};
 use futures_util::future::join_all;
 use tokio::time::{Instant, timeout};
 
@@ -473,8 +475,12 @@ async fn unused_records_are_collected(lab: &Lab) {
     a.hold(&key("used")).await;
     let vanished = history(&mut a, &key("job")).await;
     assert_eq!(vanished.past.len(), 1);
-    assert_eq!(a.0.collect(SHORT).await.expect("gc"), Some(2), "one lock with a fence, and one with a record of a vanished holder");
-    assert_eq!(a.0.collect(SHORT).await.expect("gc"), Some(0), "both are scheduled for removal already");
+    assert_eq!(
+        a.0.collect(SHORT, &Progress::default()).await.expect("gc"),
+        Some(2),
+        "one lock with a fence, and one with a record of a vanished holder"
+    );
+    assert_eq!(a.0.collect(SHORT, &Progress::default()).await.expect("gc"), Some(0), "both are scheduled for removal already");
     assert!(a.inspect(&key("a/b")).await.last_fence.is_some());
     assert_eq!(history(&mut a, &key("job")).await, vanished);
     lab.outlast(SHORT).await;
@@ -486,7 +492,7 @@ async fn unused_records_are_collected(lab: &Lab) {
     assert_eq!(left, [format!("{}.meta/%last/used", lab.etcd().namespace("dlock"))]);
     a.free(&next).await;
     assert_eq!(
-        a.0.collect(Duration::ZERO).await.expect("gc"),
+        a.0.collect(Duration::ZERO, &Progress::default()).await.expect("gc"),
         Some(1),
         "immediately: one lock was used since, and the other one was counted before"
     );

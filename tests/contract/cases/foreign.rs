@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use dlock::lock::{Attempt, Kind as ErrorKind, Release, Renewal, Request, Scope};
+use dlock::lock::{Attempt, Kind as ErrorKind, Progress, Release, Renewal, Request, Scope};
 
 use super::{Case, cases};
 use crate::{
@@ -46,7 +46,7 @@ async fn assert_untouched(lab: &Lab, job: &str, name: &str) {
     }
     let nested = Request { entry: dlock::lock::Entry::Reenter, ..ours };
     assert!(!matches!(a.0.try_acquire(&nested).await, Ok(Attempt::Granted(_))));
-    let _ = a.0.list("").await;
+    let _ = a.0.list("", &Progress::default()).await;
     let after = (dump(&server), server.int(&["PTTL", name]));
     assert_eq!(after.0, before.0);
     assert!(after.1 <= before.1 && (after.1 < 0) == (before.1 < 0), "PTTL was {}, is {}", before.1, after.1);

@@ -5,7 +5,8 @@ use std::time::Duration;
 use dlock::{
     backends::{Secret, etcd, mysql, postgres, redis, redlock::Redlock, zookeeper::ZooKeeper},
     lock::{
-        Amendment, Break, Effect, Intent, Kind as ErrorKind, Mode, Note, PASSWORD, Release, Renewal, Result, Role, RunState, Scope, Which,
+        Amendment, Break, Effect, Intent, Kind as ErrorKind, Mode, Note, PASSWORD, Progress, Release, Renewal, Result, Role, RunState,
+        Scope, Which,
     },
 };
 use zookeeper_client::{Acl, AuthId, Client as Admin, CreateMode, Permission};
@@ -67,7 +68,7 @@ async fn use_rights(lab: &Lab, has_view: bool, open: impl Fn(&str) -> Client) {
             let mut viewer = open(name);
             let state = viewer.inspect(&job).await;
             for which in [Which::All, Which::Kept] {
-                viewer.0.known("", which).await.unwrap_or_else(|error| panic!("known: {error:?}"));
+                viewer.0.known("", which, &Progress::default()).await.unwrap_or_else(|error| panic!("known: {error:?}"));
             }
             assert_eq!(state.holders.len(), 1, "{name} sees {state:?}");
             assert_eq!((state.holders[0].fence, &state.holders[0].metadata), (Some(grant.fence), &Some(runner("web2"))));

@@ -1,12 +1,16 @@
 //! The reports of `inspect` and `list`.
 
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
-use dlock::lock::{Metadata, Mode, Request};
+use dlock::{
+    lease::{BootClock, Limits, ask_long},
+    lock::{Backend, Metadata, Mode, Progress, Request},
+};
 
 use super::{Case, cases, everywhere};
 use crate::{
     lab::{LONG, Lab, SLACK, key, nested, request, runner, waiting},
+    support::{proxy::Proxy, stretched},
     targets::Kind,
 };
 
@@ -22,6 +26,7 @@ pub fn all() -> Vec<Case> {
         any_metadata_comes_back_unchanged,
     ];
     all.extend(cases![Kind::crosses_processes => a_nested_hold_is_counted]);
+    all.extend(cases![in_parts => a_long_answer_is_no_silence]);
     all
 }
 
@@ -148,7 +153,7 @@ async fn listing_and_inspecting_agree(lab: &Lab) {
     }
     let mut waiter = lab.client().await;
     waiter.refused(&waiting(&key("two"), LONG)).await;
-    let listed = a.0.list("").await.expect("list");
+    let listed = a.0.list("", &Progress::default()).await.expect("list");
     assert_eq!(listed.len(), 2);
     for listed in listed {
         let inspected = a.inspect(&listed.key).await;
@@ -160,6 +165,43 @@ async fn listing_and_inspecting_agree(lab: &Lab) {
         let apart = one.expires_in.expect("known").abs_diff(other.expires_in.expect("known"));
         assert!(apart < Duration::from_secs(2));
     }
+}
+
+/// Whether a proxy can precede the store, and a list is read in several exchanges.
+fn in_parts(kind: Kind) -> bool {
+    kind.has_server() && !kind.is_sql()
+}
+
+/// The time limits count the store's silence, not the length of its answer: many locks, or a slow link.
+async fn a_long_answer_is_no_silence(lab: &Lab) {
+    let in_packets = matches!(lab.kind, Kind::Redis | Kind::Tair | Kind::TairVersion);
+    let names: Vec<String> = (0..if in_packets { 400 } else { 3 }).map(|n| format!("job-{n:03}")).collect();
+    let mut a = lab.client().await;
+    let mut held = Vec::new();
+    for name in &names {
+        held.push(a.hold(&key(name)).await);
+    }
+    let proxy = Proxy::to(lab.server().port());
+    let mut b = lab.server().through(proxy.port).await;
+    b.inspect(&key(&names[0])).await.expect("a warm client");
+    let limit = stretched(Duration::from_secs(1));
+    proxy.delay(limit * 8 / 100);
+    let began = Instant::now();
+    let list = async |b: &mut dyn Backend, progress: &Progress| b.list("job-", progress).await;
+    let listed = ask_long(&mut *b, &BootClock, Limits::of(limit), ("list", None), list).await.expect("list");
+    assert!(began.elapsed() > limit, "not long enough: {:?}", began.elapsed());
+    assert_eq!(listed.iter().map(|state| state.key.as_str()).collect::<Vec<_>>(), names);
+    if in_packets {
+        return;
+    }
+    for held in &held {
+        a.free(held).await;
+    }
+    let began = Instant::now();
+    let collect = async |b: &mut dyn Backend, progress: &Progress| b.collect(Duration::ZERO, progress).await;
+    let removed = ask_long(&mut *b, &BootClock, Limits::of(limit), ("gc", None), collect).await.expect("gc");
+    assert!(began.elapsed() > limit, "not long enough: {:?}", began.elapsed());
+    assert_eq!(removed, Some(names.len() as u64));
 }
 
 async fn inspecting_changes_nothing(lab: &Lab) {

@@ -5,8 +5,8 @@ use std::time::Duration;
 use dlock::{
     lease::{self, BootClock, Limits, Outcome, WaitPolicy},
     lock::{
-        Amendment, Attempt, Denial, End, Fence, Grant, Key, Mode, Once, Release, ReleaseInfo, Request, Rule, RunPolicy, RunRecord,
-        RunState, Scope, Which, random,
+        Amendment, Attempt, Denial, End, Fence, Grant, Key, Mode, Once, Progress, Release, ReleaseInfo, Request, Rule, RunPolicy,
+        RunRecord, RunState, Scope, Which, random,
     },
 };
 
@@ -498,7 +498,7 @@ async fn keys_are_listed_by_their_runs(lab: &Lab) {
     a.run(&request(&key("it-plain"), LONG), RunState::Started).await;
     a.run(&request(&key("other/{x}%"), LONG), RunState::Started).await;
     let names = async |a: &mut Client, start: &str, which| {
-        let known = a.0.known(start, which).await.unwrap_or_else(|error| panic!("known: {error:?}"));
+        let known = a.0.known(start, which, &Progress::default()).await.unwrap_or_else(|error| panic!("known: {error:?}"));
         known.into_iter().map(|key| key.to_string()).collect::<Vec<_>>()
     };
     assert_eq!(names(&mut a, "it-", Which::All).await, ["it-guarded", "it-kept", "it-over", "it-plain"]);

@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use dlock::{
     lease::{self, BootClock, Limits, Outcome, WaitPolicy},
-    lock::{Amendment, Attempt, Denial, Release, ReleaseInfo, Request, Rule, RunPolicy, RunState, Scope, Wake},
+    lock::{Amendment, Attempt, Denial, Progress, Release, ReleaseInfo, Request, Rule, RunPolicy, RunState, Scope, Wake},
 };
 
 use super::{
@@ -304,7 +304,7 @@ async fn a_start_is_kept_as_long_as_a_run_policy_needs_it(lab: &Lab) {
     assert!(a.0.amend(&key("held"), Amendment::Warn(own, 1)).await.expect("claim"));
     assert!(!a.0.amend(&key("brief"), Amendment::Warn(own, 1)).await.expect("claim"), "the fence is of another lock");
     lab.pass(SHORT + Duration::from_millis(200)).await;
-    assert_eq!(a.0.collect(SHORT).await.expect("gc"), Some(1), "one lock: the record of its start, and its history");
+    assert_eq!(a.0.collect(SHORT, &Progress::default()).await.expect("gc"), Some(1), "one lock: the record of its start, and its history");
     assert_eq!(a.record(&key("brief")).await, dlock::lock::RunRecord::default());
     assert!(a.record(&key("held")).await.start.is_some());
     let refusal = a.denied(&asking("long", &once(WINDOW, 9, true))).await;

@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use dlock::{
     lease::{self, BootClock, Limits, Outcome, WaitPolicy},
-    lock::{Attempt, Fence, Init, Kind as ErrorKind, Release, ReleaseInfo, Request, Rule, RunPolicy, RunState},
+    lock::{Attempt, Fence, Init, Kind as ErrorKind, Progress, Release, ReleaseInfo, Request, Rule, RunPolicy, RunState},
 };
 
 use super::{
@@ -187,10 +187,10 @@ async fn starts_that_run_policies_need_are_not_collected(lab: &Lab) {
         );
     };
     age(2);
-    assert_eq!(a.0.collect(days(1)).await.expect("gc"), Some(0));
+    assert_eq!(a.0.collect(days(1), &Progress::default()).await.expect("gc"), Some(0));
     assert_eq!(a.denied(&asking("job", &once(days(10), 0, false))).await.rule, Rule::Once(RunState::Ok));
     age(9);
-    assert_eq!(a.0.collect(days(1)).await.expect("gc"), Some(2));
+    assert_eq!(a.0.collect(days(1), &Progress::default()).await.expect("gc"), Some(2));
 }
 
 /// Writes the rows that remain when a fence was counted for this hold, and the session ended before its answer.

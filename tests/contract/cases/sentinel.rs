@@ -14,7 +14,7 @@ use dlock::{
         redis::{Redis, RedisOptions, Replicas},
     },
     lease::{self, BootClock, Limits, Outcome, WaitPolicy},
-    lock::{Attempt, Backend as _, Effect, Kind as ErrorKind, Release, Renewal, Request, Scope},
+    lock::{Attempt, Backend as _, Effect, Kind as ErrorKind, Progress, Release, Renewal, Request, Scope},
 };
 
 use super::{
@@ -269,7 +269,7 @@ async fn an_unknown_master_is_reported_with_the_known_ones(_: &Lab) {
     assert_eq!((error.kind, error.effect), (ErrorKind::Config, Effect::NotApplied), "{error:?}");
     assert!(error.message.contains("prud") && error.hint.as_deref().is_some_and(|hint| hint.contains(NAME)), "{error:?}");
     // A data server is no sentinel.
-    let error = client(options_at([deployment.servers[0].port])).0.list("").await.expect_err("no sentinel");
+    let error = client(options_at([deployment.servers[0].port])).0.list("", &Progress::default()).await.expect_err("no sentinel");
     assert_eq!(error.kind, ErrorKind::Config, "{error:?}");
     assert!(error.hint.as_deref().is_some_and(|hint| hint.contains("sentinel")), "{error:?}");
 }

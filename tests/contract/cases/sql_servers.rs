@@ -9,8 +9,8 @@ use dlock::{
     },
     lease::{self, BootClock, Limits, Outcome, WaitPolicy},
     lock::{
-        Amendment, Attempt, Backend, Effect, End, Fence, Key, Kind as ErrorKind, Metadata, Release, ReleaseInfo, Renewal, Request,
-        RunPolicy, Scope,
+        Amendment, Attempt, Backend, Effect, End, Fence, Key, Kind as ErrorKind, Metadata, Progress, Release, ReleaseInfo, Renewal,
+        Request, RunPolicy, Scope,
     },
 };
 
@@ -362,9 +362,13 @@ async fn a_table_that_shedlock_may_share_is_not_collected(lab: &Lab) {
         a.0.init().await.expect("init");
         let held = a.hold(&key("job")).await;
         a.free(&held).await;
-        let error = a.0.collect(Duration::ZERO).await.expect_err("ShedLock's nodes remember the row");
+        let error = a.0.collect(Duration::ZERO, &Progress::default()).await.expect_err("ShedLock's nodes remember the row");
         assert_eq!(error.kind, ErrorKind::Unsupported, "{error}");
-        open(table, namespace, true).0.collect(Duration::ZERO).await.expect("the options say that ShedLock does not share the table");
+        open(table, namespace, true)
+            .0
+            .collect(Duration::ZERO, &Progress::default())
+            .await
+            .expect("the options say that ShedLock does not share the table");
     }
 }
 

@@ -7,7 +7,7 @@ use std::{
 
 use dlock::{
     lease::{self, BootClock, Limits, Outcome, WaitPolicy},
-    lock::{Attempt, Busy, End, Init, Intent, Kind as ErrorKind, Mode, Release, Renewal, Request, Scope},
+    lock::{Attempt, Busy, End, Init, Intent, Kind as ErrorKind, Mode, Progress, Release, Renewal, Request, Scope},
 };
 
 use super::{Case, cases, history::history};
@@ -392,10 +392,10 @@ async fn rows_that_were_shared_are_collected(lab: &Lab) {
     let held = reader(request(&job, LONG));
     a.take(&held).await;
     let old = "UPDATE dlock SET lock_until = '2001-01-01', locked_at = '2001-01-01', renewed_at = '2001-01-01', fence = 1";
-    assert_eq!(a.0.collect(Duration::from_secs(60)).await.expect("gc"), Some(0));
+    assert_eq!(a.0.collect(Duration::from_secs(60), &Progress::default()).await.expect("gc"), Some(0));
     a.free(&held).await;
     lab.sql(old);
-    assert_eq!(a.0.collect(Duration::from_secs(60)).await.expect("gc"), Some(1));
+    assert_eq!(a.0.collect(Duration::from_secs(60), &Progress::default()).await.expect("gc"), Some(1));
     let Attempt::Granted(_) = a.attempt(&held).await else { panic!("a deleted row is created again") };
     let busy: Busy = a.refused(&request(&job, LONG)).await;
     assert_eq!(busy.holders.len(), 1);

@@ -4,7 +4,7 @@ use std::time::{Duration, Instant};
 
 use dlock::{
     lease::{self, BootClock, Limits, Outcome, WaitPolicy},
-    lock::{Attempt, Effect, End, Init, Kind as ErrorKind, Release, Renewal, Scope},
+    lock::{Attempt, Effect, End, Init, Kind as ErrorKind, Progress, Release, Renewal, Scope},
 };
 
 use super::{Case, cases, history::history};
@@ -141,7 +141,8 @@ async fn a_column_with_a_time_zone_is_refused(lab: &Lab) {
 
 async fn a_shared_table_is_not_collected(lab: &Lab) {
     assert!(lab.shedlock("dlock", "nightly", 1));
-    let error = lab.client().await.0.collect(Duration::from_secs(60)).await.expect_err("ShedLock's nodes remember the row");
+    let error =
+        lab.client().await.0.collect(Duration::from_secs(60), &Progress::default()).await.expect_err("ShedLock's nodes remember the row");
     assert_eq!(error.kind, ErrorKind::Unsupported, "{error:?}");
 }
 
@@ -198,19 +199,19 @@ async fn unused_rows_are_collected_and_fences_rise_on(lab: &Lab) {
         }
     }
     let day = Duration::from_secs(24 * 3600);
-    assert_eq!(a.0.collect(day).await.expect("gc"), Some(0));
+    assert_eq!(a.0.collect(day, &Progress::default()).await.expect("gc"), Some(0));
     lab.sql(
         "UPDATE dlock SET lock_until = lock_until - INTERVAL '2' DAY, locked_at = locked_at - INTERVAL '2' DAY, \
          renewed_at = renewed_at - INTERVAL '2' DAY WHERE name = 'dlock:old'",
     );
     // The row's fence is less than a day old, so a clock that is set back by less could repeat the fence.
-    assert_eq!(a.0.collect(day).await.expect("gc"), Some(0));
+    assert_eq!(a.0.collect(day, &Progress::default()).await.expect("gc"), Some(0));
     lab.sql("UPDATE dlock SET fence = fence - 172800000000 WHERE name = 'dlock:old'");
-    assert_eq!(a.0.collect(day).await.expect("gc"), Some(1));
+    assert_eq!(a.0.collect(day, &Progress::default()).await.expect("gc"), Some(1));
     // The history is collected by its own age.
     assert_eq!(history(&mut a, &key("old")).await.past.len(), 1);
     lab.sql("UPDATE dlock_runs SET ended = ended - INTERVAL '2' DAY WHERE name = 'dlock:old'");
-    a.0.collect(day).await.expect("gc");
+    a.0.collect(day, &Progress::default()).await.expect("gc");
     assert_eq!(history(&mut a, &key("old")).await.past, []);
     assert_eq!(history(&mut a, &key("new")).await.past.len(), 1);
     assert_eq!(a.keys("").await, ["held"]);

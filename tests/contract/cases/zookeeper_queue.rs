@@ -4,7 +4,7 @@ use std::time::{Duration, Instant};
 
 use dlock::{
     lease::{self, BootClock, Limits, Outcome, WaitPolicy},
-    lock::{Attempt, End, Kind as ErrorKind, Mode, Release, ReleaseInfo, Renewal, Request, Scope, Wake},
+    lock::{Attempt, End, Kind as ErrorKind, Mode, Progress, Release, ReleaseInfo, Renewal, Request, Scope, Wake},
 };
 use zookeeper_client::{Acls, Client as Admin, CreateMode};
 
@@ -463,9 +463,13 @@ async fn a_long_unused_record_can_be_removed(lab: &Lab) {
     let used = a.hold(&key("used")).await;
     a.free(&used).await;
     lab.pass(Duration::from_millis(500)).await;
-    assert_eq!(a.0.collect(LONG).await.expect("gc"), Some(0));
+    assert_eq!(a.0.collect(LONG, &Progress::default()).await.expect("gc"), Some(0));
     assert_eq!(history(&mut a, &key("used")).await.past.len(), 1);
-    assert_eq!(a.0.collect(Duration::from_millis(100)).await.expect("gc"), Some(1), "one lock: its record and its history");
+    assert_eq!(
+        a.0.collect(Duration::from_millis(100), &Progress::default()).await.expect("gc"),
+        Some(1),
+        "one lock: its record and its history"
+    );
     assert_eq!(a.inspect(&key("used")).await.last_fence, None);
     assert_eq!(history(&mut a, &key("used")).await.past, []);
     let before = used.token;
@@ -599,7 +603,7 @@ async fn no_session_is_left_behind(lab: &Lab) {
         let _ = tokio::time::timeout(moment, b.0.try_acquire(&wanted)).await;
         b.release(&wanted, Scope::Hold).await;
         let _ = tokio::time::timeout(moment, b.0.inspect(&job)).await;
-        let _ = tokio::time::timeout(moment, b.0.list("")).await;
+        let _ = tokio::time::timeout(moment, b.0.list("", &Progress::default())).await;
     }
     // Nested holds of a released tree end with their processes.
     let began = Instant::now();

@@ -8,7 +8,7 @@ use crate::{
         Secret, Tls,
         redis::{Redis, RedisOptions, RedisServer},
     },
-    lock::{Attempt, Backend as _, Effect, Intent, Kind, Mode, Release, Renewal, Request, Scope, Wake},
+    lock::{Attempt, Backend as _, Effect, Intent, Kind, Mode, Progress, Release, Renewal, Request, Scope, Wake},
 };
 
 #[tokio::test]
@@ -209,7 +209,7 @@ async fn an_unreachable_server() {
     let no_socket = RedisOptions::new(RedisServer::Unix(server.folder.path().join("none.sock")));
     assert_eq!(Redis::new(no_socket).inspect(&key("job")).await.unwrap_err().kind, Kind::Unavailable);
     let no_name = RedisOptions::new(RedisServer::Tcp { host: "no-such-host.invalid".into(), port: 6379 });
-    assert_eq!(Redis::new(no_name).list("").await.unwrap_err().kind, Kind::Unavailable);
+    assert_eq!(Redis::new(no_name).list("", &Progress::default()).await.unwrap_err().kind, Kind::Unavailable);
 }
 
 #[tokio::test]

@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use super::server::{TestServer, busy, granted, key, nested, pause, request, waiting};
-use crate::lock::{Backend as _, Kind, Metadata, Mode, Request};
+use crate::lock::{Backend as _, Kind, Metadata, Mode, Progress, Request};
 
 fn ana() -> Metadata {
     Metadata { host: Some("web1".into()), pid: Some(4711), description: Some("a \"note\"\u{202e}".into()), ..Metadata::default() }
@@ -71,15 +71,15 @@ async fn a_listing_has_only_the_locks_of_the_namespace() {
     let listed = |states: Vec<crate::lock::LockState>| states.into_iter().map(|state| state.key.to_string()).collect::<Vec<_>>();
     let mut all: Vec<_> = names.iter().map(ToString::to_string).chain(["redisson".to_owned()]).collect();
     all.sort();
-    assert_eq!(listed(a.list("").await.unwrap()), all);
+    assert_eq!(listed(a.list("", &Progress::default()).await.unwrap()), all);
     for start in ["a", "a*", "a[", "a\\", "a?", "a{", "j", "J", "a^", "a-", "nothing"] {
         let expected: Vec<_> = all.iter().filter(|name| name.starts_with(start)).cloned().collect();
-        assert_eq!(listed(a.list(start).await.unwrap()), expected, "{start}");
+        assert_eq!(listed(a.list(start, &Progress::default()).await.unwrap()), expected, "{start}");
     }
-    let foreign = a.list("redisson").await.unwrap().remove(0);
+    let foreign = a.list("redisson", &Progress::default()).await.unwrap().remove(0);
     assert!(foreign.holders[0].foreign && foreign.holders[0].holds == 2 && foreign.holders[0].expires_in.is_none());
     // Without a namespace, the whole name of a lock is its key.
-    let bare = listed(server.in_namespace("").list("").await.unwrap());
+    let bare = listed(server.in_namespace("").list("", &Progress::default()).await.unwrap());
     assert!(bare.contains(&"elsewhere".to_owned()) && bare.contains(&"dlock:job".to_owned()) && !bare.contains(&"dlock:object".to_owned()));
 }
 
@@ -90,7 +90,7 @@ async fn a_long_listing_is_complete() {
     for i in 0..300 {
         granted(&mut a, &request(&format!("k{i:03}"))).await;
     }
-    let states = a.list("k").await.unwrap();
+    let states = a.list("k", &Progress::default()).await.unwrap();
     assert_eq!(states.len(), 300);
     assert!(states.is_sorted_by(|a, b| a.key < b.key) && states.iter().all(|state| state.holders.len() == 1));
 }
@@ -113,7 +113,7 @@ async fn foreign_keys_and_newer_layouts_are_distinguished() {
     granted(&mut a, &request("job")).await;
     server.raw(&["HSET", "dlock:{dlock:job}:record", "v", "2.0"]);
     assert_eq!(a.inspect(&key("job")).await.unwrap_err().kind, Kind::Layout);
-    assert_eq!(a.list("job").await.unwrap_err().kind, Kind::Layout);
+    assert_eq!(a.list("job", &Progress::default()).await.unwrap_err().kind, Kind::Layout);
 }
 
 #[tokio::test]
@@ -130,6 +130,6 @@ async fn read_rights_suffice_for_inspect_and_list() {
     let state = viewer.inspect(&key("job")).await.unwrap();
     assert_eq!(state.holders[0].fence, Some(grant.fence));
     assert_eq!(state.last_fence, None, "the counter is unreadable, so the last fence is unknown");
-    assert_eq!(viewer.list("").await.unwrap().len(), 1);
+    assert_eq!(viewer.list("", &Progress::default()).await.unwrap().len(), 1);
     assert_eq!(viewer.try_acquire(&request("job")).await.unwrap_err().kind, Kind::Denied);
 }

@@ -14,7 +14,7 @@ use crate::{
             location,
         },
     },
-    lock::{Busy, Entry, HistoryEntry, Identity, Key, Mode, Note, Request, Result, SkipCount, Wake, Which, document::Document},
+    lock::{Busy, Entry, HistoryEntry, Identity, Key, Mode, Note, Progress, Request, Result, SkipCount, Wake, Which, document::Document},
 };
 
 #[async_trait(?Send)]
@@ -118,11 +118,11 @@ impl cas::Store for SqliteClient {
         }
     }
 
-    async fn scan(&mut self, start: &str) -> Result<Vec<(Key, Snapshot<SqliteVersion>)>> {
+    async fn scan(&mut self, start: &str, progress: &Progress) -> Result<Vec<(Key, Snapshot<SqliteVersion>)>> {
         let file = self.open_to_look().await?;
         let Self { options, database, .. } = self;
         let Some(database) = database else { return Ok(Vec::new()) };
-        let rows = database.scan(&options.namespace, start).await?;
+        let rows = database.scan(&options.namespace, start, progress).await?;
         let mut listed = database.waiters(&options.namespace, start).await?;
         let mut found = Vec::new();
         for row in rows.into_iter().filter(|row| row.document.has_holders()) {
@@ -135,11 +135,11 @@ impl cas::Store for SqliteClient {
         Ok(found)
     }
 
-    async fn known(&mut self, start: &str, which: Which) -> Result<Vec<Key>> {
+    async fn known(&mut self, start: &str, which: Which, progress: &Progress) -> Result<Vec<Key>> {
         self.open_to_look().await?;
         let Self { options, database, .. } = self;
         let Some(database) = database else { return Ok(Vec::new()) };
-        let rows = database.scan(&options.namespace, start).await?;
+        let rows = database.scan(&options.namespace, start, progress).await?;
         let wanted = |row: &StoredRow| which == Which::All || row.document.run_record().current_denial(row.now).is_some();
         Ok(rows.into_iter().filter(wanted).filter_map(|row| Key::new(row.key).ok()).collect())
     }

@@ -1,7 +1,7 @@
 //! Single calls: exclusion, tokens, leases, fences, looking.
 
 use super::*;
-use crate::lock::{Admin as _, Fence, Which};
+use crate::lock::{Admin as _, Fence, Progress, Which};
 
 #[tokio::test]
 async fn an_unreported_start_does_not_count_as_an_earlier_run() {
@@ -156,7 +156,7 @@ async fn odd_keys_and_namespaces_are_distinct() {
     assert_ne!(a.identity().fingerprint, other.identity().fingerprint);
     let listed = |start: &'static str| {
         let mut look = backend(&path);
-        async move { look.list(start).await.unwrap().into_iter().map(|state| state.key.to_string()).collect::<Vec<_>>() }
+        async move { look.list(start, &Progress::default()).await.unwrap().into_iter().map(|state| state.key.to_string()).collect::<Vec<_>>() }
     };
     let mut all: Vec<String> = odd.map(str::to_owned).to_vec();
     all.sort();
@@ -191,7 +191,7 @@ async fn inspect_and_list_create_and_change_nothing() {
     let (keep, path) = place();
     let mut look = backend(&path);
     assert!(look.inspect(&key("job")).await.unwrap().holders.is_empty());
-    assert!(look.list("").await.unwrap().is_empty());
+    assert!(look.list("", &Progress::default()).await.unwrap().is_empty());
     assert_eq!(std::fs::read_dir(keep.path()).unwrap().count(), 0);
 
     let mut a = backend(&path);
@@ -204,7 +204,7 @@ async fn inspect_and_list_create_and_change_nothing() {
     release(&mut a, &held).await;
     let state = look.inspect(&key("job")).await.unwrap();
     assert!(state.holders.is_empty() && state.last_fence == Some(grant.fence));
-    assert!(look.list("").await.unwrap().is_empty());
+    assert!(look.list("", &Progress::default()).await.unwrap().is_empty());
 }
 
 #[tokio::test]
@@ -250,11 +250,11 @@ async fn gc_removes_unused_locks_and_keeps_run_records() {
         assert_eq!(release(&mut a, request).await, Release::Released);
     }
     granted(&mut a, &held).await;
-    assert_eq!(a.collect(Duration::from_secs(60)).await.unwrap(), Some(0), "all of it was used just now");
+    assert_eq!(a.collect(Duration::from_secs(60), &Progress::default()).await.unwrap(), Some(0), "all of it was used just now");
     sql(&path, "UPDATE locks SET fence = 1, changed_ms = 1").await;
     sql(&path, "UPDATE runs SET entry = json_set(entry, '$.s', 1, '$.e', 1)").await;
-    assert_eq!(a.collect(Duration::from_secs(60)).await.unwrap(), Some(1));
-    assert_eq!(a.known("", Which::All).await.unwrap(), [held.key.clone(), kept.key.clone()]);
+    assert_eq!(a.collect(Duration::from_secs(60), &Progress::default()).await.unwrap(), Some(1));
+    assert_eq!(a.known("", Which::All, &Progress::default()).await.unwrap(), [held.key.clone(), kept.key.clone()]);
     assert!(a.history(&plain.key).await.unwrap().past.is_empty());
     assert!(granted(&mut a, &plain).await.fence > Fence(1_000_000_000), "fences are never below the time");
 }

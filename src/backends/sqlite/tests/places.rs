@@ -5,7 +5,7 @@ use std::{fs, os::unix::fs::PermissionsExt};
 use sqlx::Connection;
 
 use super::*;
-use crate::lock::{Admin as _, Init, Renewal, Tether as _};
+use crate::lock::{Admin as _, Init, Progress, Renewal, Tether as _};
 
 async fn refused(path: &Path) -> crate::lock::Error {
     backend(path).try_acquire(&request("job")).await.unwrap_err()
@@ -53,7 +53,7 @@ async fn a_missing_directory_is_named() {
         refused(&path).await,
         backend(&path).prepare().map(|_| ()).unwrap_err(),
         backend(&path).inspect(&key("job")).await.unwrap_err(),
-        backend(&path).list("").await.unwrap_err(),
+        backend(&path).list("", &Progress::default()).await.unwrap_err(),
     ];
     for error in errors {
         assert_eq!((error.kind, error.effect), (Kind::Config, Effect::NotApplied), "{error}");

@@ -5,7 +5,7 @@ use std::fs;
 use rustix::process::{Pid, Signal, kill_process};
 
 use super::{processes::Other, waits::for_each_at_once, *};
-use crate::lock::{End, Renewal, Tether as _};
+use crate::lock::{End, Progress, Renewal, Tether as _};
 
 const SOON: Duration = Duration::from_millis(500);
 
@@ -166,7 +166,7 @@ async fn a_crash_leaves_nothing_that_blocks_later_requests() {
     let mut c = backend(&path);
     let state = c.inspect(&outer.key).await.unwrap();
     assert!(state.holders.is_empty() && state.waiters.is_empty(), "{state:?}");
-    assert!(c.list("").await.unwrap().is_empty());
+    assert!(c.list("", &Progress::default()).await.unwrap().is_empty());
     for wants in [request("job"), permit(1, "job"), reader("job")] {
         granted(&mut c, &wants).await;
         assert_eq!(release(&mut c, &wants).await, Release::Released);

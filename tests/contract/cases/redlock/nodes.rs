@@ -5,7 +5,7 @@ use std::time::Instant;
 use dlock::{
     backends::redlock::RedlockOptions,
     lease::{self, BootClock, Outcome},
-    lock::{Attempt, Effect, Fence, Kind as ErrorKind, Release, Renewal, Rule, RunState, Scope},
+    lock::{Attempt, Effect, Fence, Kind as ErrorKind, Progress, Release, Renewal, Rule, RunState, Scope},
 };
 
 use super::{
@@ -89,7 +89,7 @@ async fn a_majority_down_is_unavailable_and_leaves_nothing(lab: &Lab) {
     let error = a.0.renew(&held.key, &held.token, None.into()).await.expect_err("two of five");
     assert!(error.is_transient() && error.effect == Effect::Unknown, "{error:?}");
     assert!(a.0.inspect(&job).await.expect_err("two of five").is_transient());
-    assert!(a.0.list("").await.expect_err("two of five").is_transient());
+    assert!(a.0.list("", &Progress::default()).await.expect_err("two of five").is_transient());
 }
 
 async fn a_denial_needs_no_answer_of_a_frozen_node(lab: &Lab) {
