@@ -21,6 +21,8 @@ use super::{
 ///
 /// **Errors** say by [`crate::lock::Effect`] whether the step happened. A request that was sent and not answered
 /// is `Unknown`. The core adds the operation, the store's URL and the key.
+///
+/// A call with a [`Progress`] reports each part of its answer as it arrives.
 #[async_trait(?Send)]
 pub trait Backend: Admin {
     /// Returns the facts about the store that need no I/O.

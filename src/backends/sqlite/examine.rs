@@ -9,8 +9,8 @@ use std::{
 
 use async_trait::async_trait;
 
-use super::{Progress, Sqlite, client::SqliteClient, database::Database, failure, location, lock_file::LockFile, schema};
-use crate::lock::{Admin, Check, Error, Finding, Grants, Init, Result, Role, ServerTime, check, whole_ms};
+use super::{Sqlite, client::SqliteClient, database::Database, failure, location, lock_file::LockFile, schema};
+use crate::lock::{Admin, Check, Error, Finding, Grants, Init, Progress, Result, Role, ServerTime, check, whole_ms};
 
 /// The checks of `dlock doctor`.
 pub const CHECKS: &[Check] = &[
