@@ -4,6 +4,7 @@
 
 mod breaking;
 mod drain;
+mod long_answers;
 mod one;
 mod policies;
 mod renewals;
