@@ -49,6 +49,8 @@ pub enum Fault {
     Late(Duration),
     /// The answer reaches the client after this delay.
     LateReply(Duration),
+    /// The end of this connection reaches the server after this delay.
+    LateEnd(Duration),
 }
 
 struct Trap {
@@ -241,6 +243,7 @@ impl Shared {
 
     fn requests(&self, mut client: TcpStream, mut server: TcpStream, pending: &Pending) {
         let mut buffer = vec![0; 64 * 1024];
+        let mut end_after = Duration::ZERO;
         loop {
             let n = match client.read(&mut buffer) {
                 Ok(n) if n > 0 => n,
@@ -253,6 +256,7 @@ impl Shared {
             match self.spring(&buffer[..n]) {
                 Some(Fault::CutBefore) => break,
                 Some(Fault::Late(by)) => thread::sleep(by),
+                Some(Fault::LateEnd(by)) => end_after = by,
                 Some(fault) => *pending.0.lock().expect("pending") = Some(fault),
                 None => {}
             }
@@ -262,6 +266,7 @@ impl Shared {
                 break;
             }
         }
+        thread::sleep(end_after);
         let _ = server.shutdown(Shutdown::Both);
         let _ = client.shutdown(Shutdown::Both);
     }
@@ -279,7 +284,7 @@ impl Shared {
                 Some(Fault::CutAfter) => break,
                 Some(Fault::Swallow) => swallowing = true,
                 Some(Fault::LateReply(by)) => thread::sleep(by),
-                Some(Fault::CutBefore | Fault::Late(_)) | None => {}
+                Some(Fault::CutBefore | Fault::Late(_) | Fault::LateEnd(_)) | None => {}
             }
             if swallowing || self.mode() == Mode::BlackHole {
                 continue;

@@ -16,7 +16,7 @@ use combine::{
 use redis::{Pipeline, Value};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use tokio::{
-    io::{AsyncRead, AsyncWrite, AsyncWriteExt as _},
+    io::{AsyncRead, AsyncReadExt as _, AsyncWrite, AsyncWriteExt as _},
     net::{TcpStream, UnixStream},
 };
 use tokio_rustls::client::TlsStream;
@@ -149,6 +149,15 @@ impl RedisConnection {
             replies.push(self.receive().await?);
         }
         Ok(replies)
+    }
+
+    /// Closes the connection, and returns when the server has closed its end: it does nothing more for this connection.
+    pub(super) async fn end(mut self) {
+        let mut rest = [0; 256];
+        // A connection that fails has ended too.
+        if self.stream.shutdown().await.is_ok() {
+            while matches!(self.stream.read(&mut rest).await, Ok(1..)) {}
+        }
     }
 
     /// Sets whether closing the connection drops data that has not reached the server, instead of still delivering it.

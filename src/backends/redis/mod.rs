@@ -71,12 +71,14 @@ pub struct Redis {
     servers: Servers,
     /// The tokens that this process may have put into a queue. Added before asking, since an unanswered request may have been served.
     queued: Vec<(Key, Token)>,
+    /// The connection of a wait that was cut off: the server may still send a wake-up over it.
+    waiting: Option<ServerConnection>,
 }
 
 impl Redis {
     /// Creates a backend for `options`. Without I/O.
     pub fn new(options: RedisOptions) -> Self {
-        Self { servers: Servers::new(options), queued: Vec::new() }
+        Self { servers: Servers::new(options), queued: Vec::new(), waiting: None }
     }
 
     fn options(&self) -> &RedisOptions {
@@ -158,6 +160,8 @@ impl Redis {
 
     async fn ask_acquire(&mut self, request: &Request) -> Result<Attempt> {
         CAPABILITIES.check(request)?;
+        // Closed without awaiting the server's end, since the server may be down.
+        self.waiting = None;
         let names = self.names(&request.key)?;
         let was_queued = self.is_queued(request);
         if request.waiting && !was_queued {
@@ -243,7 +247,8 @@ impl Redis {
         } else {
             block.arg(&own).arg(&names.wake_ordered).arg(seconds);
         }
-        let reply = conn.ask(&block.get_packed_command()).await?;
+        let reply = self.waiting.insert(conn).ask(&block.get_packed_command()).await?;
+        let Some(conn) = self.waiting.take() else { return Ok(Wake::Changed) };
         if let Some(redirect @ Redirect::Moved(_)) = conn.redirect(&reply) {
             self.servers.moved(&names.lock, &redirect);
             return Ok(Wake::Changed);
@@ -277,6 +282,11 @@ impl Redis {
             &names.fair_readers,
             &names.wake_ordered,
         ];
+        // Nothing orders two connections: a release that the server executes before it sees the end of the wait would wake a client
+        // that is gone.
+        if let Some(conn) = self.waiting.take() {
+            conn.connection.end().await;
+        }
         self.eval(&script::ABANDON, &keys, &[&hold, &names.wakes]).await?;
         self.forget_queued(request);
         Ok(())

@@ -29,6 +29,7 @@ pub fn all() -> Vec<Case> {
         release_that_never_arrived_is_repeated,
         wake_up_that_was_lost_is_covered_by_polling,
         a_waiter_behind_a_cut_connection_gets_the_lock,
+        a_waiter_whose_end_arrives_late_keeps_no_wake_up,
         waiting_outlives_an_outage,
         a_frozen_server_gives_no_answer,
         a_slow_network_changes_nothing,
@@ -268,6 +269,30 @@ async fn a_waiter_behind_a_cut_connection_gets_the_lock(lab: &Lab) {
     let (outcome, released) = tokio::join!(acquire, release);
     assert!(matches!(outcome, Ok(Outcome::Granted(_))), "{outcome:?}");
     assert!(released.elapsed() < soon(), "{:?}", released.elapsed());
+}
+
+/// A waiter gives up and leaves. Nothing orders the end of its connection and a request over another one.
+async fn a_waiter_whose_end_arrives_late_keeps_no_wake_up(lab: &Lab) {
+    // So long that a waiter that polls would fail the case.
+    let never = Duration::from_secs(20);
+    let (mut a, mut next) = (lab.client().await, lab.client().await);
+    let (proxy, mut leaving) = warm(lab).await;
+    let job = key("job");
+    let held = a.hold(&job).await;
+    let (unwanted, wanted) = (waiting(&job, LONG), waiting(&job, LONG));
+    proxy.trap_nth("", 0, usize::MAX, Fault::LateEnd(overtaking_delay()));
+    leaving.refused(&unwanted).await;
+    next.refused(&wanted).await;
+    let leave = async {
+        // Where waiters poll, the wait may end earlier by itself.
+        let _ = tokio::time::timeout(SLACK, leaving.wait(&unwanted, never)).await;
+        leaving.leave_queue(&unwanted).await;
+        a.free(&held).await;
+        Instant::now()
+    };
+    let (_, released) = tokio::join!(next.wait_for(&wanted, never), leave);
+    assert!(released.elapsed() < soon(), "{:?}", released.elapsed());
+    assert!(proxy.sprung() > 0);
 }
 
 /// The answer to a waiter's grant is lost, and the hold has a break mark when the request is repeated.
