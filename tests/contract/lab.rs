@@ -162,7 +162,7 @@ impl Client {
 
     /// Takes a lock that must be free. Repeats the request, as the core does, while the lock is busy only in passing.
     pub async fn take(&mut self, request: &Request) -> Grant {
-        let until = tokio::time::Instant::now() + Duration::from_millis(100);
+        let until = tokio::time::Instant::now() + stretched(Duration::from_millis(100));
         let mut attempt = self.attempt(request).await;
         while let Attempt::Busy(Busy { transient: true, .. }) = attempt {
             let left = until.saturating_duration_since(tokio::time::Instant::now());

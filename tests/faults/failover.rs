@@ -18,6 +18,7 @@ use crate::{
         redis::Redis,
         say,
         sentinel::{Deployment, Plan},
+        stretched,
     },
     world::{LIMIT, TTL, World},
 };
@@ -149,7 +150,7 @@ fn a_waiter_gets_the_lock_from_the_new_master(store: &mut impl Replicated) {
     let handed_over = ended.elapsed();
     assert_eq!(second.code(), 0, "{}", second.stderr);
     if job.code() == 0 {
-        assert!(handed_over < Duration::from_secs(2), "{handed_over:?} after the release");
+        assert!(handed_over < stretched(Duration::from_secs(2)), "{handed_over:?} after the release");
     }
     say(&format!("{}: waiter across a failover: first ended with {}, second {handed_over:.3?} later", store.kind(), job.code()));
     world.assert_free();
@@ -303,7 +304,7 @@ fn holder_cut_off(netns: &Netns, store: &impl Store) {
     let first = world.first_in(netns, &store.url());
     netns.cut();
     let took = world.second();
-    assert!(took < TTL + Duration::from_secs(2), "{took:?}");
+    assert!(took < TTL + stretched(Duration::from_secs(2)), "{took:?}");
     let first = first.wait(LIMIT);
     assert_eq!(first.code(), 76, "{}", first.stderr);
     world.assert_gone();

@@ -6,7 +6,7 @@ use rustix::process::Signal;
 
 use crate::{
     stores::{Store, on_every_store},
-    support::process,
+    support::{process, stretched},
     world::{LIMIT, TTL, World},
 };
 
@@ -21,15 +21,17 @@ on_every_store!(
     nested_dlock_killed,
 );
 
-/// How long the second holder may wait beyond the lease, on a loaded machine.
-const AFTER_THE_LEASE: Duration = Duration::from_secs(2);
+/// How long the second holder may wait beyond the lease.
+fn after_the_lease() -> Duration {
+    stretched(Duration::from_secs(2))
+}
 
 pub fn dlock_killed(store: &dyn Store) {
     let world = World::new(store.url());
     let first = world.first();
     first.signal(Signal::KILL);
     let took = world.second();
-    assert!(took < TTL + AFTER_THE_LEASE, "{took:?}");
+    assert!(took < TTL + after_the_lease(), "{took:?}");
     world.assert_gone();
     world.assert_free();
 }
@@ -39,7 +41,7 @@ pub fn dlock_stopped(store: &dyn Store) {
     let first = world.first();
     first.signal(Signal::STOP);
     let took = world.second();
-    assert!(took < TTL + AFTER_THE_LEASE, "{took:?}");
+    assert!(took < TTL + after_the_lease(), "{took:?}");
     crate::support::must("the guardian killed the tree", LIMIT, || world.tree().is_empty());
     first.signal(Signal::CONT);
     let first = first.wait(LIMIT);

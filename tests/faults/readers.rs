@@ -18,8 +18,10 @@ on_store!(sqlite:
     group_of_a_reader_killed
 );
 
-/// How long the next holder may wait beyond the lease, on a loaded machine.
-const AFTER_THE_LEASE: Duration = Duration::from_secs(2);
+/// How long the next holder may wait beyond the lease.
+fn after_the_lease() -> Duration {
+    stretched(Duration::from_secs(2))
+}
 
 /// Returns the number of `holders` or `waiters`.
 fn count(world: &World, of: &str) -> usize {
@@ -43,7 +45,7 @@ fn with_a_sibling(store: &dyn Store, fault: impl FnOnce(&World, &Process)) -> (W
     assert_eq!(count(&world, "holders"), 2);
     let second = world.start_second();
     fault(&world, &first);
-    must("the first reader's share has ended", TTL + AFTER_THE_LEASE, || count(&world, "holders") == 1);
+    must("the first reader's share has ended", TTL + after_the_lease(), || count(&world, "holders") == 1);
     must("the first tree is gone", LIMIT, || world.tree().is_empty());
     assert!(!world.path("second").exists(), "the sibling holds its share");
     std::fs::write(world.path("enough"), "").unwrap();
@@ -52,7 +54,7 @@ fn with_a_sibling(store: &dyn Store, fault: impl FnOnce(&World, &Process)) -> (W
     let ended = Instant::now();
     let second = second.wait(LIMIT);
     assert_eq!(second.code(), 0, "{}", second.stderr);
-    assert!(ended.elapsed() < TTL + AFTER_THE_LEASE, "{:?}", ended.elapsed());
+    assert!(ended.elapsed() < TTL + after_the_lease(), "{:?}", ended.elapsed());
     world.assert_no_overlap();
     (world, first)
 }

@@ -28,9 +28,11 @@ fn a_terminal_shows_that_the_store_does_not_answer() {
     let silent = format!("127.0.0.1:{}", silent.local_addr().expect("an address").port());
     for command in [format!("inspect {key}"), format!("run -k {key} true")] {
         let (name, rest) = command.split_once(' ').expect("a command");
-        let said = on_a_terminal(&format!("{name} -b redis://127.0.0.1:1 {rest}"));
+        // Longer than a busy machine needs to draw the first line.
+        let (refused, unanswered) = (support::stretched(Duration::from_secs(5)), support::stretched(Duration::from_secs(3)));
+        let said = on_a_terminal(&format!("{name} -b redis://127.0.0.1:1 --backend-timeout {}s {rest}", refused.as_secs()));
         assert!(said.contains("dlock: redis://127.0.0.1:1: nothing listens there; trying for 3s more\n"), "{said}");
-        let said = on_a_terminal(&format!("{name} -b rediss://{silent} --backend-timeout 3s {rest}"));
+        let said = on_a_terminal(&format!("{name} -b rediss://{silent} --backend-timeout {}s {rest}", unanswered.as_secs()));
         assert!(said.contains(&format!("dlock: rediss://{silent}: no answer yet; trying for ")), "{said}");
     }
     // Without a terminal nothing is drawn, and the hint names the expected service.

@@ -135,10 +135,13 @@ pub fn eventually(limit: Duration, mut done: impl FnMut() -> bool) -> bool {
     }
 }
 
-/// Waits like [`eventually`], and fails the test with `what` if the limit is reached.
+/// Waits like [`eventually`], longer on a busy machine, and fails the test with `what` if the limit is reached.
 #[track_caller]
-pub fn must(what: &str, limit: Duration, done: impl FnMut() -> bool) {
-    assert!(eventually(limit, done), "not within {limit:?}: {what}");
+pub fn must(what: &str, limit: Duration, mut done: impl FnMut() -> bool) {
+    let began = Instant::now();
+    while !eventually(limit, &mut done) {
+        assert!(began.elapsed() < stretched(limit), "not within {:?}: {what}", began.elapsed());
+    }
 }
 
 /// Returns the lines of a file; none if the file does not exist yet.
