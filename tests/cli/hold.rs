@@ -79,11 +79,12 @@ fn a_lock_is_held_until_stdin_ends() {
 #[test]
 fn a_hold_is_renewed_and_released_on_a_signal() {
     let lab = Lab::new();
-    for (arguments, status) in [("hold job --ttl 2s --until-signal", 0), ("hold job --ttl 2s", 143)] {
+    for (arguments, status) in [("hold job --ttl 3s --until-signal", 0), ("hold job --ttl 3s", 143)] {
         // A stdin that doesn't end first.
         let (mut child, taken) = hold(&lab, arguments, Stdio::piped());
         let stdin = child.stdin.take();
-        thread::sleep(Duration::from_millis(2500));
+        // Longer than the lease without renewals.
+        thread::sleep(Duration::from_millis(3500));
         assert_eq!(verified(&lab, taken["token"].as_str().unwrap()).0, 0, "{arguments}");
         signal(&child, rustix::process::Signal::TERM);
         assert_eq!(ended(child), (Some(status), String::new()), "{arguments}");
@@ -121,7 +122,7 @@ fn a_hold_lasts_as_long_as_a_process() {
 #[test]
 fn a_lost_lock_is_reported() {
     let lab = Lab::new();
-    let (mut child, taken) = hold(&lab, "hold job --ttl 1s", Stdio::piped());
+    let (mut child, taken) = hold(&lab, "hold job --ttl 3s", Stdio::piped());
     let stdin = child.stdin.take();
     let given_away = lab.run(["release", "job", "--token", taken["token"].as_str().unwrap()]);
     assert_eq!(given_away.status.code(), Some(0), "{given_away:?}");

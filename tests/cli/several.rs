@@ -55,12 +55,13 @@ fn acquire_prints_one_token_per_key_in_order() {
 #[test]
 fn hold_keeps_all_until_stdin_ends() {
     let lab = Lab::new();
-    let mut command = lab.dlock(["hold", "-k", "b", "-k", "a", "--ttl", "1s"]);
+    let mut command = lab.dlock(["hold", "-k", "b", "-k", "a", "--ttl", "3s"]);
     let mut child = command.stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().unwrap();
     let mut line = String::new();
     BufReader::new(child.stdout.as_mut().unwrap()).read_line(&mut line).unwrap();
     let taken: Value = serde_json::from_str(&line).unwrap();
-    thread::sleep(Duration::from_millis(1600));
+    // Longer than the lease without renewals.
+    thread::sleep(Duration::from_millis(3600));
     for key in taken["keys"].as_array().unwrap() {
         let (name, token) = (key["key"].as_str().unwrap(), key["token"].as_str().unwrap());
         assert_eq!(lab.run(["verify", name, "--token", token]).status.code(), Some(0), "{name}");
@@ -73,7 +74,7 @@ fn hold_keeps_all_until_stdin_ends() {
 #[test]
 fn hold_ends_when_one_lock_is_broken() {
     let lab = Lab::new();
-    let mut command = lab.dlock(["hold", "-k", "a", "-k", "b", "--ttl", "1s", "--until-signal"]);
+    let mut command = lab.dlock(["hold", "-k", "a", "-k", "b", "--ttl", "3s", "--until-signal"]);
     let child = command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::piped()).spawn().unwrap();
     must("both are held", || held(&lab, "a") && held(&lab, "b"));
     assert_eq!(lab.run(["break", "b", "--yes", "--reason", "x"]).status.code(), Some(0));
@@ -85,11 +86,12 @@ fn hold_ends_when_one_lock_is_broken() {
 #[test]
 fn a_renewer_holds_all_locks_as_long_as_the_process_lives() {
     let lab = Lab::new();
-    let mut other = std::process::Command::new("sleep").arg("2.5").spawn().unwrap();
+    let mut other = std::process::Command::new("sleep").arg("5").spawn().unwrap();
     let pid = other.id().to_string();
-    let taken = lab.run(["acquire", "-k", "a", "-k", "b", "--ttl", "1s", "--while-pid", &pid]);
+    let taken = lab.run(["acquire", "-k", "a", "-k", "b", "--ttl", "3s", "--while-pid", &pid]);
     assert_eq!((taken.status.code(), text(&taken.stdout).lines().count()), (Some(0), 2), "{taken:?}");
-    thread::sleep(Duration::from_millis(1500));
+    // Longer than the lease without renewals.
+    thread::sleep(Duration::from_millis(3500));
     assert!(held(&lab, "a") && held(&lab, "b"));
     other.wait().unwrap();
     must("both are free", || !held(&lab, "a") && !held(&lab, "b"));

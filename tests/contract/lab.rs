@@ -3,8 +3,8 @@
 use std::time::Duration;
 
 use dlock::lock::{
-    Attempt, Backend, Busy, Capabilities, Entry, Fence, Grant, Key, LockState, Metadata, Progress, Release, Renewal, Request, Scope, Ttl,
-    Wake,
+    Attempt, Backend, Busy, Capabilities, Entry, Fence, Grant, Key, LockState, Metadata, Progress, Release, Renewal, Request, Result,
+    Scope, Ttl, Wake,
 };
 
 pub use crate::support::stretched;
@@ -141,6 +141,19 @@ pub fn runner(host: &str) -> Metadata {
     }
 }
 
+/// Asks again, as the core does, if no majority of Redlock's servers answered within its short time limit: the whole machine may have
+/// stalled.
+async fn unless_stalled<T>(mut ask: impl AsyncFnMut() -> Result<T>) -> Result<T> {
+    for _ in 0..20 {
+        match ask().await {
+            Err(error) if error.is_transient() && error.to_string().contains("no answer in time") => {}
+            answer => return answer,
+        }
+        tokio::time::sleep(Duration::from_millis(20)).await;
+    }
+    ask().await
+}
+
 /// One client. The methods panic on an unexpected answer, which fails the case.
 pub struct Client(pub Box<dyn Backend>);
 
@@ -151,7 +164,7 @@ impl Client {
 
     pub async fn attempt(&mut self, request: &Request) -> Attempt {
         for _ in 0..20 {
-            match self.0.try_acquire(request).await {
+            match unless_stalled(async || self.0.try_acquire(request).await).await {
                 // Two cases of this process connected in the same instant, which two dlock processes can't.
                 Err(error) if error.to_string().contains("the connection's socket is not to be found") => {}
                 answer => return answer.unwrap_or_else(|error| panic!("acquire: {error:?}")),
@@ -195,7 +208,8 @@ impl Client {
     }
 
     pub async fn renew(&mut self, of: &Request, lease: Option<Duration>) -> Renewal {
-        self.0.renew(&of.key, &of.token, lease.map(ttl).into()).await.unwrap_or_else(|error| panic!("renew: {error:?}"))
+        let answer = unless_stalled(async || self.0.renew(&of.key, &of.token, lease.map(ttl).into()).await).await;
+        answer.unwrap_or_else(|error| panic!("renew: {error:?}"))
     }
 
     /// Renews a hold that must exist, and returns its fence.
@@ -224,7 +238,8 @@ impl Client {
     }
 
     pub async fn inspect(&mut self, key: &Key) -> LockState {
-        self.0.inspect(key).await.unwrap_or_else(|error| panic!("inspect: {error:?}"))
+        let answer = unless_stalled(async || self.0.inspect(key).await).await;
+        answer.unwrap_or_else(|error| panic!("inspect: {error:?}"))
     }
 
     /// Returns the remaining lease of a lock that must have one holder.
@@ -236,7 +251,8 @@ impl Client {
 
     /// Returns the listed keys.
     pub async fn keys(&mut self, start: &str) -> Vec<String> {
-        let found = self.0.list(start, &Progress::default()).await.unwrap_or_else(|error| panic!("list: {error:?}"));
+        let found = unless_stalled(async || self.0.list(start, &Progress::default()).await).await;
+        let found = found.unwrap_or_else(|error| panic!("list: {error:?}"));
         found.into_iter().map(|state| state.key.to_string()).collect()
     }
 

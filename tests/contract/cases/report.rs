@@ -186,7 +186,7 @@ async fn a_long_answer_is_no_silence(lab: &Lab) {
     let proxy = Proxy::to(lab.server().port());
     let mut b = lab.server().through(proxy.port).await;
     b.inspect(&key(&names[0])).await.expect("a warm client");
-    let limit = stretched(Duration::from_secs(1));
+    let limit = stretched(Duration::from_secs(1)).max(Duration::from_secs(2));
     proxy.delay(limit * percent / 200);
     let began = Instant::now();
     let list = async |b: &mut dyn Backend, progress: &Progress| b.list("job-", progress).await;
