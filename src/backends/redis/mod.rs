@@ -71,7 +71,7 @@ pub struct Redis {
     servers: Servers,
     /// The tokens that this process may have put into a queue. Added before asking, since an unanswered request may have been served.
     queued: Vec<(Key, Token)>,
-    /// The connection of a wait that was cut off: the server may still send a wake-up over it.
+    /// The connection of the present wait, or of one that was cut off: the server may still send a wake-up over it.
     waiting: Option<ServerConnection>,
 }
 

@@ -151,9 +151,9 @@ async fn remove(session: &mut ZkSession, folder: &str, unused_for: Duration, pro
         }
         // A lock that is taken meanwhile gets a child, which prevents the deletion.
         let deletes: Vec<_> = old(0).map(|path| WireRequest::Delete(path)).collect();
-        let answers_to_deletes = session.ask(&deletes).await?;
+        let outcomes = session.ask(&deletes).await?;
         progress.part();
-        for (path, answer) in old(0).zip(answers_to_deletes) {
+        for (path, answer) in old(0).zip(outcomes) {
             match answer {
                 Ok(_) => drop(removed.insert(name_of(path))),
                 Err(Code::NoNode | Code::NotEmpty) => {}
