@@ -111,6 +111,11 @@ pub fn stretched(limit: Duration) -> Duration {
     limit * slowness()
 }
 
+/// Returns a time limit, extended by the machine's longest stall of the last seconds: no process runs, or is killed, during a stall.
+pub fn beyond_stalls(limit: Duration) -> Duration {
+    limit + pulse::worst()
+}
+
 /// Returns a test's long value in `tests/run --all`, and the short one otherwise.
 pub fn long_or<T>(long: T, short: T) -> T {
     if std::env::var_os("DLOCK_TEST_ALL").is_some() { long } else { short }
