@@ -20,7 +20,7 @@ pub(super) static RENEW: Script = script!("lua/renew.lua", "bbde820aca74b18c2104
 pub(super) static RELEASE: Script = script!("lua/release.lua", "4d8a238a6760e022925393f8e65c2929d318251f");
 pub(super) static BREAK: Script = script!("lua/break.lua", "15efa22e2ba7f5d59397290552ecae027863c2ad");
 pub(super) static NOTE: Script = script!("lua/note.lua", "3041323b58de59a7afc3e60ed11e0861f84eeb7a");
-pub(super) static ABANDON: Script = script!("lua/abandon.lua", "f3d3baaf85aa49c2951ae5d3d8b8ea2421732ee3");
+pub(super) static ABANDON: Script = script!("lua/abandon.lua", "30ad5886a0bbdbcfebdfd5a7bf9413b7c6fd38a8");
 
 impl Script {
     /// Creates a script from its code and its SHA-1.

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use dlock::lock::{Amendment, End, Note, ReleaseInfo, Request, Scope};
+use dlock::lock::{Amendment, End, Mode, Note, ReleaseInfo, Request, Scope};
 use tokio::time::timeout;
 
 use super::{Case, cases};
@@ -18,6 +18,7 @@ pub fn all() -> Vec<Case> {
         a_released_lock_leaves_its_fence_only,
         a_vanished_holders_record_outlives_its_lease,
         a_refused_attempt_leaves_nothing,
+        the_last_waiter_that_leaves_leaves_no_wake_up,
         under_memory_pressure_a_release_works,
         under_memory_pressure_no_lock_is_left_without_an_expiry,
     ]
@@ -124,6 +125,25 @@ async fn a_refused_attempt_leaves_nothing(lab: &Lab) {
 fn starve(lab: &Lab) {
     lab.redis().server().command(&["CONFIG", "SET", "maxmemory-policy", "noeviction"]);
     lab.redis().server().command(&["CONFIG", "SET", "maxmemory", "1"]);
+}
+
+/// The lock is released between a waiter's request and its wait; then the waiter gives up.
+async fn the_last_waiter_that_leaves_leaves_no_wake_up(lab: &Lab) {
+    let (mut a, mut b, mut c) = (lab.client().await, lab.client().await, lab.client().await);
+    for (fair, mode) in [(false, Mode::Exclusive), (true, Mode::Exclusive), (false, Mode::Shared)] {
+        let job = key(&format!("job-{fair}-{mode:?}"));
+        let wanted = [(); 2].map(|()| Request { fair, mode, ..waiting(&job, LONG) });
+        let held = a.hold(&job).await;
+        b.refused(&wanted[0]).await;
+        c.refused(&wanted[1]).await;
+        a.free(&held).await;
+        assert!(stored(lab).iter().any(|(name, _)| name.contains(":wake")), "{:?}", stored(lab));
+        b.leave_queue(&wanted[0]).await;
+        // The wake-up is the other waiter's now.
+        assert!(stored(lab).iter().any(|(name, _)| name.contains(":wake")), "{:?}", stored(lab));
+        c.leave_queue(&wanted[1]).await;
+        assert!(stored(lab).iter().all(|(name, _)| name.ends_with(":record")), "{:?}", stored(lab));
+    }
 }
 
 async fn under_memory_pressure_a_release_works(lab: &Lab) {

@@ -7,7 +7,7 @@
 --
 -- Worst cases: the lock was released, this waiter was woken, and it leaves instead of taking the lock. Or the waiter was a writer that
 -- kept back readers, and no release will wake them. In all other cases the holder's release wakes the next waiter. A surplus
--- wake-up does no harm.
+-- wake-up does no harm, but the last waiter leaves none behind.
 
 local went = redis.call('ZREM', KEYS[2], ARGV[1]) + redis.call('ZREM', KEYS[5], ARGV[1])
 redis.call('ZREM', KEYS[7], ARGV[1])
@@ -20,5 +20,10 @@ if free then
 end
 if free or went > 0 then
   wake_line(KEYS[5], ARGV[2], KEYS[9])
+end
+for queue, wake in pairs({ [2] = 4, [5] = 9 }) do
+  if redis.call('EXISTS', KEYS[queue]) == 0 then
+    redis.call('DEL', KEYS[wake])
+  end
 end
 return 1
