@@ -275,6 +275,7 @@ impl SqliteClient {
         document.expire(now);
         let plain = !in_order(request) && is_plain(&document);
         let waits = request.waiting && request.entry == Entry::Fresh && !plain;
+        slot.note_position(token, &document);
         // A waiter that can't show that it lives gets no position.
         snapshot.apart = plain || waits && !slot.begin_to_wait(token);
         let secured = slot.ours(token).is_some();

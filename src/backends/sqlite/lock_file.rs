@@ -62,7 +62,8 @@ impl Bytes {
         Self(libc::off_t::try_from(fingerprint(parts) >> 3).unwrap_or_default() << 2)
     }
 
-    /// The bytes of one hold of this key, by its text. Its process has `first` locked for writing; a waiter for it has `alive`.
+    /// The bytes of one hold of this key, by its text. Its process has `first` locked for writing; a waiter for it has `alive`
+    /// and `position`.
     pub(super) fn of_hold(self, hold: &str) -> Self {
         Self::of(&["hold", &self.0.to_string(), hold])
     }
@@ -85,6 +86,11 @@ impl Bytes {
     /// The byte that a waiter has locked while it lives.
     pub(super) fn alive(self) -> Range {
         Range { start: self.0 + 3, len: 1 }
+    }
+
+    /// The byte that a waiter has locked, as a rule, while it keeps its position.
+    pub(super) fn position(self) -> Range {
+        Range { start: self.0 + 1, len: 1 }
     }
 }
 

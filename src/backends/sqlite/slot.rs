@@ -58,8 +58,8 @@ impl OwnHolds {
 /// How a waiter in the document's queue notices a change.
 #[derive(Default)]
 pub(super) struct WaiterWatch {
-    /// The waiter whose end is waited for, and its byte; `None` if this waiter is among the first of its kind, which watch the lock file.
-    pub ahead: Option<(String, RangeLock)>,
+    /// The waiters whose end is waited for, and their bytes; none if this waiter is among the first of its kind, which watch the lock file.
+    pub ahead: Vec<(String, RangeLock)>,
     /// What stays locked until something changes without a notice.
     pub bytes: Vec<WatchedByte>,
 }
@@ -303,21 +303,34 @@ impl Slot {
             || self.file.others_have(self.bytes.nested())?)
     }
 
-    /// Locks the byte that tells that the waiter lives; whether it is locked.
+    /// Locks the bytes of a waiter. Returns whether it has the one that tells that it lives.
     pub(super) fn begin_to_wait(&mut self, token: &Token) -> bool {
         if !self.queued.contains(token) {
             if !self.file.try_lock(self.of(token).alive(), LockKind::Write).unwrap_or(false) {
                 return false;
             }
             self.queued.push(*token);
+            let _ = self.file.try_lock(self.of(token).position(), LockKind::Write);
         }
         true
+    }
+
+    /// Wakes the waiters behind one that has lost its position: what they wait for may not concern them any more. Only a later request
+    /// locks the byte again, since the kernel wakes no waiter that finds it locked.
+    pub(super) fn note_position(&self, token: &Token, document: &Document) {
+        let byte = self.of(token).position();
+        match (self.seen.position(token), document.position(token)) {
+            (Some(_), None) => self.file.unlock(byte),
+            (_, Some(_)) if self.queued.contains(token) => drop(self.file.try_lock(byte, LockKind::Write)),
+            _ => {}
+        }
     }
 
     pub(super) fn stop_waiting(&mut self, token: &Token) {
         if self.queued.contains(token) {
             self.queued.retain(|queued| queued != token);
             self.file.unlock(self.of(token).alive());
+            self.file.unlock(self.of(token).position());
         }
     }
 
@@ -338,20 +351,42 @@ impl Slot {
         let nested = (self.bytes.nested(), LockKind::Write);
         let bytes = holds.chain(before).chain([nested]);
         let bytes = bytes.filter(|(range, kind)| self.file.others_keep_out(*range, *kind).unwrap_or(false)).collect();
-        let ahead = document.ahead(token).map(str::to_owned);
+        let ahead: Vec<String> = document.ahead(token).into_iter().map(str::to_owned).collect();
         self.watching.bytes = bytes;
-        if self.watching.ahead.as_ref().map(|(hold, _)| hold) != ahead.as_ref() {
-            self.stop_watching();
-            self.watching.ahead = ahead.map(|hold| {
-                let range_lock = RangeLock::new(Arc::clone(&self.file), self.bytes.of_hold(&hold).alive(), LockKind::Read);
-                (hold, range_lock)
-            });
+        let mut known = std::mem::take(&mut self.watching.ahead);
+        for hold in ahead {
+            let watched = known.extract_if(.., |(other, _)| *other == hold).next();
+            self.watching.ahead.push(watched.unwrap_or_else(|| {
+                let bytes = self.bytes.of_hold(&hold);
+                let keeps = self.file.others_write(bytes.position()).unwrap_or(false);
+                let range = if keeps { bytes.position() } else { bytes.alive() };
+                (hold, RangeLock::new(Arc::clone(&self.file), range, LockKind::Read))
+            }));
+        }
+        for (_, range_lock) in known {
+            range_lock.unlock();
         }
     }
 
-    /// Stops waiting for the waiter ahead.
+    /// Waits until one of the waiters ahead has left.
+    pub(super) async fn await_ahead(&mut self) -> io::Result<()> {
+        match &self.watching.ahead[..] {
+            [] => {}
+            [one] => one.1.wait().await?,
+            [one, other, ..] => tokio::select! {
+                woken = one.1.wait() => woken?,
+                woken = other.1.wait() => woken?,
+            },
+        }
+        for (_, left) in self.watching.ahead.extract_if(.., |(_, range_lock)| range_lock.is_locked()) {
+            left.unlock();
+        }
+        Ok(())
+    }
+
+    /// Stops waiting for the waiters ahead.
     pub(super) fn stop_watching(&mut self) {
-        if let Some((_, range_lock)) = self.watching.ahead.take() {
+        for (_, range_lock) in self.watching.ahead.drain(..) {
             range_lock.unlock();
         }
     }

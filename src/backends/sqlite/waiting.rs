@@ -2,7 +2,7 @@
 //!
 //! A waiter for bytes that a process has locked waits in the kernel's queue for them. A detached hold has no process: its
 //! waiters queue for the gate byte, and the one that has it watches the lock file for all of them. In the document's queue the first
-//! two of each kind watch the file, since one may be frozen. Each of the others waits for the second one before it to leave.
+//! two of each kind watch the file, since one may be frozen. Each of the others waits for one of the two before it to leave.
 
 use std::time::Duration;
 
@@ -47,16 +47,11 @@ impl SqliteClient {
                 let woken = change(timeout(until_trusted, slot.watcher.wait()).await)?;
                 return Ok(if at_most > GATE_KEEPER { Wake::Changed } else { woken });
             }
-            Obstacle::Document => match &slot.watching.ahead {
-                Some((_, range_lock)) => {
-                    let woken = change(timeout(until_trusted, range_lock.wait()).await)?;
-                    if woken == Wake::Changed {
-                        slot.stop_watching();
-                    }
-                    return Ok(if at_most > GATE_KEEPER { Wake::Changed } else { woken });
-                }
-                None => LockFileEvent::TouchedOrClosed,
-            },
+            Obstacle::Document if slot.watching.ahead.is_empty() => LockFileEvent::TouchedOrClosed,
+            Obstacle::Document => {
+                let woken = change(timeout(until_trusted, slot.await_ahead()).await)?;
+                return Ok(if at_most > GATE_KEEPER { Wake::Changed } else { woken });
+            }
         };
         let Some(lock_file_watch) = lock_file_watch.as_ref().filter(|lock_file_watch| lock_file_watch.reports(event)) else {
             *lock_file_watch = LockFileWatch::new(slot.file.path(), event).ok();

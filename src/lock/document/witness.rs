@@ -77,12 +77,13 @@ impl Document {
         self.queue.before(&token.hold_text()).map(|queued| &*queued.hold).collect()
     }
 
-    /// Returns the second waiter of the same kind in front of this one: no earlier change of the lock matters to this one.
-    /// Returns `None` for the first two, of which one may be frozen.
-    pub fn ahead(&self, token: &Token) -> Option<&str> {
-        let own = self.queue.find(&token.hold_text())?;
+    /// Returns the two waiters of the same kind just in front of this one: no change of the lock matters to this one until either leaves.
+    /// It waits for both, since the one that should leave first may be frozen. Returns none for the first two waiters of a kind.
+    pub fn ahead(&self, token: &Token) -> Vec<&str> {
+        let Some(own) = self.queue.find(&token.hold_text()) else { return Vec::new() };
         let alike = |other: &&super::QueueEntry| other.mode == own.mode && other.fair == own.fair;
-        self.queue.before(&own.hold).filter(alike).nth_back(1).map(|queued| &*queued.hold)
+        let two: Vec<&str> = self.queue.before(&own.hold).filter(alike).rev().take(2).map(|queued| &*queued.hold).collect();
+        if two.len() == 2 { two } else { Vec::new() }
     }
 }
 
@@ -152,7 +153,7 @@ mod tests {
     }
 
     #[test]
-    fn dead_waiters_leave_the_queue_and_the_third_waits_for_the_first() {
+    fn dead_waiters_leave_the_queue_and_the_third_waits_for_the_first_two() {
         let mut document = Document::default();
         take(&mut document, &request(Mode::Permits(1)), 0);
         let waiting = [(); 4].map(|()| request(Mode::Permits(1)));
@@ -161,11 +162,12 @@ mod tests {
             assert!(matches!(document.ask(one, 1, None, || None), AskOutcome::Busy(_)));
         }
         let text = |at: usize| waiting[at].token.hold_text();
-        let ahead = |document: &Document, of: &Request| document.ahead(&of.token).map(str::to_owned);
-        assert_eq!([0, 1, 2, 3].map(|at| ahead(&document, &waiting[at])), [None, None, Some(text(0)), Some(text(1))]);
-        assert_eq!(ahead(&document, &other), None, "the first of its kind");
+        for (at, ahead) in [(0, vec![]), (1, vec![]), (2, vec![text(1), text(0)]), (3, vec![text(2), text(1)])] {
+            assert_eq!(document.ahead(&waiting[at].token), ahead);
+        }
+        assert!(document.ahead(&other.token).is_empty(), "the first of its kind");
         document.witness(2, |_| true, is(&[&waiting[0], &waiting[2], &waiting[3], &other]));
-        assert_eq!(ahead(&document, &waiting[3]), Some(text(0)));
+        assert_eq!(document.ahead(&waiting[3].token), [text(2), text(0)]);
         assert_eq!(document.before(&other.token), [text(0), text(2), text(3)]);
     }
 

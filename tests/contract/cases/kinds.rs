@@ -3,6 +3,7 @@
 use std::time::Duration;
 
 use dlock::lock::{Amendment, Attempt, Busy, Effect, Key, Kind as ErrorKind, Mode, Release, Request, Scope};
+use futures_util::future::join_all;
 use tokio::time::Instant;
 
 use super::{Case, cases};
@@ -32,6 +33,7 @@ pub fn all() -> Vec<Case> {
         a_waiter_that_leaves_lets_the_next_go,
         a_dead_waiter_loses_its_offer,
         many_dead_waiters_cost_one_offer,
+        a_waiter_that_misses_its_turn_costs_no_other_its_position,
         fair_waiters_for_permits_are_granted_as_there_is_room,
         queued_readers_are_granted_together,
     ]);
@@ -370,6 +372,43 @@ async fn many_dead_waiters_cost_one_offer(lab: &Lab) {
     a.free(&held).await;
     let waited = wait_as_the_core_does(lab, &mut c, &last).await;
     assert!(waited < stretched(Duration::from_secs(4) + lab.kind.late()), "{waited:?}");
+}
+
+/// The others may be asleep while the first one has its turn, and then while it is removed.
+async fn a_waiter_that_misses_its_turn_costs_no_other_its_position(lab: &Lab) {
+    let job = key("job");
+    let wants = || {
+        let request = fair(request(&job, LONG));
+        if lab.kind.permits() { permit(1, request) } else { request }
+    };
+    let mut holder = lab.client().await;
+    let held = wants();
+    holder.take(&held).await;
+    let mut late = lab.client().await;
+    late.refused(&dying_waiter(lab, wants())).await;
+    // On a store that notices dead processes it lives, and asks no more.
+    let _lives = lab.kind.bound_to_processes().then_some(late);
+    let served = std::cell::RefCell::new(Vec::new());
+    let mut waiters = Vec::new();
+    for at in 0..5 {
+        let (mut client, request, served) = (lab.client().await, wants(), &served);
+        client.refused(&request).await;
+        waiters.push(async move {
+            wait_as_the_core_does(lab, &mut client, &request).await;
+            served.borrow_mut().push(at);
+            client.leave_queue(&request).await;
+            lab.pass(Duration::from_millis(50)).await;
+            client.free(&request).await;
+        });
+    }
+    let release = async {
+        lab.pass(SLACK).await;
+        holder.free(&held).await;
+        Instant::now()
+    };
+    let (_, released) = tokio::join!(join_all(waiters), release);
+    assert_eq!(*served.borrow(), [0, 1, 2, 3, 4]);
+    assert!(released.elapsed() < stretched(Duration::from_secs(4) + lab.kind.late()), "{:?}", released.elapsed());
 }
 
 /// Returns the request of a waiter that is about to die. Where positions are kept, its position lasts as long as its lease.

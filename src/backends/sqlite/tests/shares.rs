@@ -29,6 +29,15 @@ fn holder(path: &Path, mode: &str, child: &str) -> (Other, u64) {
     (other, fence)
 }
 
+/// Waits for the end of a dropped holder's bytes: a process that another test is just starting has them until it runs its program.
+async fn gone(path: &Path, hold: &Request) {
+    let file = LockFile::open_to_look(path).unwrap().unwrap();
+    let byte = backend(path).client().bytes(&hold.key).of_hold(&hold.token.hold_text()).first();
+    while file.others_have(byte).unwrap() {
+        tokio::time::sleep(Duration::from_millis(10)).await;
+    }
+}
+
 async fn holders(path: &Path) -> usize {
     backend(path).inspect(&key("job")).await.unwrap().holders.len()
 }
@@ -153,6 +162,33 @@ async fn a_waiter_that_died_in_the_queue_delays_no_other() {
 }
 
 #[tokio::test]
+async fn a_waiter_that_lost_its_position_wakes_those_behind_it() {
+    let (_keep, path) = place();
+    let mut holder = backend(&path);
+    let held = permit(1, "job");
+    granted(&mut holder, &held).await;
+    let [mut first, mut second, mut third, mut newcomer] = [(); 4].map(|()| backend(&path));
+    let [one, two, three] = [(); 3].map(|()| Request { fair: true, ..waiting(permit(1, "job")) });
+    busy(&mut first, &one).await;
+    busy(&mut second, &two).await;
+    busy(&mut third, &three).await;
+    let asleep = async {
+        third.wait(&three, Duration::from_secs(20)).await.unwrap();
+        Instant::now()
+    };
+    let others = async {
+        release(&mut holder, &held).await;
+        // The first two do not take their turns, and the third is asleep.
+        let wants = waiting(permit(1, "job"));
+        acquire(&mut newcomer, &wants).await;
+        assert_eq!(busy(&mut first, &one).await.position, Some(1));
+        Instant::now()
+    };
+    let (woken, asked) = tokio::join!(asleep, others);
+    assert!(woken.saturating_duration_since(asked) < SOON, "{:?}", woken - asked);
+}
+
+#[tokio::test]
 async fn a_crash_leaves_nothing_that_blocks_later_requests() {
     let (_keep, path) = place();
     let outer = reader("job");
@@ -211,6 +247,7 @@ async fn no_share_is_granted_while_a_nested_hold_lives() {
     let inner = nested(&outer);
     granted(&mut b, &inner).await;
     drop(a);
+    gone(&path, &outer).await;
     busy(&mut c, &reader("job")).await;
     assert_eq!(b.release(&inner.key, &inner.token, &Scope::Hold.into()).await.unwrap(), Release::Released);
     granted(&mut c, &reader("job")).await;
