@@ -164,7 +164,10 @@ impl Client {
 
     pub async fn attempt(&mut self, request: &Request) -> Attempt {
         for _ in 0..20 {
+            let began = std::time::Instant::now();
             match unless_stalled(async || self.0.try_acquire(request).await).await {
+                // A session ends after a lease without a request, and the machine may stall for a short one between two of this attempt's.
+                Err(error) if error.is_transient() && began.elapsed() >= request.ttl.get() => {}
                 // Two cases of this process connected in the same instant, which two dlock processes can't.
                 Err(error) if error.to_string().contains("the connection's socket is not to be found") => {}
                 answer => return answer.unwrap_or_else(|error| panic!("acquire: {error:?}")),

@@ -121,19 +121,20 @@ async fn a_lock_without_a_record_denies_no_run(lab: &Lab) {
 
 async fn the_skew_guard_denies_tries_from_other_hosts(lab: &Lab) {
     let (mut a, mut b) = (lab.client().await, lab.client().await);
+    let guard = stretched(BRIEF);
     let begun = tokio::time::Instant::now();
-    let grant = a.run(&asking("job", &guarded("a", BRIEF)), RunState::Ok).await;
+    let grant = a.run(&asking("job", &guarded("a", guard)), RunState::Ok).await;
     let refusal = b.denied(&asking("job", &guarded("b", SHORT))).await;
-    assert_eq!((refusal.rule, refusal.fence), (Rule::SkewGuard(BRIEF), Some(grant.fence)), "{refusal:?}");
+    assert_eq!((refusal.rule, refusal.fence), (Rule::SkewGuard(guard), Some(grant.fence)), "{refusal:?}");
     assert_eq!(refusal.metadata, Some(runner("web1")));
-    assert!(refusal.again_in.is_none_or(|left| left <= BRIEF + SHORT), "{refusal:?}");
+    assert!(refusal.again_in.is_none_or(|left| left <= guard + SHORT), "{refusal:?}");
     // A run without a guard, and one without a policy.
     b.run(&asking("job", &run_policy("b")), RunState::Ok).await;
     b.run(&request(&key("job"), LONG), RunState::Started).await;
-    assert_eq!(b.denied(&asking("job", &guarded("b", BRIEF))).await.fence, Some(grant.fence), "the fence is that of the run with a guard");
-    lab.pass((BRIEF + lab.kind.late() + Duration::from_millis(100)).saturating_sub(begun.elapsed())).await;
+    assert_eq!(b.denied(&asking("job", &guarded("b", guard))).await.fence, Some(grant.fence), "the fence is that of the run with a guard");
+    lab.pass((guard + lab.kind.late() + Duration::from_millis(100)).saturating_sub(begun.elapsed())).await;
     let mut late = 0;
-    while let Attempt::Denied(_) = b.attempt(&asking("job", &guarded("b", BRIEF))).await {
+    while let Attempt::Denied(_) = b.attempt(&asking("job", &guarded("b", guard))).await {
         late += 1;
         assert!(late < 20, "the guard is over");
         lab.pass(Duration::from_millis(100)).await;
