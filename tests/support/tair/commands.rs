@@ -272,11 +272,11 @@ pub fn hash(data: &mut Data, command: &str, key: &str, words: &[Vec<u8>], text: 
             Reply::List(fields.iter().flat_map(|(field, value)| [Reply::Bulk(field.clone().into()), Reply::Bulk(value.clone())]).collect())
         }
         _ => {
-            let removed = fields.remove(&text[2]).is_some();
+            let removed = text[2..].iter().filter(|field| fields.remove(*field).is_some()).count();
             if fields.is_empty() {
                 data.remove(key);
             }
-            Reply::Int(i64::from(removed))
+            Reply::Int(i64::try_from(removed).expect("small"))
         }
     }
 }
