@@ -310,6 +310,7 @@ impl Slot {
                 return false;
             }
             self.queued.push(*token);
+            // If this fails, the waiters behind wait for the other byte.
             let _ = self.file.try_lock(self.of(token).position(), LockKind::Write);
         }
         true
