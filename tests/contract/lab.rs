@@ -141,12 +141,13 @@ pub fn runner(host: &str) -> Metadata {
     }
 }
 
-/// Asks again, as the core does, if no majority of Redlock's servers answered within its short time limit: the whole machine may have
-/// stalled.
-async fn unless_stalled<T>(mut ask: impl AsyncFnMut() -> Result<T>) -> Result<T> {
+/// Asks again, as the core does, if the store gave up within its short time limit: no majority of Redlock's servers answered, or the
+/// transactions in front of this one took longer than a statement of MySQL waits for a row. The whole machine may have stalled.
+pub async fn unless_stalled<T>(mut ask: impl AsyncFnMut() -> Result<T>) -> Result<T> {
+    let stalled = |text: &str| text.contains("no answer in time") || text.contains("locked by another client's transaction");
     for _ in 0..20 {
         match ask().await {
-            Err(error) if error.is_transient() && error.to_string().contains("no answer in time") => {}
+            Err(error) if error.is_transient() && stalled(&error.to_string()) => {}
             answer => return answer,
         }
         tokio::time::sleep(Duration::from_millis(20)).await;
@@ -224,7 +225,8 @@ impl Client {
     }
 
     pub async fn release(&mut self, of: &Request, scope: Scope) -> Release {
-        self.0.release(&of.key, &of.token, &scope.into()).await.unwrap_or_else(|error| panic!("release: {error:?}"))
+        let answer = unless_stalled(async || self.0.release(&of.key, &of.token, &scope.into()).await).await;
+        answer.unwrap_or_else(|error| panic!("release: {error:?}"))
     }
 
     /// Releases a hold that must be the only one.

@@ -14,7 +14,7 @@ use tokio::task::LocalSet;
 
 use super::{Case, cases, everywhere};
 use crate::{
-    lab::{Client, LONG, Lab, SHORT, key, nested, request, runner, stretched},
+    lab::{Client, LONG, Lab, SHORT, key, nested, request, runner, stretched, unless_stalled},
     targets::Kind,
 };
 
@@ -93,8 +93,8 @@ impl Client {
         };
         let became = Some(state).filter(|state| *state != RunState::Started);
         let info = ReleaseInfo { end, run_state: became, at_ms: Some(lease::wall_ms()), ..Scope::Tree.into() };
-        let released = self.0.release(&of.key, &of.token, &info).await.unwrap_or_else(|error| panic!("release: {error:?}"));
-        assert_eq!(released, Release::Released);
+        let answer = unless_stalled(async || self.0.release(&of.key, &of.token, &info).await).await;
+        assert_eq!(answer.unwrap_or_else(|error| panic!("release: {error:?}")), Release::Released);
     }
 
     /// Takes the lock, and ends the run with this state.
