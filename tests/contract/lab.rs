@@ -1,6 +1,6 @@
 //! The tools of the cases: clients on one store, requests, and checks of answers.
 
-use std::time::Duration;
+use std::{sync::LazyLock, time::Duration};
 
 use dlock::lock::{
     Attempt, Backend, Busy, Capabilities, Entry, Fence, Grant, Key, LockState, Metadata, Progress, Release, Renewal, Request, Result,
@@ -8,14 +8,23 @@ use dlock::lock::{
 };
 
 pub use crate::support::stretched;
-use crate::targets::{Kind, Server, Target, etcd, mariadb, postgres, redis, redlock, tair, zookeeper};
+use crate::{
+    support::processor_share,
+    targets::{Kind, Server, Target, etcd, mariadb, postgres, redis, redlock, tair, zookeeper},
+};
 
-/// The shortest lease, for cases about its end.
-pub const SHORT: Duration = Duration::from_secs(1);
 /// A lease that outlasts every case.
 pub const LONG: Duration = Duration::from_secs(60);
 /// How late a store may notice the end of a lease.
 pub const SLACK: Duration = Duration::from_millis(150);
+
+/// Returns the shortest lease, for cases about its end. It must outlast the requests that a case makes during it, and is therefore twice
+/// as long if other programs used the processors when the cases started.
+pub fn short() -> Duration {
+    static LENGTH: LazyLock<Duration> = LazyLock::new(|| Duration::from_secs(if processor_share() < 0.75 { 2 } else { 1 }));
+    *LENGTH
+}
+
 /// Far less than the interval at which a waiter polls, on a busy machine too.
 pub fn soon() -> Duration {
     stretched(Duration::from_millis(800))

@@ -9,7 +9,7 @@ use super::{
     history::{broken, history},
 };
 use crate::{
-    lab::{Client, LONG, Lab, SHORT, key, nested, request, soon, waiting},
+    lab::{Client, LONG, Lab, key, nested, request, short, soon, waiting},
     support::slowness,
     targets::Kind,
 };
@@ -141,7 +141,7 @@ async fn a_marked_hold_is_recorded_as_broken(lab: &Lab) {
 async fn a_marked_hold_ends_with_its_lease(lab: &Lab) {
     let (mut a, mut b) = (lab.client().await, lab.client().await);
     let job = key("job");
-    let asked = lab.expiring(&job, SHORT * slowness());
+    let asked = lab.expiring(&job, short() * slowness());
     let grant = a.take(&asked).await;
     mark(&mut b, &job, grant.fence, "NFS").await;
     b.refused(&request(&job, LONG)).await;

@@ -22,7 +22,7 @@ use super::{
     sentinel::renew_until_answered,
 };
 use crate::{
-    lab::{Client, LONG, Lab, SHORT, SLACK, key, nested, request, soon, waiting},
+    lab::{Client, LONG, Lab, SLACK, key, nested, request, short, soon, waiting},
     support::{
         self,
         cluster::{Cluster, MASTERS},
@@ -199,7 +199,7 @@ async fn a_waiter_outlives_the_move_of_its_slot(_: &Lab) {
     let slot = cluster.slot(&format!("dlock:{job}"));
     let (mut a, mut b) = (client(&cluster), client(&cluster));
     let held = a.hold(&job).await;
-    let step = || tokio::time::sleep(SHORT / 2);
+    let step = || tokio::time::sleep(short() / 2);
     let release = async {
         step().await;
         cluster.begin_move(slot, 0, 1);
@@ -258,12 +258,12 @@ async fn a_hold_and_a_waiter_outlive_their_node(_: &Lab) {
     drop(a);
     let wait = core_acquire(&mut b, waiting(&job, LONG), WaitPolicy::For(LONG));
     let release = async {
-        tokio::time::sleep(SHORT / 2).await;
+        tokio::time::sleep(short() / 2).await;
         cluster.nodes[0].kill();
         let mut a = client_at(&cluster, &[0, 1]);
         let (renewal, _) = renew_until_answered(&mut a, &held).await;
         assert!(matches!(renewal, Renewal::Renewed { fence: now, .. } if now == fence), "{renewal:?}");
-        tokio::time::sleep(SHORT * 2).await;
+        tokio::time::sleep(short() * 2).await;
         a.free(&held).await;
         Instant::now()
     };
@@ -298,13 +298,13 @@ async fn a_demoted_node_that_still_runs_is_left(_: &Lab) {
     let held = a.hold(&job).await;
     let wait = core_acquire(&mut b, waiting(&job, LONG), WaitPolicy::For(LONG));
     let release = async {
-        tokio::time::sleep(SHORT / 2).await;
+        tokio::time::sleep(short() / 2).await;
         let now = cluster.switch(&format!("dlock:{job}"));
         assert_eq!(now, usize::from(MASTERS));
         cluster.settle();
         let (renewal, _) = renew_until_answered(&mut a, &held).await;
         assert!(matches!(renewal, Renewal::Renewed { .. }), "{renewal:?}");
-        tokio::time::sleep(SHORT).await;
+        tokio::time::sleep(short()).await;
         a.free(&held).await;
         Instant::now()
     };

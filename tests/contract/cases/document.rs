@@ -14,7 +14,7 @@ use super::{
     model::{Dice, Fences},
 };
 use crate::{
-    lab::{Client, LONG, Lab, SHORT, key, nested, request, runner, ttl},
+    lab::{Client, LONG, Lab, key, nested, request, runner, short, ttl},
     targets::Kind,
 };
 
@@ -255,7 +255,7 @@ async fn play(lab: &Lab, seed: u64) {
         let mut expected = model.step(&step, &mut expected_words);
         let mut answer = ask(&mut clients[client], &job, &step, &mut words).await;
         if matches!(step, Step::Crash(_)) {
-            lab.outlast(SHORT).await;
+            lab.outlast(short()).await;
         }
         let _ = write!(expected, "; then {}", model.look(&mut expected_words));
         let _ = write!(answer, "; then {}", look(&mut clients[0], &job, &mut words).await);
@@ -310,7 +310,7 @@ fn next(dice: &mut Dice, job: &Key, made: &mut Vec<(usize, Request)>, (granted, 
         let waits = queues && !made.iter().any(|(of, request)| *of == client && request.waiting);
         let wanted = new_request(dice, job, waits);
         if !wanted.waiting && dice.roll(10) == 0 {
-            return (client, Step::Crash(Request { ttl: ttl(SHORT), ..wanted }));
+            return (client, Step::Crash(Request { ttl: ttl(short()), ..wanted }));
         }
         made.push((client, wanted.clone()));
         return (client, Step::Acquire(wanted));

@@ -6,7 +6,7 @@ use dlock::lock::{Key, Progress, Release, Renewal, Request, Scope, Wake};
 use tokio::time::timeout;
 
 use super::{Case, cases, everywhere};
-use crate::lab::{Client, LONG, Lab, SHORT, key, request, soon, waiting};
+use crate::lab::{Client, LONG, Lab, key, request, soon, waiting};
 
 pub fn all() -> Vec<Case> {
     cases![everywhere =>
@@ -36,7 +36,7 @@ const MOMENTS: [Duration; 10] = [
 ];
 
 /// Longer than a few calls take, on a busy machine too, and short enough to await its end.
-const LEASE: Duration = SHORT.saturating_mul(4);
+const LEASE: Duration = Duration::from_secs(4);
 
 /// Polls once, then drops at the given moment.
 async fn drop_after<T>(moment: Duration, call: impl Future<Output = T>) -> Option<T> {

@@ -330,7 +330,7 @@ async fn a_short_lease_is_raised_to_the_servers_minimum(_: &Lab) {
         ..Default::default()
     });
     let mut a = client(at(&[etcd.port()]));
-    let held = request(&key("job"), crate::lab::SHORT);
+    let held = request(&key("job"), crate::lab::short());
     assert_eq!(a.take(&held).await.ttl.get(), Duration::from_secs(3));
     let notices = a.0.notices();
     assert!(notices.len() == 1 && !notices[0].warning && notices[0].text.contains("3s"), "{notices:?}");

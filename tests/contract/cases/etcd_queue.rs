@@ -13,7 +13,7 @@ use super::{
     history::{broken, history},
 };
 use crate::{
-    lab::{Client, LONG, Lab, SHORT, SLACK, key, nested, request, runner, soon, stretched, waiting},
+    lab::{Client, LONG, Lab, SLACK, key, nested, request, runner, short, soon, stretched, waiting},
     support::proxy::{Fault, Proxy},
     targets::Kind,
 };
@@ -277,14 +277,14 @@ struct Vanishing {
 impl Vanishing {
     async fn take(lab: &Lab, how: &'static str) -> Self {
         let mut holder = lab.client().await;
-        let grant = holder.take(&request(&key("job"), if how == "expired" { SHORT } else { LONG })).await;
+        let grant = holder.take(&request(&key("job"), if how == "expired" { short() } else { LONG })).await;
         Self { _holder: holder, key: holder_key(lab), fence: grant.fence, how }
     }
 
     async fn vanish(&self, lab: &Lab) {
         let ctl = |arguments: &[&str]| drop(lab.etcd().etcd().ctl(arguments));
         match self.how {
-            "expired" => lab.outlast(SHORT).await,
+            "expired" => lab.outlast(short()).await,
             "revoked" => ctl(&["lease", "revoke", self.key.rsplit('/').next().expect("a lease")]),
             "deleted" => ctl(&["del", &self.key]),
             _ => assert!(lab.client().await.0.amend(&key("job"), Amendment::Evict(self.fence, &broken("NFS"))).await.expect("evicted")),
@@ -300,8 +300,8 @@ async fn a_lease_that_is_just_over_has_an_end(lab: &Lab) {
         let proxy = Proxy::to(server.port());
         let mut b = Client(server.through(proxy.port).await);
         b.inspect(&job).await;
-        lab.client().await.take(&lab.expiring(&job, SHORT)).await;
-        proxy.trap_nth("", nth, 1, Fault::Late(SHORT * 3));
+        lab.client().await.take(&lab.expiring(&job, short())).await;
+        proxy.trap_nth("", nth, 1, Fault::Late(short() * 3));
         b.attempt(&request(&job, LONG)).await
     });
     for attempt in join_all(attempts).await {
@@ -476,14 +476,14 @@ async fn unused_records_are_collected(lab: &Lab) {
     let vanished = history(&mut a, &key("job")).await;
     assert_eq!(vanished.past.len(), 1);
     assert_eq!(
-        a.0.collect(SHORT, &Progress::default()).await.expect("gc"),
+        a.0.collect(short(), &Progress::default()).await.expect("gc"),
         Some(2),
         "one lock with a fence, and one with a record of a vanished holder"
     );
-    assert_eq!(a.0.collect(SHORT, &Progress::default()).await.expect("gc"), Some(0), "both are scheduled for removal already");
+    assert_eq!(a.0.collect(short(), &Progress::default()).await.expect("gc"), Some(0), "both are scheduled for removal already");
     assert!(a.inspect(&key("a/b")).await.last_fence.is_some());
     assert_eq!(history(&mut a, &key("job")).await, vanished);
-    lab.outlast(SHORT).await;
+    lab.outlast(short()).await;
     assert_eq!(a.inspect(&key("a/b")).await.last_fence, None);
     let next = request(&key("job"), LONG);
     assert_eq!(a.take(&next).await.drain_delay, Duration::ZERO);

@@ -4,7 +4,7 @@ use dlock::lock::{Attempt, Release, Renewal, Request, Scope};
 
 use super::{Case, cases, everywhere};
 use crate::{
-    lab::{LONG, Lab, SHORT, SLACK, key, request, soon},
+    lab::{LONG, Lab, SLACK, key, request, short, soon},
     targets::Kind,
 };
 
@@ -25,9 +25,9 @@ pub fn all() -> Vec<Case> {
 async fn an_expired_lock_is_free(lab: &Lab) {
     let (mut a, mut b) = (lab.client().await, lab.client().await);
     let job = key("job");
-    let first = a.take(&lab.expiring(&job, SHORT)).await;
+    let first = a.take(&lab.expiring(&job, short())).await;
     b.refused(&request(&job, LONG)).await;
-    lab.outlast(SHORT).await;
+    lab.outlast(short()).await;
     assert!(b.inspect(&job).await.holders.is_empty());
     assert!(b.keys("").await.is_empty());
     let second = b.take(&request(&job, LONG)).await;
@@ -37,9 +37,9 @@ async fn an_expired_lock_is_free(lab: &Lab) {
 async fn an_expired_token_holds_nothing(lab: &Lab) {
     let mut a = lab.client().await;
     let job = key("job");
-    let held = lab.expiring(&job, SHORT);
+    let held = lab.expiring(&job, short());
     a.take(&held).await;
-    lab.outlast(SHORT).await;
+    lab.outlast(short()).await;
     assert_eq!(a.renew(&held, None).await, Renewal::NotHeld);
     assert_eq!(a.renew(&held, lab.other_ttl(LONG).await).await, Renewal::NotHeld);
     assert_eq!(a.release(&held, Scope::Hold).await, Release::NotHeld);
@@ -49,9 +49,9 @@ async fn an_expired_token_holds_nothing(lab: &Lab) {
 async fn an_expired_hold_does_not_touch_its_successor(lab: &Lab) {
     let (mut a, mut b) = (lab.client().await, lab.client().await);
     let job = key("job");
-    let late = lab.expiring(&job, SHORT);
+    let late = lab.expiring(&job, short());
     a.take(&late).await;
-    lab.outlast(SHORT).await;
+    lab.outlast(short()).await;
     let held = b.hold(&job).await;
     assert_eq!(a.renew(&late, lab.other_ttl(LONG).await).await, Renewal::NotHeld);
     for scope in [Scope::Hold, Scope::Tree] {
@@ -66,13 +66,13 @@ async fn no_lease_expires_early(lab: &Lab) {
     for turn in 0..20 {
         let job = key(&format!("job-{turn}"));
         let began = std::time::Instant::now();
-        a.take(&lab.expiring(&job, SHORT)).await;
-        lab.pass(SHORT * 7 / 10).await;
+        a.take(&lab.expiring(&job, short())).await;
+        lab.pass(short() * 7 / 10).await;
         if !matches!(b.attempt(&request(&job, LONG)).await, Attempt::Granted(_)) {
             return;
         }
         // A busy machine may have taken the rest of the lease.
-        assert!(began.elapsed() >= SHORT, "granted after {:?}", began.elapsed());
+        assert!(began.elapsed() >= short(), "granted after {:?}", began.elapsed());
     }
     panic!("the machine is too busy");
 }
@@ -81,9 +81,9 @@ async fn busy_reports_when_it_expires(lab: &Lab) {
     let (mut a, mut b) = (lab.client().await, lab.client().await);
     let job = key("job");
     let taken = std::time::Instant::now();
-    a.take(&lab.expiring(&job, SHORT)).await;
+    a.take(&lab.expiring(&job, short())).await;
     let left = b.refused(&request(&job, LONG)).await.expires_in.expect("an expiry");
-    assert!(left <= SHORT + SLACK && left + taken.elapsed() > SHORT / 2, "{left:?}");
+    assert!(left <= short() + SLACK && left + taken.elapsed() > short() / 2, "{left:?}");
     lab.outlast(left).await;
     b.hold(&job).await;
 }
@@ -91,10 +91,10 @@ async fn busy_reports_when_it_expires(lab: &Lab) {
 async fn a_vanished_holders_lock_is_free_after_its_lease(lab: &Lab) {
     let (mut a, mut b) = (lab.client().await, lab.client().await);
     let job = key("job");
-    a.take(&request(&job, SHORT)).await;
+    a.take(&request(&job, short())).await;
     drop(a);
     b.refused(&request(&job, LONG)).await;
-    lab.outlast(SHORT).await;
+    lab.outlast(short()).await;
     b.hold(&job).await;
 }
 
@@ -111,9 +111,9 @@ async fn a_vanished_holders_lock_is_free_at_once(lab: &Lab) {
 async fn a_living_holders_lock_is_held_beyond_its_lease(lab: &Lab) {
     let (mut a, mut b) = (lab.client().await, lab.client().await);
     let job = key("job");
-    let held = request(&job, SHORT);
+    let held = request(&job, short());
     a.take(&held).await;
-    lab.outlast(SHORT).await;
+    lab.outlast(short()).await;
     b.refused(&request(&job, LONG)).await;
     assert_eq!(b.keys("").await, ["job"]);
     a.renewed(&held, None).await;

@@ -5,7 +5,7 @@ use std::time::Duration;
 use dlock::lock::Fence;
 
 use super::{Case, cases, everywhere};
-use crate::lab::{LONG, Lab, SHORT, key, nested, request};
+use crate::lab::{LONG, Lab, key, nested, request, short};
 
 pub fn all() -> Vec<Case> {
     cases![everywhere =>
@@ -39,11 +39,11 @@ async fn fence_rises_over_a_crash(lab: &Lab) {
     let mut last = Fence(0);
     for _ in 0..2 {
         let mut client = lab.client().await;
-        let fence = client.take(&request(&job, SHORT)).await.fence;
+        let fence = client.take(&request(&job, short())).await.fence;
         assert!(fence > last, "{fence} after {last}");
         last = fence;
         drop(client);
-        lab.outlast(SHORT).await;
+        lab.outlast(short()).await;
     }
     assert!(lab.client().await.take(&request(&job, LONG)).await.fence > last);
 }
@@ -51,9 +51,9 @@ async fn fence_rises_over_a_crash(lab: &Lab) {
 async fn fence_rises_over_expiry(lab: &Lab) {
     let (mut a, mut b) = (lab.client().await, lab.client().await);
     let job = key("job");
-    let first = a.take(&lab.expiring(&job, SHORT)).await.fence;
-    lab.outlast(SHORT).await;
-    let second = b.take(&lab.expiring(&job, SHORT)).await.fence;
+    let first = a.take(&lab.expiring(&job, short())).await.fence;
+    lab.outlast(short()).await;
+    let second = b.take(&lab.expiring(&job, short())).await.fence;
     assert!(second > first, "{second} after {first}");
 }
 

@@ -6,7 +6,7 @@ use dlock::lock::{Attempt, Kind as ErrorKind, Progress, Release, Renewal, Reques
 
 use super::{Case, cases};
 use crate::{
-    lab::{LONG, Lab, SHORT, key, request, soon, waiting},
+    lab::{LONG, Lab, key, request, short, soon, waiting},
     targets::Kind,
 };
 
@@ -216,7 +216,7 @@ async fn a_foreign_holder_is_waited_for_by_polling(lab: &Lab) {
     let name = name(lab, "job").await;
     lab.redis().server().command(&["SET", &name, "x", "PX", "60000"]);
     let mut a = lab.client().await;
-    let wanted = waiting(&key("job"), SHORT);
+    let wanted = waiting(&key("job"), short());
     let never = std::future::pending::<()>();
     let take = acquire(&mut *a.0, &BootClock, wanted, WaitPolicy::For(LONG), Limits::DEFAULT, never, |_| {});
     let delete = async {

@@ -16,7 +16,7 @@ use super::{
     run_policy::{asking, once},
 };
 use crate::{
-    lab::{Client, LONG, Lab, SHORT, SLACK, key, nested, request, runner, soon, waiting},
+    lab::{Client, LONG, Lab, SLACK, key, nested, request, runner, short, soon, waiting},
     support::{self, cluster::Cluster, sentinel::Deployment},
     targets::{Kind, cluster, redlock, sentinel},
 };
@@ -104,11 +104,11 @@ async fn use_shares(lab: &Lab, user: &str, open: &impl Fn(&str) -> Client) {
         let (mut a, mut b, mut c) = (open(user), open(user), open(user));
         let one = dlock::lock::Request { mode, ..request(&job, LONG) };
         a.take(&one).await;
-        b.take(&dlock::lock::Request { mode, ..lab.expiring(&job, SHORT) }).await;
+        b.take(&dlock::lock::Request { mode, ..lab.expiring(&job, short()) }).await;
         let writer = dlock::lock::Request { fair: lab.kind.fair(), ..waiting(&job, LONG) };
         c.refused(&writer).await;
         b.refused(&dlock::lock::Request { mode, ..waiting(&job, LONG) }).await;
-        lab.outlast(SHORT).await;
+        lab.outlast(short()).await;
         a.renewed(&one, None).await;
         let mut view = open("dlock-view");
         assert!(matches!(view.0.renew(&job, &one.token, Intent::Probe).await, Ok(Renewal::Kept { .. })));

@@ -9,7 +9,7 @@ use dlock::{
 use tokio::time::{Instant, timeout};
 
 use super::{Case, cases, everywhere};
-use crate::lab::{Client, LONG, Lab, SHORT, SLACK, key, runner, soon, stretched, waiting};
+use crate::lab::{Client, LONG, Lab, SLACK, key, runner, short, soon, stretched, waiting};
 
 pub fn all() -> Vec<Case> {
     let mut all = cases![everywhere =>
@@ -127,7 +127,7 @@ async fn a_wait_ends_after_its_time_limit(lab: &Lab) {
 async fn a_waiter_gets_the_lock_of_a_vanished_holder(lab: &Lab) {
     let (mut a, mut b) = (lab.client().await, lab.client().await);
     let job = key("job");
-    a.take(&lab.expiring(&job, SHORT)).await;
+    a.take(&lab.expiring(&job, short())).await;
     drop(a);
     let wanted = waiting(&job, LONG);
     let began = Instant::now();
@@ -141,7 +141,7 @@ async fn a_waiter_gets_the_lock_of_a_vanished_holder(lab: &Lab) {
         let left = busy.expires_in.or(busy.transient.then_some(Duration::ZERO)).expect("an expiry");
         b.wait(&wanted, left + Duration::from_millis(1)).await;
     }
-    assert!(began.elapsed() < SHORT + lab.kind.late() + soon(), "{:?}", began.elapsed());
+    assert!(began.elapsed() < short() + lab.kind.late() + soon(), "{:?}", began.elapsed());
 }
 
 /// Puts waiters into a lock's queue, and returns them in order.
@@ -166,7 +166,7 @@ async fn one_release_wakes_one_waiter(lab: &Lab) {
     let mut waiters = queue(lab, &job, 3).await.into_iter();
     let mut wait = || {
         let (mut client, request) = waiters.next().expect("a waiter");
-        let most = SHORT;
+        let most = short();
         async move {
             let began = Instant::now();
             let wake = client.wait(&request, most).await;
@@ -267,10 +267,10 @@ async fn a_vanished_waiter_does_not_swallow_the_offer(lab: &Lab) {
     let job = key("job");
     let held = a.hold(&job).await;
     // A store that keeps positions keeps a dead waiter's position for its lease.
-    let mut waiters = queue_for(lab, &job, 2, if lab.kind.keeps_positions() { SHORT } else { LONG }).await;
+    let mut waiters = queue_for(lab, &job, 2, if lab.kind.keeps_positions() { short() } else { LONG }).await;
     let (mut next, wanted) = waiters.pop().expect("a waiter");
     let (mut dying, unwanted) = waiters.pop().expect("a waiter");
-    let dead_waiter_delay = if lab.kind.keeps_positions() { SHORT + lab.kind.late() } else { Duration::ZERO };
+    let dead_waiter_delay = if lab.kind.keeps_positions() { short() + lab.kind.late() } else { Duration::ZERO };
     let die = async move {
         let _ = timeout(SLACK, dying.wait(&unwanted, NEVER)).await;
         drop(dying);

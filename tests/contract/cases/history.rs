@@ -11,7 +11,7 @@ use dlock::{
 
 use super::{Case, cases, everywhere};
 use crate::{
-    lab::{Client, LONG, Lab, SHORT, key, nested, request, runner, waiting},
+    lab::{Client, LONG, Lab, key, nested, request, runner, short, waiting},
     support::proxy::{Fault, Proxy},
 };
 
@@ -155,7 +155,7 @@ async fn a_hold_is_not_recorded_while_it_lasts(lab: &Lab) {
 async fn a_hold_that_was_never_released_is_recorded_as_expired(lab: &Lab) {
     let (mut a, mut b) = (lab.client().await, lab.client().await);
     let job = key("job");
-    let asked = with_host("web3")(lab.expiring(&job, SHORT));
+    let asked = with_host("web3")(lab.expiring(&job, short()));
     let grant = a.take(&asked).await;
     drop(a);
     lab.outlast(grant.ttl.get()).await;
@@ -271,7 +271,7 @@ async fn skips_are_counted_by_host(lab: &Lab) {
 async fn a_note_of_a_loss_replaces_the_expired_entry(lab: &Lab) {
     let (mut a, mut b) = (lab.client().await, lab.client().await);
     let job = key("job");
-    let asked = with_host("web3")(lab.expiring(&job, SHORT));
+    let asked = with_host("web3")(lab.expiring(&job, short()));
     let grant = a.take(&asked).await;
     drop(a);
     lab.outlast(grant.ttl.get()).await;
@@ -365,7 +365,7 @@ async fn each_reader_is_one_run(lab: &Lab) {
 async fn a_vanished_reader_is_recorded_once(lab: &Lab) {
     let (mut a, mut b, mut c) = (lab.client().await, lab.client().await, lab.client().await);
     let job = key("job");
-    let (gone, there) = (with_host("web3")(shared(lab.expiring(&job, SHORT))), shared(request(&job, LONG)));
+    let (gone, there) = (with_host("web3")(shared(lab.expiring(&job, short()))), shared(request(&job, LONG)));
     let grant = a.take(&gone).await;
     b.take(&there).await;
     drop(a);
@@ -396,7 +396,7 @@ async fn a_waiter_that_never_held_is_not_recorded(lab: &Lab) {
     let (mut a, mut b, mut c) = (lab.client().await, lab.client().await, lab.client().await);
     let job = key("job");
     let held = a.hold(&job).await;
-    b.refused(&with_host("web2")(Request { waiting: true, ..lab.expiring(&job, SHORT) })).await;
+    b.refused(&with_host("web2")(Request { waiting: true, ..lab.expiring(&job, short()) })).await;
     // One waiter dies, and another one leaves.
     drop(b);
     let leaving = waiting(&job, LONG);
@@ -420,7 +420,7 @@ async fn a_holder_that_waited_first_is_recorded_too(lab: &Lab) {
         let known = history(&mut c, &job).await.past.len();
         let held = a.hold(&job).await;
         let mode = if reading { Mode::Shared } else { Mode::Exclusive };
-        let wanted = with_host("web2")(Request { waiting: true, mode, ..lab.expiring(&job, SHORT) });
+        let wanted = with_host("web2")(Request { waiting: true, mode, ..lab.expiring(&job, short()) });
         let other_reader = Request { mode, ..waiting(&job, LONG) };
         if reading {
             c.refused(&other_reader).await;

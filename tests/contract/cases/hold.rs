@@ -6,7 +6,7 @@ use dlock::lock::{Release, Renewal, Scope};
 
 use super::{Case, cases, everywhere};
 use crate::{
-    lab::{LONG, Lab, SHORT, key, request},
+    lab::{LONG, Lab, key, request, short},
     targets::Kind,
 };
 
@@ -95,27 +95,27 @@ async fn a_repeated_request_counts_once(lab: &Lab) {
 async fn a_repeated_request_resets_the_expiry(lab: &Lab) {
     let mut a = lab.client().await;
     let job = key("job");
-    let held = lab.expiring(&job, SHORT * 2);
+    let held = lab.expiring(&job, short() * 2);
     a.take(&held).await;
-    lab.pass(SHORT).await;
+    lab.pass(short()).await;
     let again = Instant::now();
     a.take(&held).await;
     let left = a.left(&job).await;
     // A busy machine takes its time between the request and the look.
-    assert!(left + again.elapsed() > SHORT * 3 / 2, "only {left:?} are left");
+    assert!(left + again.elapsed() > short() * 3 / 2, "only {left:?} are left");
 }
 
 async fn a_repeated_request_does_not_shorten(lab: &Lab) {
     let mut a = lab.client().await;
     let job = key("job");
-    let held = lab.expiring(&job, SHORT);
+    let held = lab.expiring(&job, short());
     a.take(&held).await;
     let renewed = Instant::now();
-    a.renewed(&held, Some(SHORT * 4)).await;
+    a.renewed(&held, Some(short() * 4)).await;
     a.take(&held).await;
     let left = a.left(&job).await;
-    assert!(left + renewed.elapsed() > SHORT * 3, "only {left:?} are left");
-    lab.pass(SHORT * 2).await;
+    assert!(left + renewed.elapsed() > short() * 3, "only {left:?} are left");
+    lab.pass(short() * 2).await;
     a.renewed(&held, Some(LONG)).await;
 }
 
@@ -123,10 +123,10 @@ async fn a_renewal_extends(lab: &Lab) {
     let (mut a, mut b) = (lab.client().await, lab.client().await);
     let job = key("job");
     // Long enough for a machine that is busy with other cases to answer in time.
-    let held = lab.expiring(&job, SHORT * 3);
+    let held = lab.expiring(&job, short() * 3);
     a.take(&held).await;
     for _ in 0..3 {
-        lab.pass(SHORT * 3 / 2).await;
+        lab.pass(short() * 3 / 2).await;
         a.renewed(&held, None).await;
     }
     // The first TTL is over, and the lock is still held.
@@ -158,22 +158,22 @@ async fn a_renewal_never_shortens(lab: &Lab) {
 async fn a_renewal_without_a_ttl_uses_that_of_the_grant(lab: &Lab) {
     let mut a = lab.client().await;
     let job = key("job");
-    let held = lab.expiring(&job, SHORT * 3);
+    let held = lab.expiring(&job, short() * 3);
     a.take(&held).await;
-    lab.pass(SHORT * 2).await;
+    lab.pass(short() * 2).await;
     let renewed = Instant::now();
     match a.renew(&held, None).await {
-        Renewal::Renewed { ttl, .. } => assert_eq!(ttl.get(), SHORT * 3),
+        Renewal::Renewed { ttl, .. } => assert_eq!(ttl.get(), short() * 3),
         other => panic!("{other:?}"),
     }
     let left = a.left(&job).await;
-    assert!(left + renewed.elapsed() > SHORT * 5 / 2 && left <= SHORT * 3 + Duration::from_millis(5), "{left:?}");
+    assert!(left + renewed.elapsed() > short() * 5 / 2 && left <= short() * 3 + Duration::from_millis(5), "{left:?}");
     // One renewal with another TTL doesn't change the default.
-    let Some(longer) = lab.other_ttl(SHORT * 4).await else { return };
+    let Some(longer) = lab.other_ttl(short() * 4).await else { return };
     a.renewed(&held, Some(longer)).await;
-    lab.pass(SHORT * 2).await;
+    lab.pass(short() * 2).await;
     match a.renew(&held, None).await {
-        Renewal::Renewed { ttl, .. } => assert_eq!(ttl.get(), SHORT * 3),
+        Renewal::Renewed { ttl, .. } => assert_eq!(ttl.get(), short() * 3),
         other => panic!("{other:?}"),
     }
 }

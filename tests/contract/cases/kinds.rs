@@ -8,7 +8,7 @@ use tokio::time::Instant;
 
 use super::{Case, cases};
 use crate::{
-    lab::{Client, LONG, Lab, SHORT, SLACK, key, nested, overtaking_delay, request, runner, soon, stretched, ttl, waiting},
+    lab::{Client, LONG, Lab, SLACK, key, nested, overtaking_delay, request, runner, short, soon, stretched, ttl, waiting},
     targets::Kind,
 };
 
@@ -189,10 +189,10 @@ async fn a_nested_hold_needs_a_mode_that_its_outer_hold_covers(lab: &Lab) {
 
 async fn an_expired_permit_goes_to_the_next_holder(lab: &Lab) {
     let job = key("job");
-    let lost = permit(2, lab.expiring(&job, SHORT));
+    let lost = permit(2, lab.expiring(&job, short()));
     lab.client().await.take(&lost).await;
     let (mut b, two, _) = take_permit(lab, 2, &job).await;
-    lab.outlast(SHORT).await;
+    lab.outlast(short()).await;
     assert_eq!(lab.client().await.release(&lost, Scope::Hold).await, Release::NotHeld);
     assert_eq!(permit_numbers(lab, &job).await, [1]);
     let (_c, _, number) = take_permit(lab, 2, &job).await;
@@ -206,10 +206,10 @@ async fn each_permit_expires_by_itself(lab: &Lab) {
     let job = key("job");
     let (mut a, one, _) = take_permit(lab, 2, &job).await;
     let mut b = lab.client().await;
-    b.take(&permit(2, lab.expiring(&job, SHORT))).await;
+    b.take(&permit(2, lab.expiring(&job, short()))).await;
     a.release(&one, Scope::Hold).await;
     lab.client().await.refused(&request(&job, LONG)).await;
-    lab.outlast(SHORT).await;
+    lab.outlast(short()).await;
     lab.client().await.hold(&job).await;
 }
 
@@ -249,8 +249,8 @@ async fn a_crashed_holder_is_not_reported_as_foreign(lab: &Lab) {
         let job = key(&format!("{mode:?}"));
         let (mut a, mut b, mut c) = (lab.client().await, lab.client().await, lab.client().await);
         a.take(&Request { mode, ..request(&job, LONG) }).await;
-        b.take(&Request { mode, ..lab.expiring(&job, SHORT) }).await;
-        lab.outlast(SHORT).await;
+        b.take(&Request { mode, ..lab.expiring(&job, short()) }).await;
+        lab.outlast(short()).await;
         let busy = c.refused(&request(&job, LONG)).await;
         assert!(busy.holders.len() == 1 && !busy.holders[0].foreign && busy.notifies == lab.kind.notifies(), "{busy:?}");
         assert_eq!(c.inspect(&job).await.holders.len(), 1);
@@ -413,7 +413,7 @@ async fn a_waiter_that_misses_its_turn_costs_no_other_its_position(lab: &Lab) {
 
 /// Returns the request of a waiter that is about to die. Where positions are kept, its position lasts as long as its lease.
 fn dying_waiter(lab: &Lab, of: Request) -> Request {
-    if lab.kind.keeps_positions() { Request { ttl: ttl(SHORT), ..of } } else { of }
+    if lab.kind.keeps_positions() { Request { ttl: ttl(short()), ..of } } else { of }
 }
 
 async fn fair_waiters_for_permits_are_granted_as_there_is_room(lab: &Lab) {

@@ -19,7 +19,7 @@ use super::{
     model::{Dice, Fences},
 };
 use crate::{
-    lab::{Client, LONG, Lab, SHORT, SLACK, key, request, ttl},
+    lab::{Client, LONG, Lab, SLACK, key, request, short, ttl},
     targets::Kind,
 };
 
@@ -300,14 +300,14 @@ async fn play(lab: &Lab, seed: u64) -> Result<(), String> {
         {
             // The waiter answers from memory until it is notified of a change.
             assert!(
-                matches!(tried.clients[client].wait(request, SHORT).await, Wake::Changed),
+                matches!(tried.clients[client].wait(request, short()).await, Wake::Changed),
                 "DLOCK_TEST_SEED={seed} step {step}: the waiter was not notified"
             );
             answer = tried.ask(client, &operation).await;
         }
         slowest = slowest.max(began.elapsed());
         if matches!(operation, Operation::Crash(_)) {
-            let passes = lab.outlast(SHORT);
+            let passes = lab.outlast(short());
             if ordered { wait_while(&mut tried.clients, &made, passes).await } else { passes.await }
         }
         let looked = Instant::now();
@@ -365,7 +365,7 @@ fn next(dice: &mut Dice, made: &mut Vec<(usize, Request)>, kind: Kind) -> (usize
         let crashes = !waiting && dice.roll(8) == 0;
         let made_now = Request { mode, waiting, fair, ..request(&key("job"), LONG) };
         if crashes {
-            return (client, Operation::Crash(Request { ttl: ttl(SHORT), detached: kind.lasts_with_its_process(), ..made_now }));
+            return (client, Operation::Crash(Request { ttl: ttl(short()), detached: kind.lasts_with_its_process(), ..made_now }));
         }
         made.push((client, made_now.clone()));
         return (client, Operation::Acquire(made_now));

@@ -12,7 +12,7 @@ use dlock::{
 
 use super::{Case, cases, history::broken};
 use crate::{
-    lab::{Client, LONG, Lab, SHORT, SLACK, key, overtaking_delay, request, soon, stretched, waiting},
+    lab::{Client, LONG, Lab, SLACK, key, overtaking_delay, request, short, soon, stretched, waiting},
     support::proxy::{Fault, Mode, Proxy},
     targets::Kind,
 };
@@ -111,15 +111,15 @@ async fn acquire_that_arrives_late_ends_with_its_lease(lab: &Lab) {
     let job = key("job");
     let late = overtaking_delay();
     proxy.trap(lab.server().taking_mark(), Fault::Late(late));
-    let held = request(&job, SHORT);
+    let held = request(&job, short());
     let given_up = tokio::time::timeout(Duration::from_millis(100), a.0.try_acquire(&held)).await;
     assert!(given_up.is_err(), "{given_up:?}");
     assert_eq!(a.release(&held, Scope::Hold).await, Release::NotHeld, "the attempt has not arrived yet");
     lab.pass(late).await;
     let state = lab.client().await.inspect(&job).await;
     if let Some(holder) = state.holders.first() {
-        assert!(holder.expires_in.expect("an expiry") <= SHORT);
-        lab.outlast(SHORT).await;
+        assert!(holder.expires_in.expect("an expiry") <= short());
+        lab.outlast(short()).await;
     }
     lab.client().await.hold(&job).await;
 }
@@ -159,7 +159,7 @@ async fn renewal_whose_answer_was_lost_is_repeated(lab: &Lab) {
 async fn renewal_without_any_answer_is_a_loss_before_the_lease_ends(lab: &Lab) {
     let (mut proxy, mut a) = warm(lab).await;
     let job = key("job");
-    let Outcome::Granted(mut held) = core_acquire(&mut a, request(&job, SHORT * 2), WaitPolicy::Try).await.expect("granted") else {
+    let Outcome::Granted(mut held) = core_acquire(&mut a, request(&job, short() * 2), WaitPolicy::Try).await.expect("granted") else {
         panic!("busy");
     };
     let budget = lease::Budget::new(held.ttl, None, dlock::lock::Pace::USUAL).expect("a budget");
@@ -170,25 +170,25 @@ async fn renewal_without_any_answer_is_a_loss_before_the_lease_ends(lab: &Lab) {
     assert!(matches!(loss, lease::Loss::Unconfirmed { .. }), "{loss:?}");
     assert_eq!((renewals, held.t0), (0, t0), "a lost answer counted as a renewal");
     let spent = BootClock.now().since(t0);
-    assert!(spent < SHORT * 2, "noticed only after the lease, {spent:?}");
+    assert!(spent < short() * 2, "noticed only after the lease, {spent:?}");
     assert!(spent + Duration::from_millis(10) >= budget.term_at(t0).since(t0), "gave up too early, after {spent:?}");
 }
 
 async fn renewal_that_arrives_late_does_not_revive(lab: &Lab) {
-    let over = SHORT + SLACK + lab.kind.late();
+    let over = short() + SLACK + lab.kind.late();
     let (proxy, mut a) = warm(lab).await;
     let job = key("job");
-    let held = request(&job, SHORT);
+    let held = request(&job, short());
     a.take(&held).await;
     let longer = lab.other_ttl(LONG).await.map(crate::lab::ttl);
     proxy.trap(lab.server().changing_mark(), Fault::Late(over + SLACK * 2));
     let unanswered = tokio::time::timeout(over, a.0.renew(&held.key, &held.token, longer.into())).await;
     assert!(unanswered.is_err(), "{unanswered:?}");
     let mut b = lab.client().await;
-    let newer = request(&job, SHORT * 3);
+    let newer = request(&job, short() * 3);
     let fence = b.take(&newer).await.fence;
     lab.pass(SLACK * 4).await;
-    assert!(b.left(&job).await <= SHORT * 3);
+    assert!(b.left(&job).await <= short() * 3);
     assert_eq!(b.renewed(&newer, None).await, fence);
 }
 
@@ -218,10 +218,10 @@ async fn release_that_never_arrived_is_repeated(lab: &Lab) {
 }
 
 async fn release_that_arrives_late_leaves_the_newer_holder(lab: &Lab) {
-    let over = SHORT + SLACK + lab.kind.late();
+    let over = short() + SLACK + lab.kind.late();
     let (proxy, mut a) = warm(lab).await;
     let job = key("job");
-    let held = request(&job, SHORT);
+    let held = request(&job, short());
     a.take(&held).await;
     proxy.trap(lab.server().changing_mark(), Fault::Late(over + SLACK * 2));
     let unanswered = tokio::time::timeout(over, a.0.release(&held.key, &held.token, &Scope::Tree.into())).await;
@@ -415,7 +415,7 @@ async fn a_slow_network_changes_nothing(lab: &Lab) {
     proxy.delay(Duration::from_millis(40));
     let job = key("job");
     let before = BootClock.now();
-    let Outcome::Granted(held) = core_acquire(&mut a, request(&job, SHORT), WaitPolicy::Try).await.expect("granted") else {
+    let Outcome::Granted(held) = core_acquire(&mut a, request(&job, short()), WaitPolicy::Try).await.expect("granted") else {
         panic!("busy");
     };
     assert!(held.t0 >= before && BootClock.now().since(held.t0) >= Duration::from_millis(80), "the lease counts from the time of sending");

@@ -13,7 +13,7 @@ use dlock::{
 
 use super::{Case, cases};
 use crate::{
-    lab::{Client, LONG, Lab, SHORT, SLACK, key, request, soon, stretched, waiting},
+    lab::{Client, LONG, Lab, SLACK, key, request, short, soon, stretched, waiting},
     support::{mariadb::MariaDb, proxy::Proxy},
     targets::Kind,
 };
@@ -167,7 +167,7 @@ async fn no_other_session_is_killed_after_a_restart(lab: &Lab) {
     let wanted = waiting(&job, LONG);
     b.refused(&wanted).await;
     // The wait is dropped, and its session stays blocked.
-    assert!(tokio::time::timeout(SHORT / 4, b.0.wait(&wanted, LONG)).await.is_err(), "the lock is held");
+    assert!(tokio::time::timeout(short() / 4, b.0.wait(&wanted, LONG)).await.is_err(), "the lock is held");
     let last: u64 = server.text("mysql", "SELECT MAX(id) FROM information_schema.processlist").parse().expect("a number");
     server.restart();
     let mut others = Vec::new();

@@ -12,7 +12,7 @@ use super::{
     history::{broken, history},
 };
 use crate::{
-    lab::{Client, LONG, Lab, SHORT, key, request, runner, waiting},
+    lab::{Client, LONG, Lab, key, request, runner, short, waiting},
     support::proxy::{Fault, Proxy},
     targets::Kind,
 };
@@ -131,13 +131,13 @@ async fn a_repeated_release_is_recorded_once(lab: &Lab) {
 }
 
 async fn an_undone_grant_whose_answer_was_lost_is_not_recorded(lab: &Lab) {
-    for (n, fault) in [Fault::LateReply(SHORT * 3 / 2), Fault::CutAfter, Fault::CutBefore].into_iter().enumerate() {
+    for (n, fault) in [Fault::LateReply(short() * 3 / 2), Fault::CutAfter, Fault::CutBefore].into_iter().enumerate() {
         let proxy = Proxy::to(lab.mariadb().server().port);
         let (mut a, mut b) = (lab.mariadb().through_proxy(&proxy), lab.client().await);
         let job = key(&format!("job{n}"));
         let wanted = request(&job, LONG);
         proxy.trap("GREATEST(fence + 1", fault);
-        let lost = tokio::time::timeout(SHORT, a.0.try_acquire(&wanted)).await;
+        let lost = tokio::time::timeout(short(), a.0.try_acquire(&wanted)).await;
         assert!(!matches!(lost, Ok(Ok(_))) && proxy.sprung() == 1, "{lost:?}");
         assert_eq!(a.0.release(&job, &wanted.token, &ReleaseInfo::UNDO).await.expect("release"), Release::NotHeld);
         let next = waiting(&job, LONG);

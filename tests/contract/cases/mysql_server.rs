@@ -1,7 +1,7 @@
 //! Cases that change a MariaDB server: its clock is stepped, it is a node of a Galera cluster, or other sessions
 //! deadlock with ours.
 
-use std::path::PathBuf;
+use std::{path::PathBuf, time::Duration};
 
 use dlock::{
     backends::{
@@ -14,7 +14,7 @@ use dlock::{
 
 use super::{Case, cases};
 use crate::{
-    lab::{Client, LONG, Lab, SHORT, SLACK, key, nested, request, soon, waiting},
+    lab::{Client, LONG, Lab, SLACK, key, nested, request, short, soon, waiting},
     support::{
         self,
         mariadb::{self, MariaDb},
@@ -179,9 +179,9 @@ async fn mysql_sessions_do_not_depend_on_the_clock(lab: &Lab) {
         let never = std::future::pending::<()>();
         let take = lease::acquire(&mut *b.0, &BootClock, wanted, WaitPolicy::For(LONG), Limits::DEFAULT, never, |_| {});
         let step = async {
-            lab.pass(SHORT).await;
+            lab.pass(short()).await;
             stepped.step(offset);
-            lab.pass(SHORT).await;
+            lab.pass(short()).await;
             a.free(&held).await;
         };
         let (outcome, ()) = tokio::join!(take, step);
@@ -269,7 +269,8 @@ async fn rows_locked_by_another_session_are_retried(lab: &Lab) {
         let blocked = || {
             let kept = lab.mariadb().keep(&keeps);
             async {
-                lab.pass(SHORT * 3 / 2).await;
+                // A statement waits for a second, and is repeated.
+                lab.pass(Duration::from_millis(1500)).await;
                 drop(kept);
             }
         };
@@ -310,7 +311,7 @@ async fn a_deadlock_in_a_release_still_frees_the_lock(lab: &Lab) {
     let held = a.hold(&job).await;
     let other = deadlocking(lab, "dlock_sessions WHERE name = 'dlock:job'", "dlock_rows WHERE name = 'dlock:job'");
     // By then the other session waits for our row.
-    lab.pass(SHORT + SLACK * 2).await;
+    lab.pass(short() + SLACK * 2).await;
     let released = lease::release(&mut *a.0, &BootClock, &job, &held.token, &Scope::Tree.into(), Limits::DEFAULT).await;
     assert!(matches!(released, Released::Free), "{released:?}");
     assert_eq!(other.join().expect("the other session").last().expect("an answer")[0], "done");
@@ -332,7 +333,7 @@ async fn leaving_the_queue_survives_a_deadlock(lab: &Lab) {
     waiters.sort_by(|one, other| one.0.cmp(&other.0));
     let row = |n: usize| format!("dlock_waiters WHERE name = 'dlock:job' AND hold = '{}'", waiters[n].0);
     let other = deadlocking(lab, &row(1), &row(0));
-    lab.pass(SHORT / 2).await;
+    lab.pass(short() / 2).await;
     let (_, mut first, wanted) = waiters.remove(0);
     let error = first.0.leave_queue(&wanted).await.expect_err("a deadlock");
     assert!(error.is_transient() && error.message.contains("deadlock"), "{error:?}");

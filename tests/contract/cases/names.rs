@@ -187,7 +187,7 @@ async fn a_listing_is_sorted_and_shows_held_locks_only(lab: &Lab) {
     let gone = a.hold(&key("gone")).await;
     a.free(&gone).await;
     a.inspect(&key("asked")).await;
-    a.take(&lab.expiring(&key("over"), crate::lab::SHORT)).await;
-    lab.outlast(crate::lab::SHORT).await;
+    a.take(&lab.expiring(&key("over"), crate::lab::short())).await;
+    lab.outlast(crate::lab::short()).await;
     assert_eq!(a.keys("").await, ["Z", "a", "b/10", "b/2", "nightly"]);
 }

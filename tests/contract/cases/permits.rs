@@ -11,7 +11,7 @@ use tokio::time::{Instant, timeout};
 
 use super::{Case, cases};
 use crate::{
-    lab::{Client, LONG, Lab, SHORT, SLACK, key, request, soon, stretched, ttl, waiting},
+    lab::{Client, LONG, Lab, SLACK, key, request, short, soon, stretched, ttl, waiting},
     support::proxy::{Fault, Mode as Line, Proxy},
     targets::Kind,
 };
@@ -212,13 +212,13 @@ async fn a_dead_waiter_for_permits_is_passed(lab: &Lab) {
     let mut holders = hold_permits(lab, &job, 2, 2).await;
     {
         let mut dying = lab.client().await;
-        dying.refused(&permit(2, Request { ttl: ttl(SHORT), ..waiting(&job, LONG) })).await;
+        dying.refused(&permit(2, Request { ttl: ttl(short()), ..waiting(&job, LONG) })).await;
     }
     let (mut client, wanted) = queue(lab, &job, 2).await;
     let began = Instant::now();
     give_back(holders.remove(0)).await;
     client.wait_for(&wanted, NEVER).await;
-    assert!(began.elapsed() < SHORT + lab.kind.late() + soon(), "{:?}", began.elapsed());
+    assert!(began.elapsed() < short() + lab.kind.late() + soon(), "{:?}", began.elapsed());
     // Then a waiter that leaves by itself, and another one behind it.
     let (mut leaving, unwanted) = queue(lab, &job, 2).await;
     let (mut last, wanted) = queue(lab, &job, 2).await;
@@ -336,19 +336,19 @@ async fn a_permit_number_taken_after_the_lease_is_not_granted(lab: &Lab) {
     let mut holders = hold_permits(lab, &job, 1, 1).await;
     let proxy = Proxy::to(lab.server().port());
     let mut a = Client(lab.server().through(proxy.port).await);
-    let wanted = permit(1, Request { ttl: ttl(SHORT), ..waiting(&job, LONG) });
+    let wanted = permit(1, Request { ttl: ttl(short()), ..waiting(&job, LONG) });
     a.refused(&wanted).await;
     let (mut b, next) = queue(lab, &job, 1).await;
     // The lease is over when the request for the number arrives.
-    proxy.trap(number_mark(lab), Fault::Late(SHORT * 2 + SLACK));
+    proxy.trap(number_mark(lab), Fault::Late(short() * 2 + SLACK));
     give_back(holders.remove(0)).await;
     let late = async {
-        let answer = timeout(SHORT * 4, a.0.try_acquire(&wanted)).await;
+        let answer = timeout(short() * 4, a.0.try_acquire(&wanted)).await;
         assert!(!matches!(answer, Ok(Ok(Attempt::Granted(_)))), "{answer:?}");
     };
     let ((), grant) = tokio::join!(late, b.wait_for(&next, NEVER));
     assert_eq!((proxy.sprung(), grant.permit), (1, Some(0)));
-    lab.pass(SHORT).await;
+    lab.pass(short()).await;
     let state = lab.client().await.inspect(&job).await;
     assert_eq!((state.holders.len(), state.holders[0].fence), (1, Some(grant.fence)), "{state:?}");
     b.renewed(&next, None).await;
@@ -359,18 +359,18 @@ async fn a_lost_position_takes_no_permit_number(lab: &Lab) {
     let mut holders = hold_permits(lab, &job, 1, 1).await;
     let mut proxy = Proxy::to(lab.server().port());
     let mut a = Client(lab.server().through(proxy.port).await);
-    let wanted = permit(1, Request { ttl: ttl(SHORT), ..waiting(&job, LONG) });
+    let wanted = permit(1, Request { ttl: ttl(short()), ..waiting(&job, LONG) });
     a.refused(&wanted).await;
     let (mut b, next) = queue(lab, &job, 1).await;
     proxy.set(Line::BlackHole);
-    lab.outlast(SHORT * 2).await;
+    lab.outlast(short() * 2).await;
     proxy.set(Line::Pass);
     proxy.cut();
     give_back(holders.remove(0)).await;
     assert_eq!(b.wait_for(&next, NEVER).await.permit, Some(0));
     let began = Instant::now();
     while !matches!(a.0.try_acquire(&wanted).await, Ok(Attempt::Busy(_))) {
-        assert!(began.elapsed() < stretched(SHORT * 3));
+        assert!(began.elapsed() < stretched(short() * 3));
         lab.pass(SLACK).await;
     }
     assert_eq!(permit_numbers(lab, &job).await, [0]);

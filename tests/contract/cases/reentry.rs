@@ -6,7 +6,7 @@ use dlock::lock::{Attempt, Effect, Release, Renewal, Request, Scope};
 
 use super::{Case, cases};
 use crate::{
-    lab::{Client, LONG, Lab, SHORT, SLACK, key, nested, request},
+    lab::{Client, LONG, Lab, SLACK, key, nested, request, short},
     targets::Kind,
 };
 
@@ -71,10 +71,10 @@ async fn entering_a_lock_that_is_not_held_fails(lab: &Lab) {
     let heir = b.hold(&job).await;
     assert!(matches!(a.attempt(&nested(&outer)).await, Attempt::NotHeld), "a lock that passed to another owner");
     b.renewed(&heir, None).await;
-    let short = lab.expiring(&key("other"), SHORT);
-    a.take(&short).await;
-    lab.outlast(SHORT).await;
-    assert!(matches!(b.attempt(&nested(&short)).await, Attempt::NotHeld), "a lock that expired");
+    let brief = lab.expiring(&key("other"), short());
+    a.take(&brief).await;
+    lab.outlast(short()).await;
+    assert!(matches!(b.attempt(&nested(&brief)).await, Attempt::NotHeld), "a lock that expired");
     assert!(b.inspect(&key("other")).await.holders.is_empty());
 }
 
@@ -83,7 +83,7 @@ async fn entering_does_not_shorten(lab: &Lab) {
     let job = key("job");
     let outer = lab.expiring(&job, LONG);
     a.take(&outer).await;
-    b.take(&Request { ttl: crate::lab::ttl(SHORT), ..nested(&outer) }).await;
+    b.take(&Request { ttl: crate::lab::ttl(short()), ..nested(&outer) }).await;
     assert!(a.left(&job).await > LONG / 2);
     // Entering does not shorten the outer hold's next renewal either.
     a.renewed(&outer, None).await;
@@ -95,9 +95,9 @@ async fn a_nested_hold_ends_by_itself(lab: &Lab) {
     let job = key("job");
     let outer = lab.expiring(&job, LONG);
     a.take(&outer).await;
-    let inner = Request { ttl: crate::lab::ttl(SHORT), ..nested(&outer) };
+    let inner = Request { ttl: crate::lab::ttl(short()), ..nested(&outer) };
     assert_eq!(b.take(&inner).await.holds, 2);
-    lab.outlast(SHORT).await;
+    lab.outlast(short()).await;
     assert_eq!(a.inspect(&job).await.holders[0].holds, 1);
     assert_eq!(b.renew(&inner, None).await, Renewal::NotHeld);
     assert_eq!(b.release(&inner, Scope::Hold).await, Release::NotHeld);
@@ -109,7 +109,7 @@ async fn a_nested_renewal_does_not_shorten_the_lock(lab: &Lab) {
     let job = key("job");
     let outer = lab.expiring(&job, LONG);
     a.take(&outer).await;
-    let inner = Request { ttl: crate::lab::ttl(SHORT), ..nested(&outer) };
+    let inner = Request { ttl: crate::lab::ttl(short()), ..nested(&outer) };
     b.take(&inner).await;
     lab.pass(SLACK).await;
     b.renewed(&inner, None).await;

@@ -212,7 +212,7 @@ async fn inspecting_changes_nothing(lab: &Lab) {
     // The remaining lease is reported in whole units of the TTL granularity.
     let unit = a.capabilities().ttl_granularity;
     // The lease outlasts eight questions.
-    let lease = stretched(crate::lab::SHORT).max(unit * 2);
+    let lease = stretched(crate::lab::short()).max(unit * 2);
     let held = lab.expiring(&job, lease);
     a.take(&held).await;
     let before = b.left(&job).await;

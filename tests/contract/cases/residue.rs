@@ -7,7 +7,7 @@ use tokio::time::timeout;
 
 use super::{Case, cases};
 use crate::{
-    lab::{LONG, Lab, SHORT, key, nested, request, runner, waiting},
+    lab::{LONG, Lab, key, nested, request, runner, short, waiting},
     targets::Kind,
 };
 
@@ -95,11 +95,11 @@ async fn a_released_lock_leaves_its_fence_only(lab: &Lab) {
 async fn a_vanished_holders_record_outlives_its_lease(lab: &Lab) {
     let (mut a, mut b) = (lab.client().await, lab.client().await);
     let job = key("job");
-    let held = Request { metadata: Some(runner("web1")), ..request(&job, SHORT) };
+    let held = Request { metadata: Some(runner("web1")), ..request(&job, short()) };
     a.take(&held).await;
     b.take(&nested(&held)).await;
     drop((a, b));
-    lab.outlast(SHORT).await;
+    lab.outlast(short()).await;
     // The next holder and the history need the record.
     let left = stored(lab);
     assert!(left.len() == 1 && left[0].0.ends_with(":record") && left[0].1 <= KEPT, "{left:?}");

@@ -14,7 +14,7 @@ use tokio::task::LocalSet;
 
 use super::{Case, cases, everywhere};
 use crate::{
-    lab::{Client, LONG, Lab, SHORT, key, nested, request, runner, stretched, unless_stalled},
+    lab::{Client, LONG, Lab, key, nested, request, runner, short, stretched, unless_stalled},
     targets::Kind,
 };
 
@@ -124,10 +124,10 @@ async fn the_skew_guard_denies_tries_from_other_hosts(lab: &Lab) {
     let guard = stretched(BRIEF);
     let begun = tokio::time::Instant::now();
     let grant = a.run(&asking("job", &guarded("a", guard)), RunState::Ok).await;
-    let refusal = b.denied(&asking("job", &guarded("b", SHORT))).await;
+    let refusal = b.denied(&asking("job", &guarded("b", short()))).await;
     assert_eq!((refusal.rule, refusal.fence), (Rule::SkewGuard(guard), Some(grant.fence)), "{refusal:?}");
     assert_eq!(refusal.metadata, Some(runner("web1")));
-    assert!(refusal.again_in.is_none_or(|left| left <= guard + SHORT), "{refusal:?}");
+    assert!(refusal.again_in.is_none_or(|left| left <= guard + short()), "{refusal:?}");
     // A run without a guard, and one without a policy.
     b.run(&asking("job", &run_policy("b")), RunState::Ok).await;
     b.run(&request(&key("job"), LONG), RunState::Started).await;
@@ -144,7 +144,7 @@ async fn the_skew_guard_denies_tries_from_other_hosts(lab: &Lab) {
 async fn the_skew_guard_outlasts_a_runner_that_crashed(lab: &Lab) {
     let (mut a, mut b) = (lab.client().await, lab.client().await);
     let guard = WINDOW;
-    let grant = a.take(&with(&guarded("a", guard), lab.expiring(&key("job"), SHORT))).await;
+    let grant = a.take(&with(&guarded("a", guard), lab.expiring(&key("job"), short()))).await;
     drop(a);
     lab.outlast(grant.ttl.get()).await;
     let refusal = free(lab, &mut b, &asking("job", &guarded("b", guard))).await.expect_err("the guard lasts");
@@ -176,14 +176,14 @@ async fn at_least_denies_every_run(lab: &Lab) {
     }
     a.denied(&asking("job", &guarded("a", BRIEF))).await;
     assert!(b.inspect(&key("job")).await.holders.is_empty(), "the lock has no holder");
-    a.run(&asking("brief", &kept(SHORT)), RunState::Ok).await;
-    lab.outlast(SHORT).await;
+    a.run(&asking("brief", &kept(short())), RunState::Ok).await;
+    lab.outlast(short()).await;
     assert!(free(lab, &mut b, &request(&key("brief"), LONG)).await.is_ok());
 }
 
 async fn at_least_outlasts_a_runner_that_crashed(lab: &Lab) {
     let (mut a, mut b) = (lab.client().await, lab.client().await);
-    let grant = a.take(&with(&kept(WINDOW), lab.expiring(&key("job"), SHORT))).await;
+    let grant = a.take(&with(&kept(WINDOW), lab.expiring(&key("job"), short()))).await;
     drop(a);
     lab.outlast(grant.ttl.get()).await;
     let refusal = free(lab, &mut b, &request(&key("job"), LONG)).await.expect_err("at-least denies the run");
@@ -213,7 +213,7 @@ async fn a_waiter_waits_for_the_run_policy_too(lab: &Lab) {
         a.end_run(&held, RunState::Ok).await;
     };
     let (waited, ()) = tokio::join!(waiter, holder);
-    let slack = lab.kind.late() + SHORT + Duration::from_millis(500);
+    let slack = lab.kind.late() + short() + Duration::from_millis(500);
     assert!(waited + Duration::from_millis(50) >= BRIEF && waited < stretched(BRIEF + slack), "{waited:?}");
 }
 
@@ -234,7 +234,7 @@ async fn a_window_has_one_run(lab: &Lab) {
 
 async fn a_start_stays_recorded_when_its_runner_crashed(lab: &Lab) {
     let (mut a, mut b) = (lab.client().await, lab.client().await);
-    let grant = a.take(&with(&once(WINDOW, 9, false), lab.expiring(&key("job"), SHORT))).await;
+    let grant = a.take(&with(&once(WINDOW, 9, false), lab.expiring(&key("job"), short()))).await;
     drop(a);
     lab.outlast(grant.ttl.get()).await;
     let refusal = free(lab, &mut b, &asking("job", &once(WINDOW, 9, false))).await.expect_err("the crashed run started");
@@ -332,7 +332,7 @@ async fn runs_without_a_policy_leave_the_record_alone(lab: &Lab) {
     assert_eq!(b.0.release(&held.key, &held.token, &ReleaseInfo::UNDO).await.expect("release"), Release::Released);
     let refusal = b.denied(&asking("job", &once(WINDOW, 9, true))).await;
     assert_eq!((refusal.rule, refusal.fence), (Rule::Once(RunState::Ok), Some(grant.fence)));
-    let refusal = b.denied(&asking("job", &guarded("b", SHORT))).await;
+    let refusal = b.denied(&asking("job", &guarded("b", short()))).await;
     assert_eq!((refusal.rule, refusal.fence), (Rule::SkewGuard(WINDOW), Some(grant.fence)));
 }
 
@@ -493,7 +493,7 @@ async fn a_forgotten_record_denies_no_run(lab: &Lab) {
 
 async fn keys_are_listed_by_their_runs(lab: &Lab) {
     let mut a = lab.client().await;
-    for (name, run_policy) in [("it-kept", kept(WINDOW)), ("it-guarded", guarded("a", WINDOW)), ("it-over", kept(SHORT / 10))] {
+    for (name, run_policy) in [("it-kept", kept(WINDOW)), ("it-guarded", guarded("a", WINDOW)), ("it-over", kept(short() / 10))] {
         a.run(&asking(name, &run_policy), RunState::Ok).await;
     }
     a.run(&request(&key("it-plain"), LONG), RunState::Started).await;

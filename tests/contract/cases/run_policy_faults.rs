@@ -12,7 +12,7 @@ use super::{
     run_policy::{BRIEF, WINDOW, asking, guarded, kept, once},
 };
 use crate::{
-    lab::{Client, LONG, Lab, SHORT, key, nested, request, stretched, ttl, waiting},
+    lab::{Client, LONG, Lab, key, nested, request, short, stretched, ttl, waiting},
     support::proxy::{Fault, Mode, Proxy},
     targets::Kind,
 };
@@ -125,7 +125,7 @@ async fn a_start_that_arrives_while_it_is_given_up_on_is_undone(lab: &Lab) {
 async fn no_run_is_denied_by_its_own_lost_attempt(lab: &Lab) {
     for nth in 0.. {
         let (mut proxy, mut a) = warm(lab).await;
-        let asked = Request { ttl: ttl(SHORT), ..asking(&format!("job-{nth}"), &everything("a", 0)) };
+        let asked = Request { ttl: ttl(short()), ..asking(&format!("job-{nth}"), &everything("a", 0)) };
         proxy.trap_nth("", nth, 1, Fault::Swallow);
         let outage = async {
             while proxy.sprung() == 0 {
@@ -133,7 +133,7 @@ async fn no_run_is_denied_by_its_own_lost_attempt(lab: &Lab) {
             }
             lab.pass(Duration::from_millis(100)).await;
             proxy.set(Mode::Refuse);
-            lab.outlast(SHORT * 2).await;
+            lab.outlast(short() * 2).await;
             proxy.set(Mode::Pass);
             std::future::pending::<()>().await;
         };
@@ -153,9 +153,9 @@ async fn no_run_is_denied_by_its_own_lost_attempt(lab: &Lab) {
 /// Stands for a lost answer to the first attempt, on stores with several servers.
 async fn a_run_repeated_after_its_lease_is_not_denied_by_itself(lab: &Lab) {
     let (mut a, mut b) = (lab.client().await, lab.client().await);
-    let asked = Request { ttl: ttl(SHORT), ..asking("job", &everything("a", 1)) };
+    let asked = Request { ttl: ttl(short()), ..asking("job", &everything("a", 1)) };
     let first = a.take(&asked).await.fence;
-    lab.outlast(SHORT).await;
+    lab.outlast(short()).await;
     b.denied(&asking("job", &everything("b", 1))).await;
     let second = a.take(&asked).await.fence;
     assert!(second > first);
@@ -210,13 +210,13 @@ async fn a_waiter_delayed_by_at_least_stays_first(lab: &Lab) {
     assert_eq!(c.wait(&second, Duration::from_millis(300)).await, Wake::TimedOut);
     assert!(began.elapsed() < BRIEF * 2, "the machine was too slow for this case");
     // Repeated requests keep the waiter's position alive.
-    let (until, late) = (began + BRIEF * 2, lab.kind.late() + SHORT);
+    let (until, late) = (began + BRIEF * 2, lab.kind.late() + short());
     loop {
         match b.attempt(&first).await {
             Attempt::Granted(_) => break,
             other => drop(refused(other)),
         }
-        assert!(began.elapsed() < BRIEF * 2 + late + SHORT, "at-least is over");
+        assert!(began.elapsed() < BRIEF * 2 + late + short(), "at-least is over");
         lab.pass(Duration::from_millis(200)).await;
     }
     assert!(until.elapsed() > Duration::ZERO || began.elapsed() + Duration::from_millis(50) > BRIEF * 2, "{:?}", began.elapsed());
@@ -262,7 +262,7 @@ async fn starts_end_with_their_leases_and_leave_no_lease(lab: &Lab) {
         let json = lab.etcd().etcd().ctl(&["get", &format!("{folder}{name}"), "-w", "json"]);
         serde_json::from_str::<serde_json::Value>(&json).expect("JSON")["kvs"][0]["lease"].as_i64().expect("a lease")
     };
-    let short = RunPolicy { skew_guard: Some(SHORT), at_least: None, ..once(BRIEF, 9, false) };
+    let short = RunPolicy { skew_guard: Some(short()), at_least: None, ..once(BRIEF, 9, false) };
     a.run(&asking("job", &short), RunState::Failed).await;
     assert_eq!(lab.etcd().etcd().keys(&folder), [format!("{folder}guard"), format!("{folder}once")]);
     let first = leases("once");
@@ -298,17 +298,21 @@ impl At for RunPolicy {
 async fn a_start_is_kept_as_long_as_a_run_policy_needs_it(lab: &Lab) {
     let mut a = lab.client().await;
     let fence = a.run(&asking("long", &once(WINDOW, 0, false)), RunState::Ok).await.fence;
-    a.run(&asking("brief", &RunPolicy { skew_guard: Some(SHORT), ..once(SHORT, 0, false) }), RunState::Ok).await;
-    let held = asking("held", &once(SHORT, 0, false));
+    a.run(&asking("brief", &RunPolicy { skew_guard: Some(short()), ..once(short(), 0, false) }), RunState::Ok).await;
+    let held = asking("held", &once(short(), 0, false));
     let own = a.take(&held).await.fence;
     assert!(a.0.amend(&key("held"), Amendment::Warn(own, 1)).await.expect("claim"));
     assert!(!a.0.amend(&key("brief"), Amendment::Warn(own, 1)).await.expect("claim"), "the fence is of another lock");
-    lab.pass(SHORT + Duration::from_millis(200)).await;
-    assert_eq!(a.0.collect(SHORT, &Progress::default()).await.expect("gc"), Some(1), "one lock: the record of its start, and its history");
+    lab.pass(short() + Duration::from_millis(200)).await;
+    assert_eq!(
+        a.0.collect(short(), &Progress::default()).await.expect("gc"),
+        Some(1),
+        "one lock: the record of its start, and its history"
+    );
     assert_eq!(a.record(&key("brief")).await, dlock::lock::RunRecord::default());
     assert!(a.record(&key("held")).await.start.is_some());
     let refusal = a.denied(&asking("long", &once(WINDOW, 9, true))).await;
     assert_eq!((refusal.rule, refusal.fence), (Rule::Once(RunState::Ok), Some(fence)));
     assert_eq!(a.0.release(&held.key, &held.token, &Scope::Tree.into()).await.expect("release"), Release::Released);
-    a.run(&Request { waiting: true, ..asking("brief", &once(SHORT, 0, false)) }, RunState::Ok).await;
+    a.run(&Request { waiting: true, ..asking("brief", &once(short(), 0, false)) }, RunState::Ok).await;
 }

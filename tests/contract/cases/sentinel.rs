@@ -22,7 +22,7 @@ use super::{
     redis_access::{LEAST, full_cycle},
 };
 use crate::{
-    lab::{Client, LONG, Lab, SHORT, key, request, soon, waiting},
+    lab::{Client, LONG, Lab, key, request, short, soon, waiting},
     support::{
         self,
         proxy::Mode,
@@ -117,14 +117,14 @@ async fn a_waiter_outlives_its_master(_: &Lab) {
     let wait = lease::acquire(&mut *b.0, &BootClock, waiting(&job, LONG), WaitPolicy::For(LONG), LIMITS, pending::<()>(), |_| {});
     let release = async {
         // The waiter blocks at the old master.
-        tokio::time::sleep(SHORT / 2).await;
+        tokio::time::sleep(short() / 2).await;
         deployment.servers[0].kill();
         drop(a);
         let mut a = client(all_of(&deployment));
         let (renewal, _) = renew_until_answered(&mut a, &held).await;
         assert!(matches!(renewal, Renewal::Renewed { .. }), "{renewal:?}");
         // Now the waiter blocks at the new master.
-        tokio::time::sleep(SHORT * 2).await;
+        tokio::time::sleep(short() * 2).await;
         a.free(&held).await;
         Instant::now()
     };
@@ -147,7 +147,7 @@ async fn a_demoted_master_that_still_runs_is_left(_: &Lab) {
     assert!(matches!(renewal, Renewal::Renewed { .. }), "{renewal:?}");
     // The waiter must not block on its old connection.
     let release = async {
-        tokio::time::sleep(SHORT / 2).await;
+        tokio::time::sleep(short() / 2).await;
         a.free(&held).await;
         Instant::now()
     };
@@ -213,7 +213,7 @@ async fn too_few_replicas_leave_nothing_behind(_: &Lab) {
     three.leave_queue(&wanted).await;
     let left: Vec<_> = deployment.servers[0].keys().into_iter().filter(|(name, _)| !name.starts_with("redisson_lock_token")).collect();
     assert_eq!(left, [], "keys of an unconfirmed grant");
-    let held = request(&job, SHORT * 2);
+    let held = request(&job, short() * 2);
     two.take(&held).await;
     two.renewed(&held, None).await;
     // An entry into an ancestor's hold needs the same confirmation, and only the entry is undone.
@@ -221,7 +221,7 @@ async fn too_few_replicas_leave_nothing_behind(_: &Lab) {
     three.0.try_acquire(&inner).await.expect_err("there are only two replicas");
     assert_eq!(client(all_of(&deployment)).inspect(&job).await.holders[0].holds, 1);
     // Without replicas no renewal counts, and the hold is lost before its lease ends.
-    let wanted = request(&key("other"), SHORT * 2);
+    let wanted = request(&key("other"), short() * 2);
     let outcome = lease::acquire(&mut *two.0, &BootClock, wanted, WaitPolicy::Try, LIMITS, pending::<()>(), |_| {}).await;
     let Ok(Outcome::Granted(mut lease)) = outcome else { panic!("{outcome:?}") };
     deployment.servers[1].kill();

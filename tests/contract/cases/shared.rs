@@ -10,7 +10,7 @@ use tokio::time::Instant;
 
 use super::{Case, cases};
 use crate::{
-    lab::{LONG, Lab, SHORT, SLACK, key, nested, request, soon, waiting},
+    lab::{LONG, Lab, SLACK, key, nested, request, short, soon, waiting},
     targets::Kind,
 };
 
@@ -126,14 +126,14 @@ async fn a_writer_wakes_all_readers(lab: &Lab) {
 async fn a_vanished_reader_expires_by_itself(lab: &Lab) {
     let (mut b, mut c) = (lab.client().await, lab.client().await);
     let job = key("job");
-    let one = shared(lab.expiring(&job, SHORT));
+    let one = shared(lab.expiring(&job, short()));
     let lives = shared(request(&job, LONG));
     {
         let mut a = lab.client().await;
         a.take(&one).await;
         b.take(&lives).await;
     }
-    lab.outlast(SHORT).await;
+    lab.outlast(short()).await;
     // The other reader keeps the lock by itself, and the dead one doesn't.
     c.refused(&request(&job, LONG)).await;
     b.free(&lives).await;
@@ -144,7 +144,7 @@ async fn a_vanished_reader_expires_by_itself(lab: &Lab) {
 async fn a_vanished_holder_that_had_waited_delays_no_reader(lab: &Lab) {
     let mut c = lab.client().await;
     let job = key("job");
-    let wanted = Request { waiting: true, ..lab.expiring(&job, SHORT) };
+    let wanted = Request { waiting: true, ..lab.expiring(&job, short()) };
     {
         let (mut a, mut b) = (lab.client().await, lab.client().await);
         let held = a.hold(&job).await;
@@ -152,7 +152,7 @@ async fn a_vanished_holder_that_had_waited_delays_no_reader(lab: &Lab) {
         a.free(&held).await;
         b.wait_for(&wanted, NEVER).await;
     }
-    lab.outlast(SHORT).await;
+    lab.outlast(short()).await;
     let held = c.hold(&job).await;
     c.free(&held).await;
     c.take(&shared(request(&job, LONG))).await;

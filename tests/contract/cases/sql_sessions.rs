@@ -10,7 +10,7 @@ use tokio::time::Instant;
 
 use super::{Case, cases};
 use crate::{
-    lab::{Client, LONG, Lab, SHORT, SLACK, key, request, soon, stretched, waiting},
+    lab::{Client, LONG, Lab, SLACK, key, request, short, soon, stretched, waiting},
     support::proxy::{self, Fault, Proxy},
     targets::Kind,
 };
@@ -45,7 +45,7 @@ async fn every_reader_lets_a_vanished_writer_stop(lab: &Lab) {
     let job = key("job");
     let readers = [(); 3].map(|()| Request { mode: Mode::Shared, ..waiting(&job, LONG) });
     let (mut a, mut b, mut c) = (lab.client().await, lab.client().await, lab.client().await);
-    a.take(&request(&job, SHORT)).await;
+    a.take(&request(&job, short())).await;
     b.refused(&readers[0]).await;
     c.refused(&readers[1]).await;
     drop(a);
@@ -198,9 +198,9 @@ async fn a_cut_connection_is_noticed_at_once(lab: &Lab) {
 async fn a_silent_holder_is_disconnected_by_the_server(lab: &Lab) {
     let (mut proxy, mut a) = by_proxy(lab).await;
     let job = key("job");
-    let held = request(&job, SHORT * 2);
+    let held = request(&job, short() * 2);
     a.take(&held).await;
-    lab.pass(SHORT).await;
+    lab.pass(short()).await;
     let asked = Instant::now();
     a.renewed(&held, None).await;
     let renewed = Instant::now();
@@ -209,8 +209,8 @@ async fn a_silent_holder_is_disconnected_by_the_server(lab: &Lab) {
     b.refused(&waiting(&job, LONG)).await;
     b.wait_for(&waiting(&job, LONG), Duration::from_secs(5)).await;
     // MariaDB's own timer is not exact.
-    assert!(asked.elapsed() + lab.either(Duration::ZERO, Duration::from_millis(20)) >= SHORT * 2, "{:?}", asked.elapsed());
-    assert!(renewed.elapsed() < SHORT * 2 + soon(), "{:?}", renewed.elapsed());
+    assert!(asked.elapsed() + lab.either(Duration::ZERO, Duration::from_millis(20)) >= short() * 2, "{:?}", asked.elapsed());
+    assert!(renewed.elapsed() < short() * 2 + soon(), "{:?}", renewed.elapsed());
 }
 
 async fn a_renewal_whose_answer_was_lost_keeps_the_lock(lab: &Lab) {
@@ -331,7 +331,7 @@ async fn a_reader_whose_session_ended_blocks_no_writer(lab: &Lab) {
         let mut a = lab.client().await;
         a.take(&shared(request(&job, LONG))).await;
         let mut b = lab.client().await;
-        b.take(&shared(request(&job, SHORT))).await;
+        b.take(&shared(request(&job, short()))).await;
     }
     let wanted = waiting(&job, LONG);
     let grant = c.wait_for(&wanted, Duration::from_secs(5)).await;

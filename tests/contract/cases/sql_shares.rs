@@ -12,7 +12,7 @@ use dlock::{
 
 use super::{Case, cases, history::history};
 use crate::{
-    lab::{Client, LONG, Lab, SHORT, SLACK, key, nested, overtaking_delay, request, soon, waiting},
+    lab::{Client, LONG, Lab, SLACK, key, nested, overtaking_delay, request, short, soon, waiting},
     support::proxy::{Fault, Proxy},
     targets::Kind,
 };
@@ -111,14 +111,14 @@ async fn a_share_that_arrives_late_ends_with_its_lease(lab: &Lab) {
     let (proxy, mut a) = through(lab).await;
     let job = key("job");
     proxy.trap(write(lab), Fault::Late(late_by));
-    let late = reader(request(&job, SHORT));
+    let late = reader(request(&job, short()));
     let given_up = tokio::time::timeout(Duration::from_millis(150), a.0.try_acquire(&late)).await;
     assert!(given_up.is_err(), "{given_up:?}");
     assert_eq!(a.release(&late, Scope::Hold).await, Release::NotHeld, "the attempt has not arrived yet");
     lab.pass(late_by).await;
     if let Some(holder) = lab.client().await.inspect(&job).await.holders.first() {
-        assert!(holder.expires_in.expect("an end") <= SHORT);
-        lab.outlast(SHORT).await;
+        assert!(holder.expires_in.expect("an end") <= short());
+        lab.outlast(short()).await;
     }
     lab.client().await.hold(&job).await;
 }
@@ -160,12 +160,12 @@ async fn a_share_that_arrives_too_late_changes_nothing(lab: &Lab) {
 async fn a_share_is_not_revived_by_a_late_renewal(lab: &Lab) {
     let (proxy, mut a) = through(lab).await;
     let job = key("job");
-    let (short, long) = (reader(request(&job, SHORT)), reader(request(&job, LONG)));
-    a.take(&short).await;
+    let (brief, long) = (reader(request(&job, short())), reader(request(&job, LONG)));
+    a.take(&brief).await;
     lab.client().await.take(&long).await;
-    proxy.trap(write(lab), Fault::Late(SHORT));
-    lab.pass(SHORT / 5).await;
-    assert_eq!(a.renew(&short, None).await, Renewal::NotHeld);
+    proxy.trap(write(lab), Fault::Late(short()));
+    lab.pass(short() / 5).await;
+    assert_eq!(a.renew(&brief, None).await, Renewal::NotHeld);
     assert_eq!(a.inspect(&job).await.holders.len(), 1);
 }
 
@@ -204,9 +204,9 @@ async fn shares_keep_shedlock_out_until_the_last_ends(lab: &Lab) {
 
 async fn a_lock_that_shedlock_took_over_has_no_shares(lab: &Lab) {
     let (mut a, job) = (lab.client().await, key("job"));
-    let (held, wanted) = (reader(request(&job, SHORT)), reader(waiting(&job, LONG)));
+    let (held, wanted) = (reader(request(&job, short())), reader(waiting(&job, LONG)));
     let fence = a.take(&held).await.fence;
-    lab.outlast(SHORT).await;
+    lab.outlast(short()).await;
     assert!(lab.shedlock("dlock", "dlock:job", 30));
     // Also if ShedLock's clock was ahead, so that the share has not expired by its own time.
     lab.sql("UPDATE dlock SET document = regexp_replace(document, '\"e\":[0-9]+', '\"e\":4000000000000')");

@@ -9,7 +9,7 @@ use dlock::{
 
 use super::{Case, cases, history::history};
 use crate::{
-    lab::{Client, LONG, Lab, SHORT, key, nested, request, soon, waiting},
+    lab::{Client, LONG, Lab, key, nested, request, short, soon, waiting},
     targets::Kind,
 };
 
@@ -85,9 +85,9 @@ async fn a_lock_that_shedlock_took_over_is_not_held(lab: &Lab) {
     const ROW: &str = "SELECT name, lock_until, locked_at, locked_by FROM dlock";
     let mut a = lab.client().await;
     let job = key("job");
-    let held = request(&job, SHORT);
+    let held = request(&job, short());
     a.take(&held).await;
-    lab.outlast(SHORT).await;
+    lab.outlast(short()).await;
     assert!(lab.shedlock("dlock", "dlock:job", 30));
     let before = lab.sql(ROW);
     assert_eq!(a.renew(&held, Some(LONG)).await, Renewal::NotHeld);

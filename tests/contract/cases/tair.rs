@@ -14,7 +14,7 @@ use super::{
     run_policy::{WINDOW, asking, once},
 };
 use crate::{
-    lab::{Client, LONG, Lab, SHORT, SLACK, key, nested, overtaking_delay, request},
+    lab::{Client, LONG, Lab, SLACK, key, nested, overtaking_delay, request, short},
     support::{
         self,
         proxy::{Fault, Proxy},
@@ -139,14 +139,14 @@ async fn a_key_without_an_expiry_is_no_lock_unless_it_is_a_string(lab: &Lab) {
 
 async fn a_count_after_the_lease_is_refused(lab: &Lab) {
     let (proxy, mut a) = warm(lab).await;
-    proxy.trap_nth("", 1, 1, Fault::Late(SHORT + SLACK * 3));
-    let late = request(&key("job"), SHORT);
+    proxy.trap_nth("", 1, 1, Fault::Late(short() + SLACK * 3));
+    let late = request(&key("job"), short());
     let taking = async {
         let attempt = a.0.try_acquire(&late).await;
         assert!(matches!(&attempt, Ok(Attempt::Busy(busy)) if busy.transient), "{attempt:?}");
     };
     let meanwhile = async {
-        lab.outlast(SHORT).await;
+        lab.outlast(short()).await;
         let mut b = lab.client().await;
         let held = request(&key("job"), LONG);
         let fence = b.take(&held).await.fence;

@@ -12,7 +12,7 @@ use tokio::task::{LocalSet, spawn_local};
 
 use super::{Case, cases, history::history};
 use crate::{
-    lab::{Client, LONG, Lab, SHORT, SLACK, key, nested, overtaking_delay, request, runner, waiting},
+    lab::{Client, LONG, Lab, SLACK, key, nested, overtaking_delay, request, runner, short, waiting},
     support::proxy::{Fault, Proxy},
     targets::Kind,
 };
@@ -141,9 +141,9 @@ async fn a_late_renewal_of_a_share_does_not_revive_it(lab: &Lab) {
     for repeated_by in ["itself", "a writer"] {
         let (_b, _, fence) = other(lab).await;
         let (proxy, mut a) = warm(lab).await;
-        let held = reader(SHORT);
+        let held = reader(short());
         a.take(&held).await;
-        let over = SHORT + SLACK;
+        let over = short() + SLACK;
         proxy.trap_nth("", 1, 1, Fault::Late(over + SLACK * 2));
         let unanswered = tokio::time::timeout(over, a.renew(&held, Some(LONG))).await;
         assert!(unanswered.is_err() && proxy.sprung() == 1, "{unanswered:?}");
@@ -344,8 +344,8 @@ async fn shares_leave_nothing_behind(lab: &Lab) {
 /// An inspection removes no expired share either: the next request for the lock does.
 async fn inspecting_a_shared_lock_changes_nothing(lab: &Lab) {
     let (mut b, there, fence) = other(lab).await;
-    b.take(&reader(SHORT)).await;
-    lab.outlast(SHORT).await;
+    b.take(&reader(short())).await;
+    lab.outlast(short()).await;
     let words = if lab.tair().mode == TairMode::Plain { ["GET", NAME] } else { ["EXGET", NAME] };
     let before = lab.tair().server().command(&words);
     let mut looks = lab.client().await;

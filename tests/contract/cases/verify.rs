@@ -6,7 +6,7 @@ use dlock::lock::{Intent, Key, Release, Renewal, Scope, Token};
 
 use super::{Case, cases, everywhere};
 use crate::{
-    lab::{Client, LONG, Lab, SHORT, SLACK, key, nested, request},
+    lab::{Client, LONG, Lab, SLACK, key, nested, request, short},
     targets::Kind,
 };
 
@@ -119,7 +119,7 @@ async fn a_token_holds_its_own_lock_only(lab: &Lab) {
 async fn verifying_does_not_extend_a_hold(lab: &Lab) {
     let (mut a, mut b) = (lab.client().await, lab.client().await);
     let job = key("job");
-    let held = lab.expiring(&job, SHORT);
+    let held = lab.expiring(&job, short());
     let ttl = a.take(&held).await.ttl.get();
     drop(a);
     // Repeated verifications don't renew the hold.

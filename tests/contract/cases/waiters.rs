@@ -16,7 +16,7 @@ use tokio::task::{LocalSet, spawn_local};
 
 use super::{Case, cases};
 use crate::{
-    lab::{Client, LONG, Lab, SHORT, key, request, waiting},
+    lab::{Client, LONG, Lab, key, request, short, waiting},
     support::{
         self, mariadb,
         postgres::{Options as PostgresOptions, Postgres},
@@ -30,7 +30,7 @@ pub fn all() -> Vec<Case> {
 }
 
 /// The holder's TTL.
-const TTL: Duration = SHORT.saturating_mul(4);
+const TTL: Duration = Duration::from_secs(4);
 /// The time limit for all waiters, on a slow machine too.
 const LIMIT: Duration = Duration::from_secs(300);
 /// One thread runs all waiters, hence the long limits.
@@ -136,7 +136,7 @@ impl Holder {
                 client.renewed(&held, None).await;
                 line.set(Network::BlackHole);
                 // The connection is cut off but not closed, so the server notices nothing.
-                std::thread::sleep(TTL + SHORT * 2);
+                std::thread::sleep(TTL + short() * 2);
                 last
             })
         });
@@ -216,7 +216,7 @@ async fn run_waiters(lab: &Lab, server: &OwnServer, clients: &Clients) {
     ));
     // A session's lock has a drain delay of half a second after a vanished holder.
     let drain_delay = if lab.kind.held_by_session() { Duration::from_millis(500) } else { Duration::ZERO };
-    assert!(first >= TTL && first < TTL + SHORT + drain_delay, "{first:?}");
+    assert!(first >= TTL && first < TTL + short() + drain_delay, "{first:?}");
     assert!(each < 512, "{each} KiB for each waiter");
     let state = clients.at(server.port()).inspect(&key("job")).await;
     assert!(state.holders.is_empty() && state.waiters.is_empty(), "{state:?}");

@@ -17,7 +17,7 @@ use super::{
     history::{broken, history},
 };
 use crate::{
-    lab::{Client, LONG, Lab, SHORT, key, request, stretched, waiting},
+    lab::{Client, LONG, Lab, key, request, short, stretched, waiting},
     support::{
         self, ports,
         zookeeper::{Options as Plan, ZooKeeper as Servers},
@@ -211,7 +211,8 @@ async fn a_lease_outside_the_servers_range_is_refused_and_the_range_named(_: &La
         other => panic!("{other:?}"),
     }
     let long = Servers::with(Plan { sessions: Some((Duration::from_secs(4), Duration::from_secs(8))), ..Plan::default() });
-    let error = ZooKeeper::new(ZooKeeperOptions::new(long.hosts())).try_acquire(&request(&key("job"), SHORT)).await.expect_err("too short");
+    let error =
+        ZooKeeper::new(ZooKeeperOptions::new(long.hosts())).try_acquire(&request(&key("job"), short())).await.expect_err("too short");
     assert!(error.message.contains("4s to 8s"), "{error}");
 }
 
@@ -249,7 +250,7 @@ async fn a_server_that_is_cut_off_confirms_nothing(_: &Lab) {
     let mut a = Client(Box::new(ZooKeeper::new(ZooKeeperOptions::new(vec![("127.0.0.1".into(), port)]))));
     let mut b = Client(Box::new(ZooKeeper::new(others)));
     let job = key("job");
-    let held = request(&job, SHORT);
+    let held = request(&job, short());
     a.take(&held).await;
     let reader = Admin::connect(&format!("127.0.0.1:{port}")).await.expect("a connection");
     let name = reader.list_children("/dlock/job").await.expect("the queue").remove(0);
@@ -262,10 +263,10 @@ async fn a_server_that_is_cut_off_confirms_nothing(_: &Lab) {
     let keep = async {
         loop {
             let sent = Instant::now();
-            if let Ok(Ok(Renewal::Renewed { .. })) = tokio::time::timeout(SHORT / 6, a.0.renew(&job, &held.token, None.into())).await {
+            if let Ok(Ok(Renewal::Renewed { .. })) = tokio::time::timeout(short() / 6, a.0.renew(&job, &held.token, None.into())).await {
                 confirmed = sent;
             }
-            if cut.elapsed() > SHORT * 3 {
+            if cut.elapsed() > short() * 3 {
                 return confirmed;
             }
         }
@@ -287,7 +288,7 @@ async fn a_server_that_is_cut_off_confirms_nothing(_: &Lab) {
     assert!(reads > 0, "the cut-off server answered no read");
     support::say(&format!("a cut-off server showed the old holder's node for {longer:?} after the next was granted the lock"));
     // The command is killed two thirds of the lease after the last confirmation.
-    assert!(confirmed + SHORT * 2 / 3 < granted, "confirmed {:?} before the next grant", granted - confirmed);
+    assert!(confirmed + short() * 2 / 3 < granted, "confirmed {:?} before the next grant", granted - confirmed);
 }
 
 async fn a_lost_leader_is_survived(_: &Lab) {

@@ -10,7 +10,7 @@ use zookeeper_client::{Acls, Client as Admin, CreateMode};
 
 use super::{Case, cases, history::history};
 use crate::{
-    lab::{Client, LONG, Lab, SHORT, SLACK, key, nested, request, soon, stretched, waiting},
+    lab::{Client, LONG, Lab, SLACK, key, nested, request, short, soon, stretched, waiting},
     support::proxy::{Fault, Mode as Line, Proxy},
     targets::{Kind, zookeeper::Target},
 };
@@ -319,7 +319,7 @@ async fn holders_that_vanish_in_succession_leave_few_marks(lab: &Lab) {
 async fn a_hold_is_handed_over_with_its_session(lab: &Lab) {
     let (mut a, mut b, mut c) = (lab.client().await, lab.client().await, lab.client().await);
     let job = key("job");
-    let mut held = Request { detached: true, ..request(&job, SHORT * 2) };
+    let mut held = Request { detached: true, ..request(&job, short() * 2) };
     let bare = held.clone();
     let grant = a.take(&held).await;
     drop(a);
@@ -328,7 +328,7 @@ async fn a_hold_is_handed_over_with_its_session(lab: &Lab) {
     held.token.session = grant.session;
     assert!(grant.session.is_some());
     for _ in 0..3 {
-        lab.pass(SHORT * 3 / 2).await;
+        lab.pass(short() * 3 / 2).await;
         assert_eq!(b.renewed(&held, None).await, grant.fence);
     }
     // The token as text is enough.
@@ -337,9 +337,9 @@ async fn a_hold_is_handed_over_with_its_session(lab: &Lab) {
     assert_eq!(b.release(&bare, Scope::Hold).await, Release::Released, "this client has taken over the session already");
     assert_eq!(c.renew(&held, None).await, Renewal::NotHeld);
     // The detached hold expires by itself.
-    let mut other = Request { detached: true, ..request(&job, SHORT) };
+    let mut other = Request { detached: true, ..request(&job, short()) };
     other.token.session = c.take(&other).await.session;
-    lab.outlast(SHORT).await;
+    lab.outlast(short()).await;
     assert_eq!(b.renew(&other, None).await, Renewal::NotHeld);
     b.hold(&job).await;
 }
@@ -348,20 +348,20 @@ async fn a_hold_is_handed_over_with_its_session(lab: &Lab) {
 async fn a_nested_hold_keeps_the_lock_of_a_dead_outer_holder(lab: &Lab) {
     let (mut a, mut b, mut c) = (lab.client().await, lab.client().await, lab.client().await);
     let job = key("job");
-    let outer = request(&job, SHORT);
+    let outer = request(&job, short());
     a.take(&outer).await;
     let inner = Request { ttl: crate::lab::ttl(LONG), ..nested(&outer) };
     b.take(&inner).await;
     assert_eq!(a.release(&outer, Scope::Hold).await, Release::StillHeld(1));
     drop(a);
-    assert!(c.left(&job).await <= SHORT, "the remaining lease without renewals of the nested hold");
+    assert!(c.left(&job).await <= short(), "the remaining lease without renewals of the nested hold");
     for _ in 0..5 {
         match b.renew(&inner, None).await {
-            Renewal::Renewed { ttl, .. } => assert_eq!(ttl.get(), SHORT, "the TTL is that of the shorter session"),
+            Renewal::Renewed { ttl, .. } => assert_eq!(ttl.get(), short(), "the TTL is that of the shorter session"),
             other => panic!("{other:?}"),
         }
         c.refused(&request(&job, LONG)).await;
-        lab.pass(SHORT / 2).await;
+        lab.pass(short() / 2).await;
     }
     b.free(&inner).await;
     c.hold(&job).await;
@@ -516,11 +516,11 @@ async fn a_waiter_whose_session_ended_queues_again(lab: &Lab) {
     let held = a.hold(&job).await;
     let mut proxy = Proxy::to(lab.server().port());
     let mut b = through(lab, &proxy);
-    let (lost, after) = (waiting(&job, SHORT), waiting(&job, LONG));
+    let (lost, after) = (waiting(&job, short()), waiting(&job, LONG));
     assert_eq!(b.refused(&lost).await.position, Some(1));
     assert_eq!(c.refused(&after).await.position, Some(2));
     proxy.set(Line::BlackHole);
-    lab.outlast(SHORT * 2).await;
+    lab.outlast(short() * 2).await;
     assert_eq!(contenders(lab, "job").await.len(), 2);
     proxy.set(Line::Pass);
     proxy.cut();
@@ -627,7 +627,7 @@ async fn many_waiters_survive_a_holder_that_died(lab: &Lab) {
     let packets = || servers.nodes[0].counted("zk_packets_received").unwrap_or_default();
     let mut holder = lab.client().await;
     let job = key("job");
-    holder.take(&request(&job, SHORT * 4)).await;
+    holder.take(&request(&job, short() * 4)).await;
     let began = Instant::now();
     let mut waiters = std::collections::VecDeque::new();
     let count = crate::support::many_waiters();
@@ -643,7 +643,7 @@ async fn many_waiters_survive_a_holder_that_died(lab: &Lab) {
     let grant = first.wait_for(&wanted, LONG).await;
     let took = died.elapsed();
     assert_eq!(grant.drain_delay, Duration::from_millis(500));
-    assert!(took < SHORT * 5 + soon(), "{took:?}");
+    assert!(took < short() * 5 + soon(), "{took:?}");
     for (other, wanted) in &mut waiters {
         assert_eq!(other.wait(wanted, Duration::ZERO).await, Wake::TimedOut, "only one waiter is woken");
     }

@@ -13,7 +13,7 @@ use super::{
     Fronts, HASTY, LIMITS, PATIENT, core_acquire, counter, held_on, record,
 };
 use crate::{
-    lab::{Client, LONG, Lab, SHORT, SLACK, key, request, stretched},
+    lab::{Client, LONG, Lab, SLACK, key, request, short, stretched},
     support::{
         self,
         proxy::{self, Fault, Proxy},
@@ -227,13 +227,13 @@ async fn a_commit_after_the_lease_is_refused(lab: &Lab) {
     let fronts = Fronts::of(lab);
     let mut a = fronts.client(HASTY).await;
     for n in [0, 1, 2] {
-        fronts.0[n].trap_nth("", 1, 1, Fault::Late(SHORT * 2 + SLACK * 3));
+        fronts.0[n].trap_nth("", 1, 1, Fault::Late(short() * 2 + SLACK * 3));
     }
-    let late = request(&key("job"), SHORT * 2);
+    let late = request(&key("job"), short() * 2);
     let error = a.0.try_acquire(&late).await.expect_err("too few commits");
     assert!(error.is_transient() && error.effect == Effect::Unknown, "{error:?}");
     assert!((0..3).all(|n| fronts.0[n].sprung() == 1));
-    lab.outlast(SHORT * 2).await;
+    lab.outlast(short() * 2).await;
     let mut b = lab.client().await;
     let held = request(&key("job"), LONG);
     let fence = b.take(&held).await.fence;
@@ -265,7 +265,7 @@ async fn a_marked_hold_whose_release_missed_a_node_was_released(lab: &Lab) {
     for mode in [Mode::Exclusive, Mode::Shared] {
         let fronts = Fronts::of(lab);
         let mut a = fronts.client(HASTY).await;
-        let held = Request { mode, ..request(&key("job"), SHORT) };
+        let held = Request { mode, ..request(&key("job"), short()) };
         let fence = a.take(&held).await.fence;
         let mut b = lab.client().await;
         let mark = Break { by: "ann@desk".into(), why: None, seen: false };
@@ -273,7 +273,7 @@ async fn a_marked_hold_whose_release_missed_a_node_was_released(lab: &Lab) {
         fronts.0[0].trap("", Fault::CutBefore);
         assert_eq!(a.release(&held, Scope::Tree).await, Release::Released);
         assert_eq!(fronts.0[0].sprung(), 1);
-        lab.outlast(SHORT).await;
+        lab.outlast(short()).await;
         let next = Request { mode, ..request(&key("job"), LONG) };
         b.take(&next).await;
         b.free(&next).await;

@@ -12,7 +12,7 @@ use super::{
     Fronts, HASTY, core_acquire, counter, held_on, values,
 };
 use crate::{
-    lab::{LONG, Lab, SHORT, SLACK, key, request, soon, waiting},
+    lab::{LONG, Lab, SLACK, key, request, short, soon, waiting},
     support::{self, proxy::Fault},
     targets::{Kind, redlock::NODES},
 };
@@ -125,14 +125,14 @@ async fn a_reader_that_expired_between_its_phases_is_refused(lab: &Lab) {
     let other = reader(&job, LONG);
     b.take(&other).await;
     for n in [0, 1, 2] {
-        fronts.0[n].trap_nth("", 1, 1, Fault::Late(SHORT * 2 + SLACK * 3));
+        fronts.0[n].trap_nth("", 1, 1, Fault::Late(short() * 2 + SLACK * 3));
     }
-    let late = reader(&job, SHORT * 2);
+    let late = reader(&job, short() * 2);
     let error = a.0.try_acquire(&late).await.expect_err("too few commits");
     assert!(error.is_transient() && error.effect == Effect::Unknown, "{error:?}");
     assert!((0..3).all(|n| fronts.0[n].sprung() == 1));
     let counted: Vec<_> = (0..3).map(|n| counter(lab, n)).collect();
-    lab.pass(SHORT * 2 + SLACK * 5).await;
+    lab.pass(short() * 2 + SLACK * 5).await;
     assert_eq!((0..3).map(|n| counter(lab, n)).collect::<Vec<_>>(), counted);
     assert!((0..NODES).all(|n| committed(lab, n, &late) != Some(true)));
     assert_eq!(a.renew(&late, None).await, Renewal::NotHeld);
@@ -399,8 +399,8 @@ async fn a_crashed_reader_is_recorded_by_all_nodes(lab: &Lab) {
     let mut b = lab.client().await;
     let other = reader(&job, LONG);
     let first = b.take(&other).await.fence;
-    let fence = lab.client().await.take(&reader(&job, SHORT)).await.fence;
-    lab.outlast(SHORT).await;
+    let fence = lab.client().await.take(&reader(&job, short())).await.fence;
+    lab.outlast(short()).await;
     let ended = |past: &[dlock::lock::HistoryEntry]| past.iter().map(|past| (past.fence, past.end.clone())).collect::<Vec<_>>();
     assert_eq!(ended(&b.0.history(&job).await.expect("history").past), [(Some(fence), End::Expired)]);
     lab.client().await.refused(&request(&job, LONG)).await;
