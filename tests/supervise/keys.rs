@@ -104,8 +104,8 @@ fn says(world: &World, what: &str) -> String {
 const WAITS: &str = "mkfifo DIR/end; echo $$ > DIR/ready; read word < DIR/end; exit 4";
 
 /// A shell that continues when its job is stopped. Without job control the shell is in the job's process group, and the kernel hangs that
-/// group up when the command ends while dlock is stopped.
-const JOB_CONTROL: &str = "set -m; LINE; while ! [ -e DIR/over ]; do sleep 0.02; done";
+/// group up when the command ends while dlock is stopped. bash leaves its own loops when TSTP stops a job, so another shell waits.
+const JOB_CONTROL: &str = "set -m; LINE; sh -c 'while ! [ -e DIR/over ]; do sleep 0.02; done'; :";
 
 fn ctrl_c_ends_what_outlives_the_command() {
     let mut world = World::new();
