@@ -5,10 +5,16 @@ mod commands;
 
 use std::{
     io::{Read as _, Write as _},
-    net::{Ipv4Addr, Shutdown, TcpListener, TcpStream},
+    net::{Ipv4Addr, TcpListener, TcpStream},
+    os::fd::AsFd as _,
     sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError},
-    thread,
+    thread::{self, JoinHandle},
     time::{Duration, Instant, SystemTime, UNIX_EPOCH},
+};
+
+use rustix::{
+    event::{PollFd, PollFlags, poll},
+    io::retry_on_intr,
 };
 
 use self::commands::{Data, Options, Reply, hash, list, plain, scan, sorted, versioned};
@@ -56,14 +62,14 @@ impl Tair {
 
     pub fn freeze(&self) {
         match self {
-            Self::Double(double) => double.shared.set_frozen(true),
+            Self::Double(double) => double.shared.set(State::Frozen),
             Self::Real(server) => server.freeze(),
         }
     }
 
     pub fn thaw(&self) {
         match self {
-            Self::Double(double) => double.shared.set_frozen(false),
+            Self::Double(double) => double.shared.set(State::Running),
             Self::Real(server) => server.thaw(),
         }
     }
@@ -101,16 +107,26 @@ impl Tair {
 pub struct Double {
     pub port: u16,
     shared: Arc<Shared>,
-    listener: Option<TcpListener>,
+    running: Option<(TcpListener, JoinHandle<()>)>,
 }
 
 #[derive(Default)]
 struct Shared {
     data: Mutex<Data>,
-    frozen: Mutex<bool>,
-    thawed: Condvar,
-    open: Mutex<Vec<TcpStream>>,
+    state: Mutex<State>,
+    changed: Condvar,
 }
+
+#[derive(Clone, Copy, Default, PartialEq)]
+enum State {
+    #[default]
+    Running,
+    Frozen,
+    Stopped,
+}
+
+/// A connection, with the bytes of its incomplete command.
+struct Connection(TcpStream, Vec<u8>);
 
 impl Double {
     fn start() -> Self {
@@ -120,7 +136,7 @@ impl Double {
             Some((port, TcpListener::bind((Ipv4Addr::LOCALHOST, port)).ok()?))
         });
         let (port, listener) = bound.expect("a free port");
-        let mut double = Self { port, shared: Arc::default(), listener: None };
+        let mut double = Self { port, shared: Arc::default(), running: None };
         double.listen(listener);
         double
     }
@@ -131,26 +147,18 @@ impl Double {
     }
 
     fn listen(&mut self, listener: TcpListener) {
+        self.shared.set(State::Running);
         let (accepting, shared) = (listener.try_clone().expect("a listener"), Arc::clone(&self.shared));
-        thread::spawn(move || {
-            // Ends when `stop` shuts the socket down.
-            while let Ok((client, _)) = accepting.accept() {
-                let _ = client.set_nodelay(true);
-                shared.open.lock().unwrap_or_else(PoisonError::into_inner).extend(client.try_clone());
-                let shared = Arc::clone(&shared);
-                thread::spawn(move || shared.serve(client));
-            }
-        });
-        self.listener = Some(listener);
+        self.running = Some((listener, thread::spawn(move || shared.serve(&accepting))));
     }
 
     fn stop(&mut self) {
-        self.shared.set_frozen(false);
-        if let Some(listener) = self.listener.take() {
+        self.shared.set(State::Stopped);
+        if let Some((listener, thread)) = self.running.take() {
+            // Wakes the thread.
             let _ = rustix::net::shutdown(&listener, rustix::net::Shutdown::Both);
-        }
-        for client in self.shared.open.lock().unwrap_or_else(PoisonError::into_inner).drain(..) {
-            let _ = client.shutdown(Shutdown::Both);
+            drop(listener);
+            let _ = thread.join();
         }
     }
 }
@@ -185,29 +193,54 @@ impl Shared {
         self.data.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn set_frozen(&self, frozen: bool) {
-        *self.frozen.lock().unwrap_or_else(PoisonError::into_inner) = frozen;
-        self.thawed.notify_all();
+    fn set(&self, state: State) {
+        *self.state.lock().unwrap_or_else(PoisonError::into_inner) = state;
+        self.changed.notify_all();
     }
 
-    fn serve(&self, mut client: TcpStream) {
-        let (mut buffer, mut chunk) = (Vec::new(), vec![0; 64 * 1024]);
+    /// Returns whether the server runs, once it is not frozen.
+    fn runs(&self) -> bool {
+        let state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
+        let state = self.changed.wait_while(state, |state| *state == State::Frozen).unwrap_or_else(PoisonError::into_inner);
+        *state == State::Running
+    }
+
+    /// Serves all connections in one thread, as the real server does: what a connection has sent is carried out before the commands of
+    /// a connection that was opened later.
+    fn serve(&self, listener: &TcpListener) {
+        let mut connections: Vec<Connection> = Vec::new();
         loop {
-            match client.read(&mut chunk) {
-                Ok(n) if n > 0 => buffer.extend_from_slice(&chunk[..n]),
-                _ => return,
-            }
-            let mut out = Vec::new();
-            while let Some((words, length)) = parse(&buffer) {
-                buffer.drain(..length);
-                let frozen = self.frozen.lock().unwrap_or_else(PoisonError::into_inner);
-                drop(self.thawed.wait_while(frozen, |frozen| *frozen));
-                write(&self.answer(&words), &mut out);
-            }
-            if client.write_all(&out).is_err() {
+            let all = connections.iter().map(|connection| connection.0.as_fd()).chain([listener.as_fd()]);
+            let mut polled: Vec<PollFd<'_>> = all.map(|fd| PollFd::from_borrowed_fd(fd, PollFlags::IN)).collect();
+            retry_on_intr(|| poll(&mut polled, None)).expect("the kernel's answer");
+            let mut ready = polled.iter().map(|one| !one.revents().is_empty()).collect::<Vec<_>>().into_iter();
+            if !self.runs() {
                 return;
             }
+            connections.retain_mut(|connection| !ready.next().expect("one for each") || self.serve_one(connection).is_some());
+            if ready.next().expect("the listener's")
+                && let Ok((client, _)) = listener.accept()
+            {
+                let _ = client.set_nodelay(true);
+                connections.push(Connection(client, Vec::new()));
+            }
         }
+    }
+
+    /// Carries out the commands that a ready connection has sent; `None` once it is closed.
+    fn serve_one(&self, Connection(client, buffer): &mut Connection) -> Option<()> {
+        let mut chunk = vec![0; 64 * 1024];
+        let length = client.read(&mut chunk).ok().filter(|length| *length > 0)?;
+        buffer.extend_from_slice(&chunk[..length]);
+        let mut out = Vec::new();
+        while let Some((words, length)) = parse(buffer) {
+            buffer.drain(..length);
+            if !self.runs() {
+                return None;
+            }
+            write(&self.answer(&words), &mut out);
+        }
+        client.write_all(&out).ok()
     }
 
     fn answer(&self, words: &[Vec<u8>]) -> Reply {
