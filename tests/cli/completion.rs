@@ -113,9 +113,10 @@ fn keys_with_colons_in_bash() {
     {
         terminal.press(format!("{typed}\t.").as_bytes());
         let whole = format!("{becomes}.");
-        terminal.await_screen(&whole, |screen| screen.iter().any(|line| line.ends_with(&whole)));
-        terminal.press(&[3]);
-        // The kernel echoes ^C before bash reads keys again.
+        let last = |screen: &[String]| screen.iter().rfind(|line| !line.is_empty()).cloned().unwrap_or_default();
+        terminal.await_screen(&whole, |screen| last(screen).ends_with(&whole));
+        // As a comment the line ends without effect. bash sometimes loses a Ctrl-C that comes while it draws the last key.
+        terminal.press(b"\x01#\n");
         terminal.await_screen("another prompt", |screen| screen.iter().filter(|line| line.starts_with("ready>")).count() > at + 1);
     }
     // Several candidates with the same prefix are listed.
