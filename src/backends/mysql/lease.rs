@@ -17,7 +17,7 @@ use crate::{
         cas::{CasBackend, Change, ReadFor, Snapshot, Store},
         sql::{
             self, Client, HasClient, Session as _, looks_at_the_end,
-            row::{self, Documented, Own, RowVersion},
+            row::{self, Documented, Own, RowVersion, is_plain},
         },
     },
     lock::{
@@ -138,7 +138,7 @@ impl Store for MysqlLeaseStore {
         let name = self.client.names.of(&request.key);
         self.own.forget();
         let queued = self.listed.contains(&request.token);
-        if request.waiting && !queued {
+        if request.waiting && is_plain(request) && !queued {
             // Noted before asking, since an unanswered request may have been served.
             self.listed.push(request.token);
         }

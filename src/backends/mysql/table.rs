@@ -159,8 +159,9 @@ impl MysqlLockTable<'_> {
     }
 
     /// Takes the row for a fresh exclusive hold, or creates the row. Returns `None` if the row is held, has another layout or a document,
-    /// or has a run record that may deny the grant. Puts a waiting request into the queue if the lock is held. With `queued`, the hold may
-    /// be in the queue, and a grant removes it: otherwise, the rules would take a holder that is gone for a waiter.
+    /// or has a run record that may deny the grant. Puts a plain waiter into the queue if the lock is held: a fair one is only in the
+    /// document, where its position can end. With `queued`, the hold may be in the queue, and a grant removes it: otherwise, the rules
+    /// would take a holder that is gone for a waiter.
     pub(super) async fn grant(&mut self, name: &str, request: &Request, queued: bool) -> Result<Option<LockRow>> {
         let (owner, root, metadata) = (locked_by(&request.token), request.token.hold_text(), json(request.metadata.as_ref())?);
         let document = row::granted(request);
@@ -193,7 +194,8 @@ impl MysqlLockTable<'_> {
         };
         let read = self.read_and_lock(name, Some(&owner));
         batch += &read;
-        if request.waiting {
+        let joins = request.waiting && row::is_plain(request);
+        if joins {
             batch += &join(self.tables, name, request, true)?;
             batch += &position(self.tables, name, request);
         }
@@ -225,7 +227,7 @@ impl MysqlLockTable<'_> {
             return Ok(found);
         }
         self.noted.seen = found;
-        if request.waiting {
+        if joins {
             let position = rows(&answers, done + 3)?.first().map(|row| Fields::of(row).int()).transpose()?;
             self.noted.position = position.and_then(|position| u32::try_from(position).ok()).filter(|position| *position > 0);
         }

@@ -357,6 +357,8 @@ async fn a_dead_waiter_loses_its_offer(lab: &Lab) {
     let at_once = lab.kind.bound_to_processes() || lab.kind.keeps_positions();
     let least = if at_once { Duration::ZERO } else { Duration::from_millis(500) };
     assert!(waited >= least && waited < stretched(Duration::from_secs(2) + lab.kind.late()), "{waited:?}");
+    let state = c.inspect(&job).await;
+    assert!(state.waiters.is_empty(), "the dead waiter has a position again: {state:?}");
 }
 
 async fn many_dead_waiters_cost_one_offer(lab: &Lab) {
