@@ -6,7 +6,7 @@ use std::{
     time::Duration,
 };
 
-use rustix::net::{AddressFamily, SocketType};
+use rustix::net::{AddressFamily, SocketFlags, SocketType};
 
 use super::ports;
 
@@ -19,7 +19,7 @@ pub struct Deaf {
 
 impl Deaf {
     pub fn new() -> Self {
-        let socket = rustix::net::socket(AddressFamily::INET, SocketType::STREAM, None).expect("a socket");
+        let socket = rustix::net::socket_with(AddressFamily::INET, SocketType::STREAM, SocketFlags::CLOEXEC, None).expect("a socket");
         let address = SocketAddr::from((Ipv4Addr::LOCALHOST, ports::free()));
         // The listeners of std do the same.
         rustix::net::sockopt::set_socket_reuseaddr(&socket, true).expect("a socket");

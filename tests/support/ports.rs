@@ -1,10 +1,12 @@
 //! Free TCP ports for servers.
 
 use std::{
-    net::{Ipv4Addr, TcpListener},
+    net::{Ipv4Addr, SocketAddrV4},
     os::{linux::net::SocketAddrExt as _, unix::net},
     sync::{Mutex, PoisonError},
 };
+
+use rustix::net::{AddressFamily, SocketFlags, SocketType, bind, socket_with, sockopt::set_socket_reuseaddr};
 
 /// Below the kernel's range of ephemeral ports, so that no connection takes a port meanwhile.
 const FIRST: u16 = 10_500;
@@ -36,7 +38,7 @@ impl Ports {
             }
             self.next += 1;
             let port = FIRST + self.blocks[nth].0 * BLOCK + u16::try_from(within).expect("below the block's length");
-            if TcpListener::bind((Ipv4Addr::LOCALHOST, port)).is_ok() {
+            if is_free(port) {
                 return port;
             }
         }
@@ -54,4 +56,12 @@ impl Ports {
         self.blocks.extend(claimed);
         found
     }
+}
+
+/// Whether a server can listen at this port. A listener would tell as well, but a process that another test is just starting has it too,
+/// until it runs its program, and keeps the server from the port. A socket that does not listen keeps no server from it.
+fn is_free(port: u16) -> bool {
+    let socket = socket_with(AddressFamily::INET, SocketType::STREAM, SocketFlags::CLOEXEC, None).expect("a socket");
+    set_socket_reuseaddr(&socket, true).expect("a socket");
+    bind(&socket, &SocketAddrV4::new(Ipv4Addr::LOCALHOST, port)).is_ok()
 }

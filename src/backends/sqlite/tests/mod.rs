@@ -16,7 +16,10 @@ use std::{
 
 use sqlx::{Connection, SqliteConnection};
 
-use super::{Sqlite, SqliteOptions, lock_file::LockFile};
+use super::{
+    Sqlite, SqliteOptions,
+    lock_file::{LockFile, Range},
+};
 use crate::lock::{
     Attempt, Backend, Busy, Effect, Entry, Grant, Key, Kind, Metadata, Mode, Namespace, Once, Release, Renewal, Request, RunPolicy, Scope,
     Tether, Token, Ttl, Wake,
@@ -71,6 +74,14 @@ async fn busy(backend: &mut Sqlite, request: &Request) -> Busy {
     match backend.try_acquire(request).await.unwrap() {
         Attempt::Busy(busy) => busy,
         other => panic!("not busy: {other:?}"),
+    }
+}
+
+/// Unlocks what a process has locked, as its death does. Dropping it is not enough: a process that another test is just starting has
+/// its descriptors too, until it runs its program.
+fn die(mut process: Sqlite) {
+    for slot in process.client().slots.values() {
+        slot.file.unlock(Range::EVERYTHING);
     }
 }
 

@@ -36,7 +36,7 @@ async fn a_release_of_the_tree_ends_nested_holds() {
     let inner = nested(&outer);
     granted(&mut b, &inner).await;
     // The process of the inner hold has ended; the row still has the hold.
-    drop(b);
+    die(b);
     assert_eq!(release(&mut a, &outer).await, Release::Released);
     granted(&mut backend(&path), &request("job")).await;
 }
@@ -48,7 +48,7 @@ async fn a_nested_hold_whose_process_is_gone_does_not_keep_the_lock() {
     let outer = request("job");
     granted(&mut a, &outer).await;
     granted(&mut b, &nested(&outer)).await;
-    drop(b);
+    die(b);
     assert_eq!(a.release(&outer.key, &outer.token, &Scope::Hold.into()).await.unwrap(), Release::Released);
     granted(&mut backend(&path), &request("job")).await;
 }
@@ -61,7 +61,7 @@ async fn a_nested_hold_keeps_the_lock_of_an_outer_one_that_died() {
     granted(&mut a, &outer).await;
     let inner = nested(&outer);
     granted(&mut b, &inner).await;
-    drop(a);
+    die(a);
     busy(&mut backend(&path), &request("job")).await;
     assert!(matches!(b.renew(&inner.key, &inner.token, None.into()).await.unwrap(), Renewal::Renewed { .. }));
     assert_eq!(release(&mut b, &inner).await, Release::Released);
@@ -80,7 +80,7 @@ async fn a_lock_that_is_not_held_can_not_be_entered() {
     assert!(not_held(&mut b, &nested(&outer)).await, "the lock was released");
     let died = request("job");
     granted(&mut a, &died).await;
-    drop(a);
+    die(a);
     assert!(not_held(&mut b, &nested(&died)).await, "the holder's processes are gone");
     let mut c = backend(&path);
     let newer = request("job");

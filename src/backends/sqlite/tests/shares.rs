@@ -29,15 +29,6 @@ fn holder(path: &Path, mode: &str, child: &str) -> (Other, u64) {
     (other, fence)
 }
 
-/// Waits for the end of a dropped holder's bytes: a process that another test is just starting has them until it runs its program.
-async fn gone(path: &Path, hold: &Request) {
-    let file = LockFile::open_to_look(path).unwrap().unwrap();
-    let byte = backend(path).client().bytes(&hold.key).of_hold(&hold.token.hold_text()).first();
-    while file.others_have(byte).unwrap() {
-        tokio::time::sleep(Duration::from_millis(10)).await;
-    }
-}
-
 async fn holders(path: &Path) -> usize {
     backend(path).inspect(&key("job")).await.unwrap().holders.len()
 }
@@ -192,13 +183,13 @@ async fn a_waiter_that_lost_its_position_wakes_those_behind_it() {
 async fn a_crash_leaves_nothing_that_blocks_later_requests() {
     let (_keep, path) = place();
     let outer = reader("job");
-    {
-        let (mut a, mut b) = (backend(&path), backend(&path));
-        granted(&mut a, &outer).await;
-        granted(&mut a, &Request { token: outer.token.nested(), entry: Entry::Reenter, ..reader("job") }).await;
-        busy(&mut b, &waiting(request("job"))).await;
-        busy(&mut b, &Request { fair: true, ..waiting(permit(2, "job")) }).await;
-    }
+    let (mut a, mut b) = (backend(&path), backend(&path));
+    granted(&mut a, &outer).await;
+    granted(&mut a, &Request { token: outer.token.nested(), entry: Entry::Reenter, ..reader("job") }).await;
+    busy(&mut b, &waiting(request("job"))).await;
+    busy(&mut b, &Request { fair: true, ..waiting(permit(2, "job")) }).await;
+    die(a);
+    die(b);
     let mut c = backend(&path);
     let state = c.inspect(&outer.key).await.unwrap();
     assert!(state.holders.is_empty() && state.waiters.is_empty(), "{state:?}");
@@ -218,7 +209,7 @@ async fn a_nested_hold_keeps_the_share_of_an_outer_one_that_died() {
     granted(&mut a, &outer).await;
     let inner = nested(&outer);
     assert_eq!(granted(&mut b, &inner).await.holds, 2);
-    drop(a);
+    die(a);
     busy(&mut c, &permit(1, "job")).await;
     busy(&mut c, &request("job")).await;
     assert!(matches!(b.renew(&inner.key, &inner.token, None.into()).await.unwrap(), Renewal::Renewed { .. }));
@@ -233,7 +224,7 @@ async fn a_nested_hold_whose_process_is_gone_does_not_keep_the_share() {
     let outer = reader("job");
     granted(&mut a, &outer).await;
     granted(&mut b, &nested(&outer)).await;
-    drop(b);
+    die(b);
     assert_eq!(a.release(&outer.key, &outer.token, &Scope::Hold.into()).await.unwrap(), Release::Released);
     granted(&mut backend(&path), &request("job")).await;
 }
@@ -246,8 +237,7 @@ async fn no_share_is_granted_while_a_nested_hold_lives() {
     granted(&mut a, &outer).await;
     let inner = nested(&outer);
     granted(&mut b, &inner).await;
-    drop(a);
-    gone(&path, &outer).await;
+    die(a);
     busy(&mut c, &reader("job")).await;
     assert_eq!(b.release(&inner.key, &inner.token, &Scope::Hold.into()).await.unwrap(), Release::Released);
     granted(&mut c, &reader("job")).await;
@@ -289,7 +279,7 @@ async fn a_share_is_not_lost_with_the_lock_file() {
     let other = permit(2, "job");
     granted(&mut b, &other).await;
     assert_eq!(release(&mut a, &held).await, Release::Released);
-    drop(b);
+    die(b);
     granted(&mut backend(&path), &request("job")).await;
 }
 

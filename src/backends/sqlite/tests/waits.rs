@@ -193,5 +193,6 @@ async fn a_release_with_a_lost_answer_is_repeated() {
         let mut other = backend(&path);
         granted(&mut other, &free).await;
         assert_eq!(release(&mut a, &held).await, Release::NotHeld);
+        die(other);
     }
 }
