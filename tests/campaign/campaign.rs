@@ -5,7 +5,7 @@ use std::{
     fmt::Write as _,
     path::{Path, PathBuf},
     sync::atomic::{AtomicU32, Ordering},
-    time::Instant,
+    time::{Duration, Instant},
 };
 
 use crate::{
@@ -56,24 +56,32 @@ impl Tally {
     }
 
     /// Returns the summary, in text for a person.
-    pub fn summary(&self, options: &Options, took: std::time::Duration) -> String {
-        let faults: usize = self.injected.values().sum();
-        let mut text = format!(
-            "campaign {} seed {}: {} rounds, {} runs, {} sections, {faults} faults, {} overlaps in {:.1} s",
-            options.store,
-            options.seed,
-            self.rounds,
-            self.runs,
-            self.sections,
-            self.overlaps,
-            took.as_secs_f64()
-        );
+    pub fn summary(&self, options: &Options, took: Duration) -> String {
+        let mut text = self.line(options, took);
         for (fault, count) in &self.injected {
             let _ = write!(text, "\n  {count:>6} {fault:?}");
         }
         text
     }
+
+    fn line(&self, options: &Options, took: Duration) -> String {
+        let faults: usize = self.injected.values().sum();
+        format!(
+            "campaign {} seed {}: {} of {} rounds, {} runs, {} sections, {faults} faults, {} overlaps in {:.1} s",
+            options.store,
+            options.seed,
+            self.rounds,
+            options.rounds,
+            self.runs,
+            self.sections,
+            self.overlaps,
+            took.as_secs_f64()
+        )
+    }
 }
+
+/// Time between two lines about a campaign that still runs.
+const PROGRESS: Duration = Duration::from_secs(30);
 
 /// Runs the rounds. The first round that fails ends the campaign: its violations are printed and its records kept.
 ///
@@ -83,6 +91,8 @@ pub fn play(options: &Options) -> Result<Tally, String> {
     let arena = Arena::new(stores::start(&options.store)?);
     let can = crate::round::lock(&arena.store).can();
     let mut tally = Tally::default();
+    let start = Instant::now();
+    let mut last_line = start;
     for number in options.from..options.from + options.rounds {
         let plan = Plan::draw(options.seed, number, options.mix, &options.faults, can);
         let began = Instant::now();
@@ -120,6 +130,10 @@ pub fn play(options: &Options) -> Result<Tally, String> {
             support::say(&format!("  records: {}\n  again: {again}", kept.display()));
             tally.violations = violations;
             break;
+        }
+        if last_line.elapsed() > PROGRESS {
+            support::say(&tally.line(options, start.elapsed()));
+            last_line = Instant::now();
         }
     }
     Ok(tally)

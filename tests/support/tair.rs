@@ -157,7 +157,6 @@ impl Double {
         if let Some((listener, thread)) = self.running.take() {
             // Wakes the thread.
             let _ = rustix::net::shutdown(&listener, rustix::net::Shutdown::Both);
-            drop(listener);
             let _ = thread.join();
         }
     }
