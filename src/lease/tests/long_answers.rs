@@ -57,3 +57,26 @@ async fn a_long_answer_that_was_cut_off_is_asked_for_again_only_within_the_limit
         assert_eq!((error.as_deref(), tries), (Some("connection reset"), tries_meant), "{cut_off:?}");
     }
 }
+
+#[tokio::test(start_paused = true)]
+async fn a_part_of_an_answer_ends_the_silence_that_is_shown() {
+    let (world, silence) = (LeaseWorld::new(), Silence::default());
+    let limits = Limits { silence: Some(&silence), ..LIMITS };
+    let began = world.clock.now();
+    let shown = std::cell::RefCell::new(Vec::new());
+    let show = || {
+        let outage = silence.outage().expect("the answer is not complete");
+        let until = outage.until.expect("a limit");
+        shown.borrow_mut().push((outage.since.since(began).as_secs(), until.since(began).as_secs()));
+    };
+    let question = async |_: &mut dyn Backend, progress: &Progress| {
+        show();
+        part_after(progress, secs(4)).await;
+        tokio::time::sleep(secs(1)).await;
+        show();
+        Ok(())
+    };
+    ask_long(&mut world.client(&[]), &world.clock, limits, ("list", None), question).await.unwrap();
+    assert_eq!(shown.take(), [(0, 5), (4, 9)]);
+    assert!(silence.outage().is_none());
+}
