@@ -206,6 +206,9 @@ impl Plan {
         if !rough && can.fair && dice.one_in(12) {
             return Self::fifo(&mut dice);
         }
+        if !rough && can.permits && number % 4 == 3 {
+            return Self::crowd(&mut dice);
+        }
         let keys = 1 + index(&mut dice, 3);
         let permits = 2 + dice.below(2);
         let contenders =
@@ -230,6 +233,21 @@ impl Plan {
         };
         let contenders = (0..4 + dice.below(3)).map(one).chain([pushy]).collect();
         Self { name: "fifo", ttl: TTL, keys: 1, contenders, faults: Vec::new() }
+    }
+
+    /// More contenders than permits of one lock: in a mixed round, other kinds mostly keep them apart.
+    fn crowd(dice: &mut Dice) -> Self {
+        let permits = 2 + dice.below(2);
+        let mut holds = || Step {
+            kind: Kind::Permits(permits),
+            wait_ms: Some(60_000),
+            hold_ms: 50 + dice.below(350),
+            pause_ms: dice.below(50),
+            ..Step::plain(0)
+        };
+        let contenders =
+            (0..permits + 3).map(|_| Contender { route: Route::Direct, second: false, steps: (0..4).map(|_| holds()).collect() }).collect();
+        Self { name: "crowd", ttl: TTL, keys: 1, contenders, faults: Vec::new() }
     }
 }
 
