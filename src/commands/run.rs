@@ -3,6 +3,7 @@
 mod ends;
 mod events;
 mod job;
+mod outcome;
 mod policy;
 mod releasing;
 mod unstartable;

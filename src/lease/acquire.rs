@@ -5,16 +5,18 @@
 //! wait ends during an attempt: dlock undoes the attempt. The waiter is notified while it leaves: `leave_queue` passes the
 //! offer on. The store goes away and comes back: dlock goes on asking until the wait ends.
 
-use std::{future::Future, time::Duration};
+use std::{future::Future, pin::pin, time::Duration};
 
 use super::{
     Budget, Clock, Lease, Limits,
-    ask::{Pause, ask, no_answer, silence, spread, timeout_factor},
-    bounded, wall_ms,
+    ask::{Pause, no_answer, silence, spread, timeout_factor},
+    bounded,
+    undo::{UNDO, Undo, worth_until},
+    wall_ms,
 };
 use crate::lock::{
-    Attempt, Backend, BootTime, Busy, Capabilities, Denial, Effect, Entry, Error, Fence, Grant, Identity, Kind, ReleaseInfo, Request,
-    Result, Rule, Token,
+    Attempt, Backend, BootTime, Busy, Capabilities, Denial, Effect, Entry, Error, Fence, Grant, Identity, Kind, Request, Result, Rule,
+    Token,
 };
 
 /// How long to wait for a lock that another process holds.
@@ -47,10 +49,10 @@ const RECHECK: Duration = Duration::from_secs(5);
 const KEPT: Duration = Duration::from_millis(1500);
 /// How often to look at a lock whose holder announces no release.
 const POLL: Duration = Duration::from_millis(250);
+/// The hint for a start that could not be undone.
+const RECORDED: &str = "the start may be recorded, though nothing was started: --retry-crashed runs past it, dlock forget removes it";
 /// How long a request in try mode waits for a lock that is free, or is busy only in passing.
 const PASSING: Duration = Duration::from_millis(100);
-/// The time limit for undoing an attempt: long enough for several tries, so that another server can answer.
-pub(super) const UNDO: Duration = Duration::from_secs(2);
 
 /// Takes the lock that `request` describes, and waits as long as `wait_policy` says.
 ///
@@ -78,11 +80,12 @@ pub async fn acquire<S>(
     }
     request.run_policy = request.run_policy.filter(|run_policy| run_policy.anyway || run_policy.record_anything());
     let mut attempts = AcquireLoop::new(clock, wait_policy, limits);
-    let result = {
+    let mut stop = pin!(stop);
+    let mut result = {
         let work = attempts.run(backend, clock, &identity, &mut request, &mut busy);
         tokio::select! {
             biased;
-            stopped = stop => Ok(Outcome::Stopped(stopped)),
+            stopped = &mut stop => Ok(Outcome::Stopped(stopped)),
             result = work => result,
         }
     };
@@ -92,34 +95,23 @@ pub async fn acquire<S>(
         // The store tells only the first successor that a holder vanished.
         clock.sleep_until(end).await;
     }
-    undo(backend, clock, &request, limits, (maybe_granted, attempts.waited)).await;
-    result.map_err(|error| error.during("acquire").key(&request.key))
-}
-
-/// Releases a possible grant and leaves the queue, asking several times within [`UNDO`].
-///
-/// Nothing depends on the answer: without it the lease ends by itself.
-async fn undo(
-    backend: &mut dyn Backend,
-    clock: &dyn Clock,
-    request: &Request,
-    limits: Limits<'_>,
-    (mut maybe_granted, waited): (bool, bool),
-) {
-    // The run around a nested hold does not depend on the outcome.
-    let info = ReleaseInfo { run_state: ReleaseInfo::UNDO.run_state.filter(|_| request.entry == Entry::Fresh), ..ReleaseInfo::UNDO };
-    let limits = limits.within(UNDO.min(limits.answer));
-    let undone = ask(backend, clock, limits, ("acquire", Some(&request.key)), async |backend: &mut dyn Backend| {
-        if maybe_granted {
-            match backend.release(&request.key, &request.token, &info).await {
-                Err(error) if error.is_transient() => return Err(error),
-                // Refused permanently: the waiter can still leave the queue.
-                _ => maybe_granted = false,
+    let mut undo = Undo { request: &request, maybe_granted, waited: attempts.waited };
+    let undone = undo.run(backend, clock, limits, UNDO.min(limits.answer)).await;
+    let left = worth_until(&request, attempts.sent).since(clock.now());
+    if !undone && undo.maybe_granted && !left.is_zero() && !matches!(result, Ok(Outcome::Stopped(_))) {
+        let undone = tokio::select! {
+            biased;
+            stopped = &mut stop => {
+                result = Ok(Outcome::Stopped(stopped));
+                true
             }
+            undone = undo.run(backend, clock, limits, left) => undone,
+        };
+        if !undone {
+            result = result.map_err(|error| error.hint(RECORDED));
         }
-        if waited { backend.leave_queue(request).await } else { Ok(()) }
-    });
-    let _ = undone.await;
+    }
+    result.map_err(|error| error.during("acquire").key(&request.key))
 }
 
 /// One attempt at one lock, with all of its questions.
@@ -142,6 +134,8 @@ struct AcquireLoop<'a> {
     drained_at: Option<BootTime>,
     /// The last grant with a drain delay, which is part of that. The same grant adds no delay when it is repeated.
     counted: Option<Fence>,
+    /// When the last attempt was sent.
+    sent: BootTime,
     /// How many attempts in a row have had no answer so far.
     silences: u32,
 }
@@ -166,6 +160,7 @@ impl<'a> AcquireLoop<'a> {
             transient_until: None,
             drained_at: None,
             counted: None,
+            sent: now,
             silences: 0,
         }
     }
@@ -253,7 +248,7 @@ impl<'a> AcquireLoop<'a> {
         if let Some(metadata) = &mut request.metadata {
             metadata.waited_ms = u64::try_from(sent.since(self.began).as_millis()).ok();
         }
-        self.in_flight = true;
+        (self.in_flight, self.sent) = (true, sent);
         self.waited |= request.waiting;
         self.attempt_until(sent)
     }

@@ -14,6 +14,7 @@ mod keep;
 mod note;
 mod outage;
 mod together;
+mod undo;
 
 pub use acquire::{Outcome, WaitPolicy, acquire};
 pub use ask::{Limits, Released, ask, ask_long, release};
@@ -24,7 +25,7 @@ pub use held::Held;
 pub use keep::{Loss, keep};
 pub use note::{may_warn, note, note_skip};
 pub use outage::{Outage, Silence};
-pub use together::{Claim, GroupOutcome, acquire_all, in_order, keep_all};
+pub use together::{Claim, GroupOutcome, acquire_all, in_order, keep_all, undo_all};
 
 use crate::lock::{BootTime, Fence, Key, Token, Ttl};
 

@@ -14,10 +14,11 @@ use futures_util::future::{join_all, select_all};
 
 use super::{
     Budget, Clock, Lease, Limits, Loss, Outcome, WaitPolicy,
-    acquire::{UNDO, acquire},
-    keep, release,
+    acquire::acquire,
+    keep,
+    undo::{UNDO, undo_lease, worth_until},
 };
-use crate::lock::{Backend, BootTime, Busy, Denial, Entry, Error, Intent, Key, Kind, ReleaseInfo, Request, Result, Token};
+use crate::lock::{Backend, BootTime, Busy, Denial, Entry, Error, Intent, Key, Kind, Request, Result, Token};
 
 /// A requested lock, with a client of its own: no lock waits for another lock's store.
 pub struct Claim {
@@ -92,8 +93,7 @@ pub async fn acquire_all<S>(
                 Err(error) => break GroupFailure::Failed(error),
             }
         };
-        let limits = if matches!(end, GroupFailure::Stopped(_)) { limits.within(UNDO.min(limits.answer)) } else { limits };
-        join_all(claims.iter_mut().zip(&leases).map(|(claim, lease)| undo(&mut *claim.backend, clock, lease, limits))).await;
+        undo_all(claims, &leases, clock, limits, matches!(end, GroupFailure::Stopped(_))).await;
         match end {
             GroupFailure::Not(outcome) => return Ok(outcome),
             GroupFailure::Stopped(stopped) => return Ok(GroupOutcome::Stopped(stopped)),
@@ -137,12 +137,14 @@ pub async fn keep_all<'a>(
     select_all(kept).await.0
 }
 
-/// Releases a hold under which no command ran.
-async fn undo(backend: &mut dyn Backend, clock: &dyn Clock, lease: &Lease, limits: Limits<'_>) {
-    // The run around a nested hold does not depend on the outcome.
-    let info = ReleaseInfo { run_state: ReleaseInfo::UNDO.run_state.filter(|_| lease.holds == 1), ..ReleaseInfo::UNDO };
-    // The result does not matter: without a release the lease ends by itself.
-    let _ = release(backend, clock, &lease.key, &lease.token, &info, limits).await;
+/// Releases holds under which no command was executed, each as long as its record matters; quickly if a signal ended the run.
+pub async fn undo_all(claims: &mut [Claim], leases: &[Lease], clock: &dyn Clock, limits: Limits<'_>, stopped: bool) {
+    let each = claims.iter_mut().zip(leases).map(|(claim, lease)| {
+        let left = worth_until(&claim.request, lease.t0).since(clock.now());
+        let time = if stopped { UNDO.min(limits.answer) } else { limits.answer.max(left) };
+        undo_lease(&mut *claim.backend, clock, lease, limits.within(time))
+    });
+    join_all(each).await;
 }
 
 /// Why dlock does not have all locks.

@@ -30,7 +30,7 @@ pub use history::{End, History, HistoryEntry, Note, REMEMBERED, ReleaseInfo, SKI
 pub use key::{Key, Namespace};
 pub use library::{Excludes, Library, Neighbour, Sharing};
 pub use request::{Entry, Mode, Request};
-pub use run_policy::{Cooldown, Denial, LastRun, Once, Rule, RunPolicy, RunRecord, RunState, whole_ms};
+pub use run_policy::{Cooldown, Denial, LastRun, Once, Replaced, Rule, RunPolicy, RunRecord, RunState, whole_ms};
 pub use state::{Holder, LockState, Metadata, NodeView, Waiter};
 pub use time::{BootTime, Ttl, length};
 pub use token::{Fence, StoreSession, Token, fingerprint, random};

@@ -5,11 +5,14 @@
 //! hold, and a crashed runner. [`RunRecord`] is the reference for stores that judge by themselves. It judges for those stores
 //! that can read, decide and write while no other client can be granted the lock.
 
+mod record;
+
 use std::{fmt, time::Duration};
 
 use serde::{Deserialize, Serialize};
 
-use super::{Fence, Metadata, Request, Token, length};
+pub use self::record::{Cooldown, LastRun, Replaced, RunRecord};
+use super::{Fence, Metadata, length};
 
 /// The policy of one run. Only for fresh exclusive holds: a nested hold is part of its ancestor's run.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -51,6 +54,11 @@ impl RunPolicy {
         [self.skew_guard, self.at_least, once].into_iter().flatten().max().unwrap_or_default()
     }
 
+    /// Whether the run replaces the records of earlier runs for good ([`RunPolicy::forgetting`]).
+    pub fn forgets(&self) -> bool {
+        self.anyway && self.once.is_some_and(|once| once.window.is_zero())
+    }
+
     /// Whether a start is to be recorded at all.
     pub const fn record_anything(&self) -> bool {
         self.skew_guard.is_some() || self.at_least.is_some() || self.once.is_some()
@@ -67,7 +75,9 @@ pub enum RunState {
     Ok,
     /// The command failed.
     Failed,
-    /// No command was started after all.
+    /// The command ended, but whether it did its work is not known: it ended with 0 after dlock's TERM, with the lock lost, or unseen.
+    Unknown,
+    /// No command was executed after all. Never stored: the record is as it was before the start.
     Cancelled,
 }
 
@@ -78,6 +88,7 @@ impl RunState {
             Self::Started => "started",
             Self::Ok => "ok",
             Self::Failed => "failed",
+            Self::Unknown => "unknown",
             Self::Cancelled => "undone",
         }
     }
@@ -89,73 +100,11 @@ impl From<&str> for RunState {
         match text {
             "ok" => Self::Ok,
             "failed" => Self::Failed,
+            "unknown" => Self::Unknown,
             "undone" => Self::Cancelled,
             _ => Self::Started,
         }
     }
-}
-
-/// A recorded start that denies the lock to other runs for a while.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Cooldown {
-    /// The time of the start, in ms by the store's clock.
-    #[serde(rename = "s")]
-    pub at_ms: u64,
-    /// The fence of the hold.
-    #[serde(rename = "f")]
-    pub fence: Fence,
-    /// [`RunPolicy::place`].
-    #[serde(rename = "p")]
-    pub place: String,
-    /// The skew guard in ms; 0 for none.
-    #[serde(rename = "g", default)]
-    pub guard_ms: u64,
-    /// For how many ms all runs are denied; 0 for none.
-    #[serde(rename = "l", default)]
-    pub at_least_ms: u64,
-    /// The runner.
-    #[serde(rename = "m", default, skip_serializing_if = "Option::is_none")]
-    pub metadata: Option<Metadata>,
-    /// The hold that wrote the record, as [`Token::hold_text`].
-    #[serde(rename = "h", default, skip_serializing_if = "String::is_empty")]
-    pub hold: String,
-}
-
-/// The last start of a run with [`Once`].
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct LastRun {
-    /// The time of the start, in ms by the store's clock.
-    #[serde(rename = "s")]
-    pub at_ms: u64,
-    /// The fence of the hold.
-    #[serde(rename = "f")]
-    pub fence: Fence,
-    /// The outcome.
-    #[serde(rename = "x")]
-    pub state: RunState,
-    /// Attempt number within the window, starting at 1.
-    #[serde(rename = "n")]
-    pub tries: u32,
-    /// The runner's window in ms: the record must be kept this long.
-    #[serde(rename = "w")]
-    pub window_ms: u64,
-    /// The runner.
-    #[serde(rename = "m", default, skip_serializing_if = "Option::is_none")]
-    pub metadata: Option<Metadata>,
-    /// The hold that wrote the record, as [`Token::hold_text`].
-    #[serde(rename = "h", default, skip_serializing_if = "String::is_empty")]
-    pub hold: String,
-}
-
-/// All run records of a lock. A run replaces only those parts that its run policy has.
-#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-pub struct RunRecord {
-    /// The record for skew guard and at-least.
-    #[serde(rename = "p", default, skip_serializing_if = "Option::is_none")]
-    pub cooldown: Option<Cooldown>,
-    /// The record for once.
-    #[serde(rename = "o", default, skip_serializing_if = "Option::is_none")]
-    pub start: Option<LastRun>,
 }
 
 /// Why a free lock is not granted.
@@ -197,153 +146,6 @@ impl fmt::Display for Rule {
 /// Returns whole ms, as stores keep them.
 pub fn whole_ms(length: Duration) -> u64 {
     u64::try_from(length.as_millis()).unwrap_or(u64::MAX)
-}
-
-impl Cooldown {
-    /// Returns the rest of a length from the start, unless it is over. A clock that was set back by more than the length
-    /// delays no run.
-    fn within(&self, length_ms: u64, now_ms: u64) -> Option<Duration> {
-        let over = self.at_ms.saturating_add(length_ms);
-        (now_ms.abs_diff(self.at_ms) < length_ms && now_ms < over).then(|| Duration::from_millis(over - now_ms))
-    }
-
-    fn denial(&self, rule: Rule, left: Duration, now_ms: u64) -> Denial {
-        Denial {
-            rule,
-            fence: Some(self.fence),
-            began: Some(Duration::from_millis(now_ms.saturating_sub(self.at_ms))),
-            metadata: self.metadata.clone(),
-            again_in: Some(left),
-        }
-    }
-}
-
-impl LastRun {
-    /// Whether an attempt of this hold wrote the record without starting its command: a run reports its outcome.
-    fn is_of(&self, hold: &str) -> bool {
-        self.hold == hold && self.state == RunState::Started
-    }
-
-    /// Whether `once` lets another run follow this one.
-    pub fn allows(&self, once: &Once, now_ms: u64) -> bool {
-        self.is_over(once, now_ms)
-            || match self.state {
-                RunState::Started => once.retry_crashed,
-                RunState::Ok => false,
-                RunState::Failed => self.tries <= once.retry_failed,
-                RunState::Cancelled => true,
-            }
-    }
-
-    /// Whether the run began before the window. A start in the future did not.
-    fn is_over(&self, once: &Once, now_ms: u64) -> bool {
-        now_ms.checked_sub(self.at_ms).is_some_and(|age| age >= whole_ms(once.window))
-    }
-
-    /// Returns the denial of another run.
-    pub fn denial(&self, once: &Once, now_ms: u64) -> Denial {
-        let over = self.at_ms.saturating_add(whole_ms(once.window));
-        Denial {
-            rule: Rule::Once(self.state),
-            fence: Some(self.fence),
-            began: now_ms.checked_sub(self.at_ms).map(Duration::from_millis),
-            metadata: self.metadata.clone(),
-            again_in: Some(Duration::from_millis(over.saturating_sub(now_ms))),
-        }
-    }
-}
-
-impl RunRecord {
-    /// Returns why a request with this token is denied although the lock is free; `now_ms` is by the store's clock.
-    ///
-    /// A request's own record never denies it: an earlier attempt with a lost answer wrote the record, and its command was
-    /// never started.
-    pub fn judge(&self, run_policy: Option<&RunPolicy>, token: &Token, now_ms: u64) -> Option<Denial> {
-        if run_policy.is_some_and(|run_policy| run_policy.anyway) {
-            return None;
-        }
-        let own = token.hold_text();
-        if let Some(cooldown) = self.cooldown.as_ref().filter(|cooldown| cooldown.hold != own) {
-            if let Some(left) = cooldown.within(cooldown.at_least_ms, now_ms) {
-                return Some(cooldown.denial(Rule::AtLeast(Duration::from_millis(cooldown.at_least_ms)), left, now_ms));
-            }
-            let guarded = run_policy.is_some_and(|run_policy| run_policy.skew_guard.is_some() && run_policy.place != cooldown.place);
-            if let Some(left) = cooldown.within(cooldown.guard_ms, now_ms).filter(|_| guarded) {
-                return Some(cooldown.denial(Rule::SkewGuard(Duration::from_millis(cooldown.guard_ms)), left, now_ms));
-            }
-        }
-        let once = run_policy?.once?;
-        let before = self.start.as_ref().filter(|start| !start.is_of(&own) && !start.allows(&once, now_ms));
-        before.map(|start| start.denial(&once, now_ms))
-    }
-
-    /// Returns the denial that holds for every host, or for every other host, whatever the request; `now_ms` as
-    /// in [`RunRecord::judge`].
-    pub fn current_denial(&self, now_ms: u64) -> Option<Denial> {
-        let cooldown = self.cooldown.as_ref()?;
-        let rules = [(cooldown.at_least_ms, Rule::AtLeast as fn(Duration) -> Rule), (cooldown.guard_ms, Rule::SkewGuard)];
-        rules.into_iter().find_map(|(ms, rule)| {
-            let left = cooldown.within(ms, now_ms)?;
-            Some(cooldown.denial(rule(Duration::from_millis(ms)), left, now_ms))
-        })
-    }
-
-    /// Records the start of a hold that is granted now with this run policy.
-    pub fn begin(&mut self, request: &Request, fence: Fence, now_ms: u64) {
-        let Some(run_policy) = &request.run_policy else { return };
-        if run_policy.skew_guard.is_some() || run_policy.at_least.is_some() {
-            self.cooldown = Some(Cooldown {
-                at_ms: now_ms,
-                fence,
-                place: run_policy.place.clone(),
-                guard_ms: run_policy.skew_guard.map_or(0, whole_ms),
-                at_least_ms: run_policy.at_least.map_or(0, whole_ms),
-                metadata: request.metadata.clone(),
-                hold: request.token.hold_text(),
-            });
-        }
-        if let Some(once) = &run_policy.once {
-            let hold = request.token.hold_text();
-            let before = self.start.as_ref().filter(|start| !run_policy.anyway && !start.is_over(once, now_ms));
-            let before = before.map_or(0, |start| start.tries.saturating_sub(u32::from(start.is_of(&hold))));
-            self.start = Some(LastRun {
-                at_ms: now_ms,
-                fence,
-                state: RunState::Started,
-                tries: before.saturating_add(1),
-                window_ms: whole_ms(once.window),
-                metadata: request.metadata.clone(),
-                hold,
-            });
-        }
-    }
-
-    /// Records the outcome of the start with this fence. Returns whether the record changed. A cancelled start delays no run,
-    /// and does not count as an attempt.
-    pub fn end(&mut self, fence: Fence, state: RunState) -> bool {
-        let mut changed = false;
-        if state == RunState::Cancelled && self.cooldown.as_ref().is_some_and(|cooldown| cooldown.fence == fence) {
-            self.cooldown = None;
-            changed = true;
-        }
-        if let Some(start) = self.start.as_mut().filter(|start| start.fence == fence && start.state == RunState::Started) {
-            start.state = state;
-            if state == RunState::Cancelled {
-                start.tries = start.tries.saturating_sub(1);
-                // The earlier attempt had failed, or this one would have been denied.
-                start.state = if start.tries > 0 { RunState::Failed } else { RunState::Cancelled };
-            }
-            changed = true;
-        }
-        changed
-    }
-
-    /// Returns how long from now the record must be kept.
-    pub fn relevant(&self, now_ms: u64) -> Duration {
-        let cooldown = self.cooldown.as_ref().map(|cooldown| cooldown.at_ms.saturating_add(cooldown.guard_ms.max(cooldown.at_least_ms)));
-        let start = self.start.as_ref().map(|start| start.at_ms.saturating_add(start.window_ms));
-        Duration::from_millis(cooldown.max(start).unwrap_or_default().saturating_sub(now_ms))
-    }
 }
 
 #[cfg(test)]

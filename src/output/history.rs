@@ -216,7 +216,7 @@ fn record_notes(record: &RunRecord, now: &Now) -> Vec<String> {
 /// Returns the state of a run record, in words.
 pub(super) fn state(state: RunState) -> &'static str {
     match state {
-        RunState::Started => "its outcome is unknown",
+        RunState::Started | RunState::Unknown => "its outcome is unknown",
         RunState::Ok => "ok",
         RunState::Failed => "failed",
         RunState::Cancelled => "nothing was started",
@@ -343,6 +343,7 @@ Thu 19 03:00:00  web1  12s     6m 2s     1041  ok
                 metadata: None,
                 hold: String::new(),
             }),
+            ..RunRecord::default()
         };
         let shown = |record: &RunRecord| view(&[], 20, record, &[], &now(), TableStyle::default());
         let text = shown(&record);

@@ -48,6 +48,7 @@ impl Skip<'_> {
             Rule::Once(RunState::Ok) => ("ran", ""),
             Rule::Once(RunState::Failed) => ("ran", " and failed"),
             Rule::Once(RunState::Started) => ("began", " and was not heard of since"),
+            Rule::Once(RunState::Unknown) => ("ran", " and was stopped before its work was known to be done"),
             _ => ("began", ""),
         };
         let when = denial.began.map_or_else(|| ", when is unknown".into(), |ago| format!(" {} ago", age(ago)));
@@ -112,6 +113,7 @@ impl Skip<'_> {
         match denial.rule {
             Rule::Once(RunState::Failed) => format!("--retry-failed N runs it again; {history}"),
             Rule::Once(RunState::Started) => format!("if it is dead, --retry-crashed runs it again; {history}"),
+            Rule::Once(RunState::Unknown) => format!("if its work is not done, --retry-crashed runs it again; {history}"),
             Rule::Once(_) => format!("{override_hint}{history}"),
             Rule::SkewGuard(_) | Rule::AtLeast(_) => format!("{again}{override_hint}{history}"),
         }

@@ -107,6 +107,8 @@ struct GuardianLoop {
     /// The terminal's foreground was handed from dlock's group to the command's.
     lent: bool,
     outcome: Option<ProcessEnd>,
+    /// The command ended before the first signal that was to stop it.
+    by_itself: bool,
     /// The command is stopped; `stop_told`: dlock was notified of the stop.
     stopped: bool,
     stop_told: bool,
@@ -159,6 +161,7 @@ impl GuardianLoop {
             terminal: None,
             lent: false,
             outcome: None,
+            by_itself: false,
             stopped: false,
             stop_told: false,
             paused: false,
@@ -294,6 +297,7 @@ impl GuardianLoop {
         if self.empty {
             return;
         }
+        let ended = self.outcome;
         loop {
             match wait(WaitOptions::NOHANG | WaitOptions::UNTRACED | WaitOptions::CONTINUED) {
                 Ok(Some((pid, status))) => {
@@ -301,7 +305,7 @@ impl GuardianLoop {
                         self.command_changed(status);
                     }
                 }
-                Ok(None) => return,
+                Ok(None) => break,
                 Err(rustix::io::Errno::INTR) => {}
                 // A subreaper without children has no descendants: every orphan would be its child.
                 Err(_) => {
@@ -310,6 +314,10 @@ impl GuardianLoop {
                     return;
                 }
             }
+        }
+        if let (None, Some(outcome), true) = (ended, self.outcome, self.by_itself) {
+            // dlock needs it if the guardian is killed before the others end.
+            self.report(&Report::Outlived(outcome));
         }
     }
 
@@ -332,6 +340,7 @@ impl GuardianLoop {
             }
         } else {
             self.outcome = outcome(status);
+            self.by_itself = matches!(self.phase, Phase::Running);
             // From now on the terminal's keys go to dlock, not to the command's leftover processes.
             self.return_terminal();
         }
@@ -357,7 +366,7 @@ impl GuardianLoop {
         }
         let last = match self.verdict {
             Some(Err(why)) => Report::CannotStart(why),
-            _ => Report::Ended(Ended { outcome: self.outcome, stopped: self.why, leftover_left }),
+            _ => Report::Ended(Ended { outcome: self.outcome, by_itself: self.by_itself, stopped: self.why, leftover_left }),
         };
         // Other reports may be dropped. dlock's exit status depends on this report, so the guardian waits for a stopped dlock.
         while transmit(&self.setup.socket, &encode(&last), &[]).is_err_and(|error| error.kind() == std::io::ErrorKind::WouldBlock) {

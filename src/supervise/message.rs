@@ -19,7 +19,7 @@ use rustix::{
 
 use serde::{Deserialize, Serialize, de::DeserializeOwned};
 
-use super::{CannotStart, Deadlines, Ended, Unkillable};
+use super::{CannotStart, Deadlines, Ended, ProcessEnd, Unkillable};
 use crate::lock::BootTime;
 
 /// The longest datagram: the kernel's default socket buffer holds it with room to spare.
@@ -59,6 +59,8 @@ pub enum Report {
     CannotStart(CannotStart),
     Stopped(i32),
     Continued,
+    /// The command ended before any signal that was to stop it, and processes that it started have not.
+    Outlived(ProcessEnd),
     Leftover(Vec<i32>),
     DeadlineTerm,
     Unkillable(i32, Unkillable),
@@ -154,7 +156,7 @@ pub fn transmit(socket: &OwnedFd, datagram: &[u8], descriptors: &[OwnedFd]) -> i
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::supervise::{ProcessEnd, StopReason};
+    use crate::supervise::StopReason;
 
     fn at(ms: u64) -> BootTime {
         BootTime::from_boot(Duration::from_millis(ms))
@@ -227,7 +229,9 @@ mod tests {
 
     #[test]
     fn every_report_survives_a_round_trip() {
-        let ended = |outcome, stopped| Report::Ended(Ended { outcome, stopped, leftover_left: true });
+        let ended = |outcome, stopped: Option<StopReason>| {
+            Report::Ended(Ended { outcome, by_itself: stopped.is_none(), stopped, leftover_left: true })
+        };
         let mut all = vec![
             Report::Ack(u64::MAX),
             Report::Started { pid: 7, joined: true },
@@ -237,6 +241,7 @@ mod tests {
             Report::CannotStart(CannotStart::System(11)),
             Report::Stopped(20),
             Report::Continued,
+            Report::Outlived(ProcessEnd::Exited(0)),
             Report::Leftover(vec![1, 2, 3]),
             Report::DeadlineTerm,
             Report::TimeUp,

@@ -198,6 +198,8 @@ pub enum Event {
 pub struct Ended {
     /// How the command itself ended; `None` if its end is unknown, or the command was never started.
     pub outcome: Option<ProcessEnd>,
+    /// Whether the command ended before the first signal that was to stop it.
+    pub by_itself: bool,
     /// Why the tree was stopped, if it was.
     pub stopped: Option<StopReason>,
     /// Whether descendants were left running ([`Leftover::Leave`]).

@@ -22,7 +22,7 @@ use rustix::{
 use tokio::io::unix::AsyncFd;
 
 use super::{
-    CapturedOutput, Deadlines, Event, OnLost, Plan, Signal,
+    CapturedOutput, Deadlines, Ended, Event, OnLost, Plan, ProcessEnd, Signal,
     capture::Capture,
     cgroup,
     guardian::{Setup, live},
@@ -119,6 +119,7 @@ impl Guardian {
             termed: false,
             lapsed: false,
             command: None,
+            outlived: None,
             joined: false,
             closed: false,
             over: false,
@@ -177,6 +178,8 @@ pub struct Supervisor {
     termed: bool,
     lapsed: bool,
     command: Option<Pid>,
+    /// How the command ended, if processes that it started outlived it.
+    outlived: Option<ProcessEnd>,
     joined: bool,
     closed: bool,
     over: bool,
@@ -363,6 +366,10 @@ impl Supervisor {
             Report::TimeUp => Event::TimeUp,
             Report::Stopped(signal) => Event::Stopped { signal },
             Report::Continued => Event::Continued,
+            Report::Outlived(end) => {
+                self.outlived = Some(end).filter(|_| !self.termed);
+                return;
+            }
             Report::Leftover(pids) => Event::Leftover { pids },
             Report::DeadlineTerm => {
                 if self.lapsed {
@@ -375,7 +382,7 @@ impl Supervisor {
             Report::Gone(pid) => Event::Gone { pid },
             Report::Ended(ended) => {
                 self.over = true;
-                Event::Ended(ended)
+                Event::Ended(Ended { by_itself: ended.by_itself && (self.outlived.is_some() || !self.termed), ..ended })
             }
         };
         self.events.push_back(event);

@@ -23,6 +23,7 @@ mod local;
 mod majority;
 mod nested;
 mod readers;
+mod records;
 mod server;
 mod sessions;
 mod several;

@@ -23,7 +23,7 @@ pub const LIMIT: Duration = Duration::from_secs(30);
 
 /// One lock, and the processes around it.
 pub struct World {
-    url: String,
+    pub url: String,
     pub key: String,
     folder: TempDir,
     /// A sleep duration in seconds that only the first holder's tree uses; it identifies those processes.

@@ -92,7 +92,7 @@ fn guardian_killed_idle_is_noticed() {
     world.start("wait=60000", "touch DIR/ran");
     send(world.guardian(), Signal::KILL);
     world.event("GuardianLost { frozen: false }");
-    world.event("Ended(Ended { outcome: None, stopped: Some(Guardian)");
+    world.event("Ended(Ended { outcome: None, by_itself: false, stopped: Some(Guardian)");
     assert_eq!(world.status(), 70);
     world.await_end();
     assert!(!std::fs::exists(world.path("ran")).unwrap());

@@ -29,7 +29,10 @@ fn the_status_is_the_commands() {
         world.await_end();
         let log: Vec<String> = world.log().into_iter().map(|(_, line)| line).collect();
         assert!(log[1].starts_with("Started { pid: "), "{log:?}");
-        assert_eq!(log[2], format!("Ended(Ended {{ outcome: Some(Exited({wanted})), stopped: None, leftover_left: false }})"));
+        assert_eq!(
+            log[2],
+            format!("Ended(Ended {{ outcome: Some(Exited({wanted})), by_itself: true, stopped: None, leftover_left: false }})")
+        );
     }
 }
 

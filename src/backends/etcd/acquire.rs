@@ -173,9 +173,6 @@ impl AcquireAttempt<'_> {
             compare.extend(counted(&look));
             compare.extend(look.runs.unchanged(names, run_policy));
             let then = self.client.put_and_look(names, compare, puts(ops::when(Vec::new(), held(&look), Vec::new()))).await?;
-            if then.find(own).is_some() {
-                look.runs.end_before(self.client, &leases).await;
-            }
             look = then;
         }
         Ok(look)
@@ -287,7 +284,6 @@ impl AcquireAttempt<'_> {
                 }
                 answers.skip(puts);
                 let runs = RunKeys::read(names, answers.keys()?)?;
-                look.runs.end_before(self.client, &leases).await;
                 Ok(FirstPosition::Granted(hold_record, runs))
             }
             // The lock has precedence over its history, but not over its run records. A contender without a record is no waiter.

@@ -347,6 +347,10 @@ async fn free(
     for lease in freed.leases.iter().filter(|lease| **lease != session.lease) {
         let _ = client.revoke(*lease).await;
     }
+    let unused = hold.runs.unused_leases(hold.fence(), info.run_state.filter(|_| hold.nested.is_none()));
+    for lease in unused {
+        let _ = client.revoke(lease).await;
+    }
     history::trim(client, &session.names, freed.runs).await;
     Ok(Some(Release::Released))
 }

@@ -20,6 +20,8 @@
 //! | `%nested/<key>/<lease>/…` | the holds nested in a hold, and the mark that the outer one was given back |
 //! | `%last/<key>` | the fence of the last hold that was given back, and whether its successor can have a drain delay |
 //! | `%last/<key>/least`, `…/guard`, `…/once` | the run records, each as long as its lease ([`super::runs`]) |
+//! | `%last/<key>/once/was`, … | a run record that the last run replaced, until the outcome of that run is recorded |
+//! | `%last/<key>/once/ok` | the last success before the recorded start |
 //! | `%last/<key>/lookout` | the waiter that is the queue monitor, on a short lease of its own ([`super::monitor`]) |
 //! | `%last/<key>/call/<lease>` | a probe of the waiter with this lease, on that lease |
 //! | `%last/<key>/permit/<number>` | a held permit, on the lease of its holder ([`super::permits`]) |

@@ -13,7 +13,13 @@ use crate::{
 /// The columns of a run record, in the order of [`columns`].
 pub(super) const STARTS: &str = "TIMESTAMPDIFF(MICROSECOND, '1970-01-01', l.paced_at) DIV 1000, l.paced_fence, l.paced_place, l.guard_ms, \
     l.at_least_ms, l.paced_who, l.paced_hold, TIMESTAMPDIFF(MICROSECOND, '1970-01-01', l.start_at) DIV 1000, l.start_fence, l.start_stage, \
-    l.start_tries, l.start_window_ms, l.start_who, l.start_hold";
+    l.start_tries, l.start_window_ms, l.start_who, l.start_hold, l.paced_replaced, l.start_replaced";
+
+/// The cooldown that a run replaces, as JSON of [`Cooldown`](crate::lock::Cooldown), if it may still matter.
+const REPLACED_COOLDOWN: &str = "CASE WHEN paced_hold = :hold THEN paced_replaced \
+    WHEN TIMESTAMPADD(MICROSECOND, GREATEST(guard_ms, at_least_ms) * 1000, paced_at) > UTC_TIMESTAMP(6) THEN JSON_OBJECT(\
+    's', TIMESTAMPDIFF(MICROSECOND, '1970-01-01', paced_at) DIV 1000, 'f', paced_fence, 'p', CONVERT(paced_place USING utf8mb4), \
+    'g', guard_ms, 'l', at_least_ms, 'm', JSON_EXTRACT(paced_who, '$'), 'h', COALESCE(paced_hold, '')) END";
 
 /// The run record's condition and assignments in a granting statement.
 pub(super) struct Granting {
@@ -23,12 +29,13 @@ pub(super) struct Granting {
     pub columns: String,
     /// See `columns`.
     pub values: String,
-    /// The condition that no run record can deny the grant.
+    /// The condition that no run record can deny the grant, and that none that may still matter is replaced.
     pub clear: String,
 }
 
 impl Granting {
-    pub(super) fn of(begin: &Begin<'_>, hold: &str, metadata: Option<&str>) -> Self {
+    /// `judged` if the record was judged, so that `begin` has what the run replaces.
+    pub(super) fn of(begin: &Begin<'_>, judged: bool, hold: &str, metadata: Option<&str>) -> Self {
         let int = |number: Option<i64>| Value::Int(number.unwrap_or_default());
         let values = [
             ("place", begin.place.map_or(Value::Null, Value::Bytes)),
@@ -38,10 +45,14 @@ impl Granting {
             ("tries", Value::Int(begin.tries)),
             ("who", Value::text_or_null(metadata)),
             ("hold", Value::Text(hold)),
+            ("replaced_cooldown", Value::text_or_null(begin.replaced_cooldown.as_deref())),
+            ("replaced_start", Value::text_or_null(begin.replaced_start.as_deref())),
         ];
         let mut columns = Vec::new();
         if begin.is_paced() {
             columns.extend([
+                // MySQL carries out the assignments in their order, and this one reads the columns.
+                ("paced_replaced", if judged { ":replaced_cooldown" } else { REPLACED_COOLDOWN }),
                 ("paced_at", "UTC_TIMESTAMP(6)"),
                 ("paced_fence", ""),
                 ("paced_place", ":place"),
@@ -60,6 +71,7 @@ impl Granting {
                 ("start_window_ms", ":window"),
                 ("start_who", ":who"),
                 ("start_hold", ":hold"),
+                ("start_replaced", ":replaced_start"),
             ]);
         }
         let now = "TIMESTAMPDIFF(MICROSECOND, '1970-01-01', UTC_TIMESTAMP(6))";
@@ -76,8 +88,10 @@ impl Granting {
         if begin.guard_ms.is_some() {
             clear += " AND COALESCE(paced_place = :place OR TIMESTAMPADD(MICROSECOND, guard_ms * 1000, paced_at) <= UTC_TIMESTAMP(6), 1)";
         }
+        // A cancelled cooldown has no time: the one before may count.
+        clear += " AND (paced_at IS NOT NULL OR paced_replaced IS NULL)";
         if begin.window_ms.is_some() {
-            clear += " AND COALESCE(TIMESTAMPADD(MICROSECOND, :window * 1000, start_at) <= UTC_TIMESTAMP(6), 1)";
+            clear += " AND COALESCE(TIMESTAMPADD(MICROSECOND, GREATEST(:window, start_window_ms) * 1000, start_at) <= UTC_TIMESTAMP(6), 1) AND start_replaced IS NULL";
         }
         Self { set: fill(&set), columns: names, values: fill(&new), clear: fill(&clear) }
     }
@@ -97,7 +111,17 @@ pub(super) fn known(table: &str, which: Which) -> String {
 /// Returns the assignments of a statement that releases the hold with the row's fence, with a comma at the end.
 pub(super) fn outcome(stage: Option<RunState>) -> String {
     let Some(stage) = stage else { return String::new() };
-    let mut set = format!("start_stage = IF(start_fence = fence AND start_stage = 'started', '{}', start_stage), ", stage.as_str());
+    // Only a success before it is still needed. Before the state that this one reads.
+    let replaced = match stage {
+        RunState::Ok => "NULL",
+        RunState::Failed | RunState::Unknown => "IF(start_replaced LIKE '%\"k\":%', start_replaced, NULL)",
+        RunState::Started | RunState::Cancelled => "start_replaced",
+    };
+    let mut set = format!(
+        "start_replaced = IF(start_fence = fence AND start_stage = 'started', {replaced}, start_replaced), \
+         start_stage = IF(start_fence = fence AND start_stage = 'started', '{}', start_stage), ",
+        stage.as_str()
+    );
     if stage == RunState::Cancelled {
         set += "paced_at = IF(paced_fence = fence, NULL, paced_at), ";
     }

@@ -167,7 +167,7 @@ impl MysqlLockTable<'_> {
         let document = row::granted(request);
         let idle = idle_limit(request.ttl);
         let begin = Begin::of(request, None);
-        let starts = Granting::of(&begin, &root, metadata.as_deref());
+        let starts = Granting::of(&begin, false, &root, metadata.as_deref());
         let values = [
             ("name", Value::Bytes(name)),
             ("owner", Value::Text(&owner)),

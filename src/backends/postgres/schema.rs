@@ -74,12 +74,12 @@ pub(super) async fn is_complete(session: &mut PostgresSession, tables: &Tables) 
         && column("revision").is_some()
         && column("document").is_some()
         && column("warned_level").is_some()
-        && column("start_hold").is_some();
+        && column("start_replaced").is_some();
     let sides: Vec<String> =
         ["_waiters", "_rows", "_fences", "_sessions", "_runs", "_skips", "_marks"].map(|suffix| tables.quoted(suffix)).into();
     let sides = session.query_one("SELECT count(to_regclass(name)) FROM unnest($1) AS name", &[Value::Texts(&sides)]).await?;
     let fences = session.query(COLUMNS, &[Value::Text(&tables.quoted("_fences"))]).await?;
-    let complete = complete && ["start_hold", "drains"].iter().all(|name| fences.iter().any(|row| row.at(0) == *name));
+    let complete = complete && ["start_replaced", "drains"].iter().all(|name| fences.iter().any(|row| row.at(0) == *name));
     let sessions = session.query(COLUMNS, &[Value::Text(&tables.quoted("_sessions"))]).await?;
     let logged = "SELECT relpersistence = 'p' FROM pg_class WHERE oid = to_regclass($1)";
     let logged = session.query(logged, &[Value::Text(&tables.quoted("_sessions"))]).await?;

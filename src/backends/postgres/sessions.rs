@@ -24,8 +24,7 @@ use crate::{
     backends::{
         DRAIN_DELAY,
         sql::{
-            self, Begin, Begun, Client, Fields, HasClient, Row, SHARED_BY, Session as _, SessionLocks, SessionStore, SqlMode, Tries,
-            as_fence, ms,
+            self, Begun, Client, Fields, HasClient, Row, SHARED_BY, Session as _, SessionLocks, SessionStore, SqlMode, Tries, as_fence, ms,
         },
     },
     lock::{
@@ -154,7 +153,7 @@ impl SessionStore for PostgresSessions {
 
     async fn count(&mut self, lock: &mut PostgresLock, request: &Request, judged: Option<(&RunRecord, u64)>) -> Result<Option<Begun>> {
         lock.own.matters = request.run_policy.as_ref().is_some_and(|run_policy| run_policy.once.is_some());
-        let begin = Begin::of(request, judged);
+        let begin = starts::begin(request, judged);
         let (metadata, hold) = (json(request.metadata.as_ref())?, request.token.hold_text());
         // One that is late would count another fence for this hold.
         self.end_counting().await?;

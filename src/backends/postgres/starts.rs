@@ -7,11 +7,24 @@
 use super::statement::{Value, ascii, literal};
 use crate::{
     backends::sql::{Begin, RunColumn, columns},
-    lock::{RunRecord, RunState, Which},
+    lock::{Request, RunRecord, RunState, Which},
 };
 
 /// The names of the parameters that [`granting`] adds to a statement.
-const NAMES: [&str; 7] = ["{place}", "{guard}", "{at_least}", "{window}", "{tries}", "{who}", "{hold}"];
+const NAMES: [&str; 9] =
+    ["{place}", "{guard}", "{at_least}", "{window}", "{tries}", "{who}", "{hold}", "{replaced_cooldown}", "{replaced_start}"];
+/// The cooldown that a run replaces, as JSON of [`Cooldown`](crate::lock::Cooldown), if it may still matter.
+const REPLACED_COOLDOWN: &str = "CASE WHEN l.paced_hold = {hold} THEN l.paced_replaced \
+    WHEN l.paced_at + greatest(l.guard_ms, l.at_least_ms) * interval '1 millisecond' > {now} THEN json_build_object(\
+    's', floor(extract(epoch FROM l.paced_at) * 1000)::bigint, 'f', l.paced_fence, 'p', l.paced_place, 'g', l.guard_ms, \
+    'l', l.at_least_ms, 'm', l.paced_who::json, 'h', coalesce(l.paced_hold, ''))::text END";
+
+/// Returns the run policy of a request, as [`Begin::of`]; its JSON is in ASCII, which every encoding has.
+pub(super) fn begin<'a>(request: &'a Request, judged: Option<(&RunRecord, u64)>) -> Begin<'a> {
+    let begin = Begin::of(request, judged);
+    let json = |json: &Option<String>| json.as_deref().map(ascii);
+    Begin { replaced_cooldown: json(&begin.replaced_cooldown), replaced_start: json(&begin.replaced_start), ..begin }
+}
 
 /// Returns the values of [`NAMES`]. `who` is the runner's metadata.
 pub(super) fn values<'a>(begin: &'a Begin<'a>, who: Option<&'a str>, hold: &'a str) -> [Value<'a>; NAMES.len()] {
@@ -23,6 +36,8 @@ pub(super) fn values<'a>(begin: &'a Begin<'a>, who: Option<&'a str>, hold: &'a s
         Value::Int(begin.tries),
         Value::Maybe(who),
         Value::Text(hold),
+        Value::Maybe(begin.replaced_cooldown.as_deref()),
+        Value::Maybe(begin.replaced_start.as_deref()),
     ]
 }
 
@@ -35,14 +50,19 @@ pub(super) fn granting(sql: &str, begin: &Begin<'_>, own: usize, now: Option<&st
         values += ", t.now, (extract(epoch FROM t.now) * 1000000)::bigint, {place}, {guard}, {at_least}, {who}, {hold}";
         set += ", paced_at = excluded.paced_at, paced_fence = greatest(l.fence + 1, excluded.fence), paced_place = excluded.paced_place, \
                 guard_ms = excluded.guard_ms, at_least_ms = excluded.at_least_ms, paced_who = excluded.paced_who, \
-                paced_hold = excluded.paced_hold";
+                paced_hold = excluded.paced_hold, paced_replaced = ";
+        columns += ", paced_replaced";
+        values += ", {replaced_cooldown}";
+        set += &now.map_or_else(|| "excluded.paced_replaced".to_owned(), |now| REPLACED_COOLDOWN.replace("{now}", now));
     }
     if begin.window_ms.is_some() {
         columns += ", start_at, start_fence, start_stage, start_tries, start_window_ms, start_who, start_hold";
         values += ", t.now, (extract(epoch FROM t.now) * 1000000)::bigint, 'started', {tries}, {window}, {who}, {hold}";
         set += ", start_at = excluded.start_at, start_fence = greatest(l.fence + 1, excluded.fence), start_stage = excluded.start_stage, \
                 start_tries = excluded.start_tries, start_window_ms = excluded.start_window_ms, start_who = excluded.start_who, \
-                start_hold = excluded.start_hold";
+                start_hold = excluded.start_hold, start_replaced = excluded.start_replaced";
+        columns += ", start_replaced";
+        values += ", {replaced_start}";
     }
     let nothing = now.map_or_else(String::new, |now| nothing_in_the_way(begin).replace("{now}", now));
     let sql = sql
@@ -53,14 +73,16 @@ pub(super) fn granting(sql: &str, begin: &Begin<'_>, own: usize, now: Option<&st
     NAMES.iter().zip(own + 1..).fold(sql, |sql, (name, number)| sql.replace(name, &format!("${number}")))
 }
 
-/// Returns the condition that no run record can deny the grant.
+/// Returns the condition that no run record can deny the grant, and that none that may still matter is replaced.
 fn nothing_in_the_way(begin: &Begin<'_>) -> String {
     let mut sql = "AND coalesce(l.paced_at + l.at_least_ms * interval '1 millisecond' <= {now}, true)".to_owned();
     if begin.guard_ms.is_some() {
         sql += " AND coalesce(l.paced_place = {place} OR l.paced_at + l.guard_ms * interval '1 millisecond' <= {now}, true)";
     }
+    // A cancelled cooldown has no time: the one before may count.
+    sql += " AND (l.paced_at IS NOT NULL OR l.paced_replaced IS NULL)";
     if begin.window_ms.is_some() {
-        sql += " AND coalesce(l.start_at + {window} * interval '1 millisecond' <= {now}, true)";
+        sql += " AND coalesce(l.start_at + greatest({window}, l.start_window_ms) * interval '1 millisecond' <= {now}, true) AND l.start_replaced IS NULL";
     }
     sql
 }
@@ -69,9 +91,18 @@ fn nothing_in_the_way(begin: &Begin<'_>) -> String {
 pub(super) fn outcome(stage: Option<RunState>, fence: &str) -> String {
     let Some(stage) = stage else { return String::new() };
     let undone = ", paced_at = CASE WHEN l.paced_fence = {fence} THEN NULL ELSE l.paced_at END";
-    let sql = ", start_stage = CASE WHEN l.start_fence = {fence} AND l.start_stage = 'started' THEN '{stage}' ELSE l.start_stage END"
-        .to_owned()
-        + if stage == RunState::Cancelled { undone } else { "" };
+    // Only a success before it is still needed.
+    let replaced = match stage {
+        RunState::Ok => "NULL",
+        RunState::Failed | RunState::Unknown => "CASE WHEN position('\"k\":' IN l.start_replaced) > 0 THEN l.start_replaced END",
+        RunState::Started | RunState::Cancelled => "l.start_replaced",
+    };
+    let mut sql = ", start_stage = CASE WHEN l.start_fence = {fence} AND l.start_stage = 'started' THEN '{stage}' ELSE l.start_stage END, \
+                   start_replaced = CASE WHEN l.start_fence = {fence} AND l.start_stage = 'started' THEN {replaced} ELSE l.start_replaced END"
+        .replace("{replaced}", replaced);
+    if stage == RunState::Cancelled {
+        sql += undone;
+    }
     sql.replace("{fence}", fence).replace("{stage}", stage.as_str())
 }
 

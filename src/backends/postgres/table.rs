@@ -14,7 +14,7 @@ use super::{
 };
 use crate::{
     backends::sql::{
-        self, Begin, Fields, LAST_FENCE, LAYOUT, LockRow, Plain, Row, SHARED_BY, Session as _, fence_int, locked_by,
+        self, Fields, LAST_FENCE, LAYOUT, LockRow, Plain, Row, SHARED_BY, Session as _, fence_int, locked_by,
         row::{self, Write},
     },
     lock::{Effect, Fence, Progress, Request, Result, Token, Ttl, Which},
@@ -36,7 +36,7 @@ impl<'a> PostgresLockTable<'a> {
     pub(super) async fn grant(&mut self, name: &str, request: &Request) -> Result<Option<LockRow>> {
         let (by, hold, metadata) = (locked_by(&request.token), request.token.hold_text(), json(request.metadata.as_ref())?);
         let document = row::granted(request).map(|document| ascii(&document));
-        let begin = Begin::of(request, None);
+        let begin = starts::begin(request, None);
         // A granted hold needs no information about waiters.
         let columns = include_str!("sql/columns.sql").replace("{waited}", "false");
         let sql = include_str!("sql/grant.sql")

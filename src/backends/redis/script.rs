@@ -14,13 +14,13 @@ macro_rules! script {
     };
 }
 
-pub(super) static ACQUIRE: Script = script!("lua/acquire.lua", "056536b61f5b641048dfe9b6733f159317e4696d");
-pub(super) static SHARE: Script = script!("lua/share.lua", "d2fe870d0d5af4d7dff7c71793fecd801cb3d370");
-pub(super) static RENEW: Script = script!("lua/renew.lua", "bbde820aca74b18c2104c65193fc4546c9a801b8");
-pub(super) static RELEASE: Script = script!("lua/release.lua", "4d8a238a6760e022925393f8e65c2929d318251f");
-pub(super) static BREAK: Script = script!("lua/break.lua", "15efa22e2ba7f5d59397290552ecae027863c2ad");
-pub(super) static NOTE: Script = script!("lua/note.lua", "3041323b58de59a7afc3e60ed11e0861f84eeb7a");
-pub(super) static ABANDON: Script = script!("lua/abandon.lua", "30ad5886a0bbdbcfebdfd5a7bf9413b7c6fd38a8");
+pub(super) static ACQUIRE: Script = script!("lua/acquire.lua", "e36fc0084bc5fd6aca7f774ef27b6e891726c01d");
+pub(super) static SHARE: Script = script!("lua/share.lua", "1f9dfa5cb833e0c7220f5aa426063c97cee2587c");
+pub(super) static RENEW: Script = script!("lua/renew.lua", "98b0bda1116c98ecedd55b5781e2a1ff0ce17844");
+pub(super) static RELEASE: Script = script!("lua/release.lua", "e799434f3523ec66131accf48af6f7b6b23d4079");
+pub(super) static BREAK: Script = script!("lua/break.lua", "4c8abf973f35dfde9d52324e8cdbfaf7898d888b");
+pub(super) static NOTE: Script = script!("lua/note.lua", "7a21dca2389ca30b2c14dd0d9e46d3751bcc2952");
+pub(super) static ABANDON: Script = script!("lua/abandon.lua", "83df0411e104232c9fc1b31b9c5cbd631fddd089");
 
 impl Script {
     /// Creates a script from its code and its SHA-1.

@@ -5,7 +5,7 @@ use std::time::Duration;
 use redis::Value;
 
 use super::{failure, reply, script::flag};
-use crate::lock::{Cooldown, Denial, Fence, LastRun, Metadata, Once, Result, Rule, RunPolicy, RunRecord, RunState, whole_ms};
+use crate::lock::{Cooldown, Denial, Fence, LastRun, Metadata, Once, Replaced, Result, Rule, RunPolicy, RunRecord, RunState, whole_ms};
 
 /// Returns the arguments for `read_terms` in `common.lua`.
 pub(in crate::backends) fn arguments(run_policy: Option<&RunPolicy>) -> [String; 6] {
@@ -47,27 +47,30 @@ pub(in crate::backends) fn read_record(fields: &[(String, String)]) -> RunRecord
     let of = |name: &str| fields.iter().find(|(field, _)| field == name).map(|(_, value)| value.as_str());
     let number = |name: &str| of(name).and_then(|value| value.parse::<u64>().ok());
     let who = |name: &str| -> Option<Metadata> { of(name).and_then(|json| serde_json::from_str(json).ok()) };
-    let cooldown = || {
+    let cooldown = |prefix: &str| {
+        let named = |name: &str| format!("{prefix}{name}");
         Some(Cooldown {
-            at_ms: number("ps")?,
-            fence: Fence(number("pf")?),
-            place: of("pp")?.to_owned(),
-            guard_ms: number("pg").unwrap_or_default(),
-            at_least_ms: number("pl").unwrap_or_default(),
-            metadata: who("pm"),
-            hold: of("ph").unwrap_or_default().to_owned(),
+            at_ms: number(&named("s"))?,
+            fence: Fence(number(&named("f"))?),
+            place: of(&named("p"))?.to_owned(),
+            guard_ms: number(&named("g")).unwrap_or_default(),
+            at_least_ms: number(&named("l")).unwrap_or_default(),
+            metadata: who(&named("m")),
+            hold: of(&named("h")).unwrap_or_default().to_owned(),
         })
     };
-    let start = || {
+    let start = |prefix: &str| {
+        let named = |name: &str| format!("{prefix}{name}");
         Some(LastRun {
-            at_ms: number("os")?,
-            fence: Fence(number("of")?),
-            state: RunState::from(of("ox")?),
-            tries: number("on").and_then(|tries| u32::try_from(tries).ok()).unwrap_or(1),
-            window_ms: number("ow").unwrap_or_default(),
-            metadata: who("om"),
-            hold: of("oh").unwrap_or_default().to_owned(),
+            at_ms: number(&named("s"))?,
+            fence: Fence(number(&named("f"))?),
+            state: RunState::from(of(&named("x"))?),
+            tries: number(&named("n")).and_then(|tries| u32::try_from(tries).ok()).unwrap_or(1),
+            window_ms: number(&named("w")).unwrap_or_default(),
+            metadata: who(&named("m")),
+            hold: of(&named("h")).unwrap_or_default().to_owned(),
         })
     };
-    RunRecord { cooldown: cooldown(), start: start() }
+    let replaced = Replaced { cooldown: cooldown("b").map(Box::new), start: start("q").map(Box::new), success: start("k").map(Box::new) };
+    RunRecord { cooldown: cooldown("p"), start: start("o"), replaced }
 }

@@ -13,8 +13,8 @@ use super::{
 use crate::{
     backends::redis::{failure, history::to_json, reply, starts},
     lock::{
-        Attempt, Busy, Cooldown, Denial, Effect, Entry, Error, Fence, Grant, Kind, LastRun, Mode, Notice, Request, Result, RunRecord,
-        RunState, Token, random,
+        Attempt, Busy, Denial, Effect, Entry, Error, Fence, Grant, Kind, Mode, Notice, Replaced, Request, Result, RunRecord, RunState,
+        Token, random,
     },
 };
 
@@ -344,32 +344,36 @@ fn read_starts(now: &Value, starts: &Value) -> Result<(RunRecord, u64)> {
 
 /// Returns why the request is denied, from the run records of the `known` of `nodes` nodes, each with its node's time.
 fn judge(known: &[(RunRecord, u64)], nodes: usize, request: &Request) -> Option<Denial> {
-    let (cooldown, start) = counted_records(known, nodes);
-    let by = |record: RunRecord, now| record.judge(request.run_policy.as_ref(), &request.token, now);
-    let cooldown = cooldown.and_then(|(cooldown, now)| by(RunRecord { cooldown: Some(cooldown), start: None }, now));
-    cooldown.or_else(|| start.and_then(|(start, now)| by(RunRecord { cooldown: None, start: Some(start) }, now)))
+    let counted = counted_records(known, nodes);
+    counted.into_iter().flatten().find_map(|(record, now)| record.judge(request.run_policy.as_ref(), &request.token, now))
 }
 
 /// A value from a node, and the node's time in ms.
 type Timed<T> = (T, u64);
 
-/// Returns the cooldown and the start that count, from the run records of the `known` of `nodes` nodes, each with its node's time.
+/// Returns the records that count, one with the cooldown and one with the start, from the run records of the `known` of `nodes` nodes, each
+/// with its node's time.
 ///
 /// A start counts if a majority may know of it: the nodes that report it, report a later one, or did not answer. Without such a majority it
 /// was never granted. If some nodes report an outcome for the start and others don't, the outcome counts.
-pub(super) fn counted_records(known: &[(RunRecord, u64)], nodes: usize) -> (Option<Timed<Cooldown>>, Option<Timed<LastRun>>) {
+pub(super) fn counted_records(known: &[(RunRecord, u64)], nodes: usize) -> [Option<Timed<RunRecord>>; 2] {
     let silent = nodes - known.len();
     let counts = |fences: Vec<Fence>, fence: Fence| fences.into_iter().filter(|known| *known >= fence).count() + silent >= majority(nodes);
     let cooldown = || known.iter().filter_map(|(record, now)| Some((record.cooldown.clone()?, *now)));
-    let starts = || known.iter().filter_map(|(record, now)| Some((record.start.clone()?, *now)));
-    (
-        cooldown()
-            .filter(|(one, _)| counts(cooldown().map(|(other, _)| other.fence).collect(), one.fence))
-            .max_by_key(|(one, now)| (one.fence, Reverse(now.saturating_sub(one.at_ms)))),
-        starts()
-            .filter(|(one, _)| counts(starts().map(|(other, _)| other.fence).collect(), one.fence))
-            .max_by_key(|(one, now)| (one.fence, one.state != RunState::Started, one.tries, Reverse(now.saturating_sub(one.at_ms)))),
-    )
+    let starts = || known.iter().filter_map(|(record, now)| Some(((record.start.clone()?, record.replaced.success.clone()), *now)));
+    let cooldown = cooldown()
+        .filter(|(one, _)| counts(cooldown().map(|(other, _)| other.fence).collect(), one.fence))
+        .max_by_key(|(one, now)| (one.fence, Reverse(now.saturating_sub(one.at_ms))));
+    let start = starts()
+        .filter(|((one, _), _)| counts(starts().map(|((other, _), _)| other.fence).collect(), one.fence))
+        .max_by_key(|((one, _), now)| (one.fence, one.state != RunState::Started, one.tries, Reverse(now.saturating_sub(one.at_ms))));
+    [
+        cooldown.map(|(cooldown, now)| (RunRecord { cooldown: Some(cooldown), ..RunRecord::default() }, now)),
+        start.map(|((start, success), now)| {
+            let replaced = Replaced { success, ..Replaced::default() };
+            (RunRecord { start: Some(start), replaced, ..RunRecord::default() }, now)
+        }),
+    ]
 }
 
 /// Returns the fence for an attempt with these counts: the highest.

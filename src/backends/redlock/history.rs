@@ -108,8 +108,9 @@ impl Redlock {
         }
         // A hold that one node lost may still be held on the others.
         found.retain(|past| past.fence.is_none_or(|fence| !held.contains(&fence)));
-        let (cooldown, start) = counted_records(&records, self.nodes.len());
-        let record = RunRecord { cooldown: cooldown.map(|(cooldown, _)| cooldown), start: start.map(|(start, _)| start) };
+        let [cooldown, start] =
+            counted_records(&records, self.nodes.len()).map(|counted| counted.map(|(record, _)| record).unwrap_or_default());
+        let record = RunRecord { cooldown: cooldown.cooldown, ..start };
         Ok(History { record, ..History::new(found, skips.into_values().collect()) })
     }
 }

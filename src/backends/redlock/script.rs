@@ -11,13 +11,13 @@ macro_rules! script {
     };
 }
 
-pub(super) static TAKE: Script = script!("lua/take.lua", "39b0b99885524aebaf2ae4c09923f80a37478277");
-pub(super) static COMMIT: Script = script!("lua/commit.lua", "aad22256c9227258b5ffafede54be693fe94ef42");
-pub(super) static RENEW: Script = script!("lua/renew.lua", "77bb216564b5f69da9a8d13877393717f21105fd");
-pub(super) static RELEASE: Script = script!("lua/release.lua", "0e2a247fbfb9baf5020a72808ffb86395ae4bca5");
-pub(super) static BREAK: Script = script!("lua/break.lua", "afe8f6301de08acfc347e443c0808ddff889abcf");
-pub(super) static NOTE: Script = script!("lua/note.lua", "793ef8a54c88da61013185c54b8cee9ed4ec4757");
-pub(super) static ABANDON: Script = script!("lua/abandon.lua", "3b1fddbc5c179151258788d5946776dd859dc593");
+pub(super) static TAKE: Script = script!("lua/take.lua", "9e9d221bdfcff7748e620348688cb5a1ddbd5acf");
+pub(super) static COMMIT: Script = script!("lua/commit.lua", "6bcf93cb0ddae45e1e5861d53f57ce1080612360");
+pub(super) static RENEW: Script = script!("lua/renew.lua", "7949b0c3100e2cfad1251632293837cd2da198b6");
+pub(super) static RELEASE: Script = script!("lua/release.lua", "55a4aa7bed76dbc13b70cdac526893f3437dd5d1");
+pub(super) static BREAK: Script = script!("lua/break.lua", "aeea96316d9984277765429579dce792c61c25ea");
+pub(super) static NOTE: Script = script!("lua/note.lua", "19f1b81103a6a2f1a8cf7340da761b11da9afed9");
+pub(super) static ABANDON: Script = script!("lua/abandon.lua", "66c9c967c9f8706c3275bbdbe201dc90aef23eb7");
 
 #[cfg(test)]
 mod tests {

@@ -1,11 +1,14 @@
 //! The run record in a row's columns, which [`RunRecord::judge`] reads.
 //!
 //! The statement that grants checks the columns of the row that it takes, so that no other grant can come in between, even while the
-//! statement waits for that row. The statement grants only if no record can deny the grant. Otherwise dlock reads and judges the row, and
-//! repeats the statement for the row as it was read.
+//! statement waits for that row. The statement grants only if no record can deny the grant, and if it replaces no start that may still
+//! matter. Otherwise dlock reads and judges the row, and repeats the statement for the row as it was read.
+//!
+//! The step that records an outcome changes only the state, or removes the time of a cooldown that is cancelled. What follows from that for
+//! the replaced records is decided when the columns are read, by [`RunRecord::end`].
 
 use super::Fields;
-use crate::lock::{Cooldown, Fence, LastRun, Metadata, Request, Result, RunRecord, RunState, whole_ms};
+use crate::lock::{Cooldown, Fence, LastRun, Metadata, Replaced, Request, Result, RunRecord, RunState, whole_ms};
 
 /// The longest time that columns can have: a hundred years, in ms.
 const LONGEST: u64 = 100 * 366 * 24 * 3_600_000;
@@ -25,7 +28,7 @@ pub enum RunColumn {
 }
 
 /// Returns the columns of a run record, in their order.
-pub fn columns(record: &RunRecord) -> [(&'static str, RunColumn); 14] {
+pub fn columns(record: &RunRecord) -> [(&'static str, RunColumn); 16] {
     // Texts and numbers, which can always be written.
     let json = |metadata: &Option<Metadata>| serde_json::to_string(metadata.as_ref()?).ok();
     let int = |number: u64| i64::try_from(number).ok();
@@ -45,11 +48,25 @@ pub fn columns(record: &RunRecord) -> [(&'static str, RunColumn); 14] {
         ("start_window_ms", RunColumn::Int(start.and_then(|start| int(start.window_ms.min(LONGEST))))),
         ("start_who", RunColumn::Json(start.and_then(|start| json(&start.metadata)))),
         ("start_hold", RunColumn::Text(start.map(|start| start.hold.clone()))),
+        ("paced_replaced", RunColumn::Json(replaced_cooldown(record))),
+        ("start_replaced", RunColumn::Json(replaced_start(record))),
     ]
 }
 
+/// Returns the cooldown that was replaced, as JSON.
+fn replaced_cooldown(record: &RunRecord) -> Option<String> {
+    // Texts and numbers, which can always be written.
+    serde_json::to_string(record.replaced.cooldown.as_ref()?).ok()
+}
+
+/// Returns the start that was replaced, and the last success before it, as JSON.
+fn replaced_start(record: &RunRecord) -> Option<String> {
+    let replaced = Replaced { cooldown: None, ..record.replaced.clone() };
+    if replaced.is_empty() { None } else { serde_json::to_string(&replaced).ok() }
+}
+
 impl Fields<'_> {
-    /// Reads a run record, from its [`columns`]. A cancelled run changed no column but its state.
+    /// Reads a run record, from its [`columns`], as it is after the outcome in them.
     pub fn run_record(&mut self) -> Result<RunRecord> {
         let at_ms = self.unsigned()?;
         let cooldown = Cooldown {
@@ -72,14 +89,26 @@ impl Fields<'_> {
             metadata: self.json()?,
             hold: self.text_or_null()?.unwrap_or_default(),
         };
-        let Some(start) = at_ms.map(|_| start) else { return Ok(RunRecord { cooldown, start: None }) };
-        if start.state != RunState::Cancelled {
-            return Ok(RunRecord { cooldown, start: Some(start) });
+        let start = at_ms.map(|_| start);
+        let replaced_cooldown = self.json::<Box<Cooldown>>()?;
+        let replaced = self.json::<Replaced>()?.unwrap_or_default();
+        let Some(LastRun { fence, state, .. }) = start else { return Ok(RunRecord { start, ..of_cooldown(cooldown, replaced_cooldown) }) };
+        // A cancelled start says nothing about the cooldown, whose time does.
+        let mut ended = RunRecord { start: start.map(|start| LastRun { state: RunState::Started, ..start }), replaced, cooldown: None };
+        if state != RunState::Started {
+            ended.end(fence, state);
         }
-        let fence = start.fence;
-        let mut record = RunRecord { cooldown: None, start: Some(LastRun { state: RunState::Started, ..start }) };
-        record.end(fence, RunState::Cancelled);
-        Ok(RunRecord { cooldown, ..record })
+        let RunRecord { cooldown, replaced: Replaced { cooldown: replaced_cooldown, .. }, .. } = of_cooldown(cooldown, replaced_cooldown);
+        let replaced = Replaced { cooldown: replaced_cooldown, ..ended.replaced };
+        Ok(RunRecord { cooldown, start: ended.start, replaced })
+    }
+}
+
+/// Returns a record with a cooldown only. Without its time, the cooldown was cancelled, and the one before counts again.
+fn of_cooldown(cooldown: Option<Cooldown>, replaced: Option<Box<Cooldown>>) -> RunRecord {
+    match cooldown {
+        Some(_) => RunRecord { cooldown, replaced: Replaced { cooldown: replaced, ..Replaced::default() }, ..RunRecord::default() },
+        None => RunRecord { cooldown: replaced.map(|cooldown| *cooldown), ..RunRecord::default() },
     }
 }
 
@@ -96,6 +125,10 @@ pub struct Begin<'a> {
     pub window_ms: Option<i64>,
     /// The number of the attempt, starting at 1.
     pub tries: i64,
+    /// The cooldown that the run replaces, as JSON, if the record was judged.
+    pub replaced_cooldown: Option<String>,
+    /// The start that the run replaces, as JSON, if the record was judged.
+    pub replaced_start: Option<String>,
 }
 
 impl<'a> Begin<'a> {
@@ -106,6 +139,8 @@ impl<'a> Begin<'a> {
         let (mut record, now_ms) = judged.map(|(record, now_ms)| (record.clone(), now_ms)).unwrap_or_default();
         record.begin(request, Fence(0), now_ms);
         Self {
+            replaced_cooldown: replaced_cooldown(&record),
+            replaced_start: replaced_start(&record),
             place: Some(&run_policy.place),
             guard_ms: run_policy.skew_guard.map(ms),
             at_least_ms: run_policy.at_least.map(ms),
@@ -130,20 +165,27 @@ mod tests {
 
     #[test]
     fn what_was_undone_is_read_as_it_was_before() {
-        let record = |values: [Option<&str>; 14]| {
+        let record = |values: [Option<&str>; 16]| {
             let values = values.map(|value| value.map(|text| text.as_bytes().to_vec())).to_vec();
             Fields::of(&Row { values, unreadable: || Error::new(Kind::Data, "unreadable") }).run_record().unwrap()
         };
-        let read = |tries, stage| {
-            let [n, at, fence, window] = [None, Some("5"), Some("7"), Some("9")];
-            let record = record([at, fence, n, n, n, n, n, at, fence, Some(stage), Some(tries), window, n, n]);
+        let [n, at, fence, window] = [None, Some("5"), Some("7"), Some("9")];
+        let read = |stage, replaced| {
+            let record = record([at, fence, n, n, n, n, n, at, fence, Some(stage), Some("2"), window, n, n, n, replaced]);
             assert!(record.cooldown.is_some());
-            record.start.map(|start| (start.state, start.tries))
+            record.start.map(|start| (start.fence.0, start.state))
         };
-        assert_eq!(read("2", "undone"), Some((RunState::Failed, 1)));
-        assert_eq!(read("1", "undone"), Some((RunState::Cancelled, 0)));
-        assert_eq!(read("2", "failed"), Some((RunState::Failed, 2)));
-        assert_eq!(read("1", "words of a newer one"), Some((RunState::Started, 1)));
-        assert_eq!(record([None; 14]), RunRecord::default());
+        let replaced = r#"{"o":{"s":1,"f":3,"x":"failed","n":1,"w":9},"k":{"s":1,"f":2,"x":"ok","n":1,"w":9}}"#;
+        assert_eq!(read("undone", n), None);
+        assert_eq!(read("undone", Some(replaced)), Some((3, RunState::Failed)));
+        assert_eq!(read("failed", n), Some((7, RunState::Failed)));
+        assert_eq!(read("failed", Some(replaced)), Some((2, RunState::Ok)), "a success before it stands");
+        assert_eq!(read("unknown", Some(replaced)), Some((2, RunState::Ok)));
+        assert_eq!(read("ok", Some(replaced)), Some((7, RunState::Ok)));
+        assert_eq!(read("words of a newer one", n), Some((7, RunState::Started)));
+        let cooldown = r#"{"s":1,"f":3,"p":"a","g":5}"#;
+        let undone = record([n, fence, n, n, n, n, n, n, n, n, n, n, n, n, Some(cooldown), n]);
+        assert_eq!(undone.cooldown.map(|cooldown| cooldown.fence), Some(Fence(3)), "a cancelled cooldown is as it was before");
+        assert_eq!(record([None; 16]), RunRecord::default());
     }
 }

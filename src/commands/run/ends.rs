@@ -1,34 +1,25 @@
-//! The end of the wait for a lock, and the verdict at the end of a run.
+//! The end of the wait for a lock, and the warnings and errors at the end of a run.
 
 use super::{RunSettings, watch::RunWatch};
 use crate::{
-    exit,
     lease::may_warn,
     lock::{Backend, Busy, Error, Key, Kind},
-    output::{self, Output, RunResult, Syslog, Verdict, age},
+    output::{self, Output, Syslog, age},
     supervise::{Signal, Signals, Supervisor, stop_self},
 };
 
-/// Updates the verdict with a timeout, a break or a loss that the watch recorded.
-pub(super) fn conclude(verdict: &mut Verdict, watch: RunWatch<'_>, settings: &RunSettings) {
-    if watch.timed_out {
-        verdict.outcome = RunResult::TimedOut;
-        verdict.status = exit::TIMED_OUT;
-        verdict.error = Some(Error::new(Kind::Timeout, settings.max_runtime()));
-    }
-    if let (None, Some(mark)) = (&watch.lost, &watch.broken) {
-        verdict.outcome = RunResult::Broken;
-        verdict.status = exit::LOST;
-        verdict.error = Some(Error::new(Kind::Unavailable, format!("broken {}", crate::output::mark(mark))));
-    }
-    if let Some(how) = watch.lost {
-        verdict.outcome = RunResult::Lost;
-        verdict.status = exit::LOST;
-        let error = Error::new(Kind::Unavailable, how);
-        verdict.error = Some(match watch.trouble {
-            Some(trouble) => error.source(trouble),
-            None => error,
-        });
+/// Returns the error of a run that was lost, broken or stopped at its maximum runtime.
+pub(super) fn disturbed(watch: RunWatch<'_>, settings: &RunSettings) -> Option<Error> {
+    match (watch.lost, watch.broken) {
+        (Some(how), _) => {
+            let error = Error::new(Kind::Unavailable, how);
+            Some(match watch.trouble {
+                Some(trouble) => error.source(trouble),
+                None => error,
+            })
+        }
+        (None, Some(mark)) => Some(Error::new(Kind::Unavailable, format!("broken {}", output::mark(&mark)))),
+        (None, None) => watch.timed_out.then(|| Error::new(Kind::Timeout, settings.max_runtime())),
     }
 }
 

@@ -8,17 +8,18 @@ use tokio::sync::mpsc;
 
 use super::{
     RunSettings,
-    ends::{conclude, wait_ended, warn_of_long_hold},
+    ends::{disturbed, wait_ended, warn_of_long_hold},
     events::Events,
+    outcome::Outcome,
     watch::{RunWatch, SupervisionEnd},
 };
 use crate::{
     commands::Context,
     exit,
-    lease::{BootClock, Budget, Claim, Clock, GroupOutcome, Held, Lease, Loss, acquire_all, bounded, keep_all, note_skip},
+    lease::{BootClock, Budget, Claim, Clock, GroupOutcome, Held, Lease, Loss, acquire_all, bounded, keep_all, note_skip, undo_all},
     lock::{Backend, BootTime, Error, Intent, Kind, Metadata, Result, Scope},
     output::{self, Cause, CommandEnd, RunResult, Skip, Verdict, Waiting, plain},
-    supervise::{self, CapturedOutput, Deadlines, Signals, Supervisor},
+    supervise::{self, CapturedOutput, Deadlines, Signal, Signals, Supervisor},
 };
 
 /// How long descendants may outlive the command before dlock reports them.
@@ -88,6 +89,12 @@ impl Job<'_> {
         let verdict = |outcome, status| Verdict { waited, ..Verdict::new(outcome, &settings.key, &*store, status) };
         let outcome = match outcome {
             Ok(GroupOutcome::Granted(leases)) => {
+                // A signal that came with the grant ends the run before the command is ordered to start.
+                if let Some(Some(signal)) = wait_ended(&mut self.signals, &mut self.supervisor).now_or_never() {
+                    undo_all(&mut claims, &leases, &clock, limits, true).await;
+                    self.supervisor.give_up();
+                    return Ok(interrupted(verdict(RunResult::Interrupted, exit::signalled(signal.number)), signal));
+                }
                 let holds = claims
                     .into_iter()
                     .zip(leases)
@@ -118,8 +125,7 @@ impl Job<'_> {
                 Verdict { by, refused: Some((denial, option)), ..verdict(RunResult::Busy, settings.conflict_status) }
             }
             GroupOutcome::Stopped(Some(signal)) => {
-                let verdict = verdict(RunResult::Interrupted, exit::signalled(signal.number));
-                return Ok(FinishedRun { verdict, reraise: Some(signal.number).filter(|_| signal.from_terminal), printed: None });
+                return Ok(interrupted(verdict(RunResult::Interrupted, exit::signalled(signal.number)), signal));
             }
             _ => {
                 return Err(Error::new(Kind::Unavailable, "the guardian was killed while the lock was waited for")
@@ -164,30 +170,26 @@ impl Job<'_> {
             started: Some(started).filter(|_| !matches!(end, SupervisionEnd::NotStarted(..))),
             ran: Some(ran).filter(|_| !matches!(end, SupervisionEnd::NotStarted(..))),
             command: command.map(CommandEnd::from),
-            ..Verdict::new(
-                RunResult::Ok,
-                &settings.key,
-                holds[0].backend.identity().url,
-                command.map_or(exit::LOST, supervise::ProcessEnd::status),
-            )
+            ..Verdict::new(RunResult::Ok, &settings.key, holds[0].backend.identity().url, exit::LOST)
         };
         // A tree that is still alive keeps the locks.
         if !matches!(end, SupervisionEnd::Unkillable(_)) {
             let left = matches!(&end, SupervisionEnd::Ended(ended) if ended.leftover_left);
             let scope = if left { Scope::Hold } else { Scope::Tree };
-            let info = watch.info(scope, &end, verdict.command, ran);
+            let info = watch.info(scope, &end, ran);
             verdict.release_result = self.release_all(&mut holds, &info, &mut watch).await;
         }
         if let Some(how) = watch.reason(watch.lost.clone()).filter(|_| watch.lost.is_some()) {
             self.note_losses(&mut holds, &how, ran, ended).await;
         }
+        let Outcome { result, status, .. } = watch.outcome(&end);
+        (verdict.outcome, verdict.status) = (result, status);
         match end {
             SupervisionEnd::Unkillable(pid) => watch.give_up_on(pid),
-            SupervisionEnd::NotStarted(status, why, hint) => {
+            SupervisionEnd::NotStarted(_, why, hint) => {
                 self.supervisor.finish();
                 let error = Error::new(Kind::Usage, why).key(&settings.key).hint(hint);
-                let verdict = Verdict { outcome: RunResult::Error, status, error: Some(error), ..verdict };
-                return Ok(FinishedRun { verdict, reraise: None, printed: None });
+                return Ok(FinishedRun { verdict: Verdict { error: Some(error), ..verdict }, reraise: None, printed: None });
             }
             SupervisionEnd::Ended(ended) => {
                 if ended.leftover_left {
@@ -206,7 +208,7 @@ impl Job<'_> {
                 && !watch.timed_out
                 && verdict.command == watch.reraise.map(CommandEnd::Signalled)
         });
-        conclude(&mut verdict, watch, settings);
+        verdict.error = disturbed(watch, settings);
         Ok(FinishedRun { verdict, reraise, printed })
     }
 
@@ -331,6 +333,11 @@ impl Job<'_> {
         }
         environment.into_iter().map(|(name, value)| (name.to_owned(), value)).collect()
     }
+}
+
+/// Returns the end of a run that a signal ended before its command was started.
+fn interrupted(verdict: Verdict, signal: Signal) -> FinishedRun {
+    FinishedRun { verdict, reraise: Some(signal.number).filter(|_| signal.from_terminal), printed: None }
 }
 
 /// Returns when the command gets TERM and KILL, and when the lease is over.

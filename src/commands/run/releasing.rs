@@ -11,7 +11,7 @@ use super::{
 };
 use crate::{
     lease::{BootClock, Clock as _, Limits, Released, note, release, wall_ms},
-    lock::{self, BootTime, HistoryEntry, Note, ReleaseInfo},
+    lock::{self, BootTime, HistoryEntry, Note, ReleaseInfo, RunState},
     output::ReleaseResult,
 };
 
@@ -44,18 +44,24 @@ impl Job<'_> {
             return None;
         }
         // Starts are recorded with the job's own lock; a nested run is part of the run around it, whose start was recorded.
-        let recorded = lease.key == self.settings.key && lease.holds == 1 && self.settings.policy.frequency != Frequency::Always;
-        info.run_state = info.run_state.filter(|_| recorded);
-        let limits = if lost {
-            Limits::of(AFTERWARDS)
-        } else if recorded {
+        let own = lease.key == self.settings.key && lease.holds == 1;
+        info.run_state = info.run_state.filter(|state| own && self.counts(*state));
+        let limits = if info.run_state.is_some_and(|state| state != RunState::Unknown) {
             // Try to record the outcome until the lease ends: a missing record could cause a wrong repeat, or none at all.
             let left = lease.t0.plus(lease.ttl.get()).since(BootClock.now());
             Limits::of(self.context.answer.max(left))
+        } else if lost {
+            Limits::of(AFTERWARDS)
         } else {
             self.context.limits()
         };
         Some(release(&mut **backend, &BootClock, &lease.key, &lease.token, &info, limits).await)
+    }
+
+    /// Whether the store needs to know this outcome. A cooldown counts whatever became of a command that was executed.
+    fn counts(&self, state: RunState) -> bool {
+        let policy = &self.settings.policy;
+        policy.frequency != Frequency::Always || state == RunState::Cancelled && (policy.skew_guard.is_some() || policy.at_least.is_some())
     }
 
     /// Records how unreleased holds were lost. For released holds, the release carried that information.

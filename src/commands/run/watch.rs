@@ -5,13 +5,18 @@ use std::{io, time::Duration};
 use jiff::Timestamp;
 use tokio::task::{JoinHandle, spawn_blocking};
 
-use super::{Frequency, RunSettings, events::Events, unstartable};
+use super::{
+    Frequency, RunSettings,
+    events::Events,
+    outcome::{Disturbance, Fate, Outcome, outcome},
+    unstartable,
+};
 use crate::{
     commands::Context,
     exit,
     lease::{BootClock, Budget, Released, wall_ms},
-    lock::{self, BootTime, Break, Error, Key, ReleaseInfo, RunState, Scope},
-    output::{CommandEnd, ReleaseResult, age, drain},
+    lock::{BootTime, Break, Error, Key, ReleaseInfo, Scope},
+    output::{ReleaseResult, age, drain},
     supervise::{CannotStart, CapturedOutput, Ended, Event, OnLost, Signal, StopReason, Supervisor, has_keyboard, process_name, stop_self},
 };
 
@@ -261,29 +266,47 @@ impl<'a> RunWatch<'a> {
     }
 
     /// Returns the release info of the hold, for the history.
-    pub(super) fn info(&self, scope: Scope, end: &SupervisionEnd, command: Option<CommandEnd>, ran: Duration) -> ReleaseInfo {
-        let run_state = match (&self.broken, command) {
-            (None, Some(CommandEnd::Exited(0))) if !self.timed_out => RunState::Ok,
-            _ => RunState::Failed,
+    pub(super) fn info(&self, scope: Scope, end: &SupervisionEnd, ran: Duration) -> ReleaseInfo {
+        let Outcome { status, end: how, state, .. } = self.outcome(end);
+        let why = match (end, self.disturbance()) {
+            (SupervisionEnd::NotStarted(_, why, _), _) => Some(why.clone()),
+            (_, Disturbance::Lost) => self.lost.clone(),
+            (_, Disturbance::Broken) => self.broken.as_ref().map(Break::to_string),
+            (_, Disturbance::TimedOut) => Some(self.settings.max_runtime()),
+            (_, Disturbance::None) => None,
         };
-        let (end, why) = match (&self.lost, &self.broken, end, command) {
-            (Some(how), ..) => (lock::End::Lost, Some(how.clone())),
-            (None, Some(mark), ..) => mark.into(),
-            // A command that timed out has failed, even if it exits with 0 after TERM.
-            (None, None, ..) if self.timed_out => (lock::End::Exited(exit::TIMED_OUT), Some(self.settings.max_runtime())),
-            (None, None, SupervisionEnd::NotStarted(_, why, _), _) => (lock::End::NotStarted, Some(why.clone())),
-            (None, None, _, Some(CommandEnd::Exited(status))) => (lock::End::Exited(status), None),
-            (None, None, _, Some(CommandEnd::Signalled(signal))) => (lock::End::Signalled(signal), None),
-            (None, None, _, None) => (lock::End::Released, None),
-        };
-        let why = if run_state == RunState::Ok && self.lost.is_none() { why } else { self.reason(why) };
+        let why = if status == exit::OK { why } else { self.reason(why) };
         ReleaseInfo {
             scope,
-            end: Some(end),
+            end: Some(how),
             why,
             at_ms: Some(wall_ms()),
             held_ms: u64::try_from(ran.as_millis()).ok(),
-            run_state: Some(run_state),
+            run_state: Some(state),
+        }
+    }
+
+    /// Returns the verdict on the run, as far as it is known.
+    pub(super) fn outcome(&self, end: &SupervisionEnd) -> Outcome {
+        let not_executed = if let SupervisionEnd::NotStarted(status, ..) = end { *status } else { exit::INTERNAL };
+        let fate = match end {
+            SupervisionEnd::NotStarted(..) => Fate::NotExecuted,
+            SupervisionEnd::Ended(Ended { outcome: Some(outcome), by_itself, .. }) => {
+                // With `continue` no signal ends a command that has lost its lock.
+                let under_the_lock = self.lost.is_none() || self.settings.on_lost != OnLost::Continue;
+                if *by_itself && under_the_lock { Fate::Ended((*outcome).into()) } else { Fate::Stopped((*outcome).into()) }
+            }
+            SupervisionEnd::Ended(Ended { outcome: None, .. }) | SupervisionEnd::Unkillable(_) => Fate::Unseen,
+        };
+        outcome(fate, self.disturbance(), not_executed)
+    }
+
+    fn disturbance(&self) -> Disturbance {
+        match (&self.lost, &self.broken) {
+            (Some(_), _) => Disturbance::Lost,
+            (None, Some(_)) => Disturbance::Broken,
+            (None, None) if self.timed_out => Disturbance::TimedOut,
+            (None, None) => Disturbance::None,
         }
     }
 

@@ -136,3 +136,54 @@ async fn a_skip_is_noted_with_its_host() {
     let [one] = &skips[..] else { panic!("{skips:?}") };
     assert_eq!((&*one.host, one.count, &*one.reason), ("ops1", 2, "--once"));
 }
+
+/// The store is silent from the grant on, for this many seconds.
+#[tokio::test(start_paused = true)]
+async fn a_start_is_undone_after_an_outage_that_ends_before_the_lease() {
+    for (outage, anyway) in [(3, false), (9, false), (30, false), (30, true)] {
+        let world = LeaseWorld::new();
+        let mut client = world.client(&[Some(CallFault::AnswerHangs)]);
+        let once = Once { window: secs(3600), retry_failed: 0, retry_crashed: false };
+        let run_policy = RunPolicy { place: "web1".into(), skew_guard: None, at_least: None, once: Some(once), anyway };
+        let asked = Request { run_policy: Some(run_policy), ..request() };
+        let faults = client.faults.clone();
+        let silent = async {
+            tokio::time::sleep(secs(outage)).await;
+            faults.borrow_mut().clear();
+        };
+        faults.borrow_mut().extend([Some(CallFault::Hangs); 100]);
+        let taken = acquire(&mut client, &world.clock, asked, WaitPolicy::Try, LIMITS, pending::<()>(), |_| ());
+        let (outcome, ()) = tokio::join!(taken, silent);
+        assert!(matches!(&outcome, Ok(Outcome::Granted(_)) | Err(_)), "{outcome:?}");
+        if let Err(error) = outcome {
+            assert_eq!(error.kind, Kind::Timeout, "{outage}");
+            let record = world.client(&[]).inner.history(&key()).await.unwrap().record;
+            assert_eq!(record.start, None, "after {outage} s");
+            assert!(world.is_free().await, "after {outage} s");
+        }
+    }
+}
+
+/// A start that counts for a short time is not worth a long wait, and a signal ends the wait.
+#[tokio::test(start_paused = true)]
+async fn undoing_lasts_as_long_as_the_record_matters_or_until_a_signal() {
+    let guarded = RunPolicy { place: "web1".into(), skew_guard: Some(secs(5)), at_least: None, once: None, anyway: false };
+    let once = Once { window: secs(3600), retry_failed: 0, retry_crashed: false };
+    let once = RunPolicy { skew_guard: None, once: Some(once), ..guarded.clone() };
+    for (run_policy, stop_after, most) in [(guarded, 1000, 8), (once.clone(), 1000, 65), (once, 20, 21)] {
+        let world = LeaseWorld::new();
+        let mut client = world.client(&[Some(CallFault::AnswerHangs); 1]);
+        client.faults.borrow_mut().extend([Some(CallFault::Hangs); 1000]);
+        let before = world.clock.now();
+        let asked = Request { run_policy: Some(run_policy), ..request() };
+        let stop = tokio::time::sleep(secs(stop_after));
+        let outcome = acquire(&mut client, &world.clock, asked, WaitPolicy::Try, LIMITS, stop, |_| ()).await;
+        let took = world.clock.now().since(before);
+        assert!(took <= secs(most) && took > secs(most) * 3 / 5, "{took:?} of {most} s");
+        match outcome {
+            Ok(Outcome::Stopped(())) => assert_eq!(stop_after, 20),
+            Err(error) => assert!(most == 8 || error.hint.is_some_and(|hint| hint.contains("--retry-crashed")), "{most}"),
+            other => panic!("{other:?}"),
+        }
+    }
+}

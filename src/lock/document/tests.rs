@@ -224,7 +224,7 @@ fn a_repeated_request_records_what_is_missing_and_only_that() {
         for part in parts.into_iter().filter(|part| *part != complete) {
             document.set_run_record(part.clone());
             assert_eq!(ask(&mut document, &inner, 3), part, "a nested run is part of the one around it");
-            let RunRecord { cooldown, start } = ask(&mut document, &asked, 4);
+            let RunRecord { cooldown, start, .. } = ask(&mut document, &asked, 4);
             let fence = [cooldown.map(|cooldown| cooldown.fence), start.map(|start| start.fence)];
             assert_eq!(fence, [(guarded || at_least).then_some(Fence(1)), once.then_some(Fence(1))]);
         }

@@ -1,5 +1,5 @@
 use super::*;
-use crate::lock::{Key, Ttl};
+use crate::lock::{Key, Request, Token, Ttl};
 
 fn secs(seconds: u64) -> Duration {
     Duration::from_secs(seconds)

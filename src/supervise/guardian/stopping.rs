@@ -99,6 +99,8 @@ impl GuardianLoop {
     }
 
     pub(super) fn stop(&mut self, why: StopReason, kill_at: BootTime, signal: Signal) {
+        // A command that has ended already ended by itself.
+        self.reap();
         if matches!(self.phase, Phase::Running) {
             self.phase = Phase::Stopping(kill_at);
             self.why.get_or_insert(why);
@@ -123,6 +125,7 @@ impl GuardianLoop {
     }
 
     pub(super) fn kill(&mut self, why: StopReason) {
+        self.reap();
         if matches!(self.phase, Phase::Running | Phase::Stopping(_)) {
             self.why.get_or_insert(why);
             self.begin_killing(BootClock::read());

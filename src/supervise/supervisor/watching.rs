@@ -39,7 +39,12 @@ impl Supervisor {
                 if takeover.is_done() {
                     self.over = true;
                     self.reaped = true;
-                    let ended = Ended { outcome: takeover.outcome, stopped: Some(StopReason::Guardian), leftover_left: false };
+                    let ended = Ended {
+                        outcome: self.outlived.or(takeover.outcome),
+                        by_itself: self.outlived.is_some(),
+                        stopped: Some(StopReason::Guardian),
+                        leftover_left: false,
+                    };
                     self.events.push_back(Event::Ended(ended));
                 }
             }
@@ -91,7 +96,8 @@ impl Supervisor {
         if self.acknowledged.is_none() {
             // The guardian died idle: there is no tree.
             self.over = true;
-            self.events.push_back(Event::Ended(Ended { outcome: None, stopped: Some(StopReason::Guardian), leftover_left: false }));
+            let stopped = Some(StopReason::Guardian);
+            self.events.push_back(Event::Ended(Ended { outcome: None, by_itself: false, stopped, leftover_left: false }));
             return;
         }
         let kill_at = if frozen {

@@ -30,6 +30,9 @@ pub fn all() -> Vec<Case> {
         a_start_stays_recorded_when_its_runner_crashed,
         a_failed_run_is_retried_up_to_the_limit,
         a_cancelled_run_denies_no_other_run,
+        a_cancelled_run_puts_back_what_it_replaced,
+        a_later_run_takes_back_no_success,
+        a_run_with_an_unknown_outcome_is_repeated_only_as_a_crashed_one,
         a_repeated_request_is_one_start,
         one_of_many_simultaneous_runs_starts,
         runs_without_a_policy_leave_the_record_alone,
@@ -88,6 +91,7 @@ impl Client {
         let end = match state {
             RunState::Ok => Some(End::Exited(0)),
             RunState::Failed => Some(End::Exited(3)),
+            RunState::Unknown => Some(End::Lost),
             RunState::Started => Some(End::Released),
             RunState::Cancelled => None,
         };
@@ -274,6 +278,67 @@ async fn a_cancelled_run_denies_no_other_run(lab: &Lab) {
     assert_eq!(a.denied(&asking("twice", &twice)).await.rule, Rule::Once(RunState::Failed));
 }
 
+/// For each record of an earlier run, and each run that is granted past it and executes nothing.
+async fn a_cancelled_run_puts_back_what_it_replaced(lab: &Lab) {
+    let mut a = lab.client().await;
+    let anyway = |run_policy: RunPolicy| RunPolicy { anyway: true, ..run_policy };
+    let all = |place: &str| RunPolicy { place: place.into(), skew_guard: Some(WINDOW), at_least: Some(WINDOW), ..once(WINDOW, 0, false) };
+    for before in [RunState::Ok, RunState::Failed, RunState::Unknown, RunState::Started] {
+        for (nth, run_policy) in
+            [anyway(once(WINDOW, 0, false)), anyway(all("b")), anyway(guarded("b", WINDOW)), anyway(once(BRIEF, 0, false))]
+                .into_iter()
+                .enumerate()
+        {
+            let name = format!("job-{before:?}-{nth}");
+            let first = a.run(&asking(&name, &all("a")), before).await;
+            let denied = a.denied(&asking(&name, &once(WINDOW, 0, false))).await;
+            a.run(&asking(&name, &run_policy), RunState::Cancelled).await;
+            let again = a.denied(&asking(&name, &once(WINDOW, 0, false))).await;
+            assert_eq!((again.rule, again.fence), (denied.rule, denied.fence), "{name}: {run_policy:?}");
+            let record = a.record(&key(&name)).await;
+            let fences = (record.cooldown.map(|cooldown| cooldown.fence), record.start.as_ref().map(|start| start.fence));
+            assert_eq!(fences, (Some(first.fence), Some(first.fence)), "{name}: {run_policy:?}");
+            assert_eq!(record.start.map(|start| (start.state, start.tries)), Some((before, 1)), "{name}");
+        }
+    }
+    // The guard of the same host, which denies no run there.
+    let guard = a.run(&asking("guard", &guarded("a", WINDOW)), RunState::Ok).await;
+    a.run(&asking("guard", &guarded("a", WINDOW)), RunState::Cancelled).await;
+    let denied = a.denied(&asking("guard", &guarded("b", WINDOW))).await;
+    assert_eq!((denied.rule, denied.fence), (Rule::SkewGuard(WINDOW), Some(guard.fence)));
+    // A run that crashed may be repeated, and stays crashed if the repeated run executes nothing.
+    a.run(&asking("crashed", &once(WINDOW, 0, false)), RunState::Started).await;
+    a.run(&asking("crashed", &once(WINDOW, 0, true)), RunState::Cancelled).await;
+    assert_eq!(a.denied(&asking("crashed", &once(WINDOW, 9, false))).await.rule, Rule::Once(RunState::Started));
+}
+
+/// An operator's run after a success, whatever becomes of it.
+async fn a_later_run_takes_back_no_success(lab: &Lab) {
+    let mut a = lab.client().await;
+    for after in [RunState::Failed, RunState::Unknown, RunState::Started, RunState::Cancelled] {
+        let name = format!("job-{after:?}");
+        let done = a.run(&asking(&name, &once(WINDOW, 0, false)), RunState::Ok).await;
+        let anyway = RunPolicy { anyway: true, ..once(WINDOW, 0, false) };
+        for _ in 0..2 {
+            a.run(&asking(&name, &anyway), after).await;
+            for patient in [once(WINDOW, 9, true), once(WINDOW, u32::MAX, true)] {
+                let denied = a.denied(&asking(&name, &patient)).await;
+                assert_eq!((denied.rule, denied.fence), (Rule::Once(RunState::Ok), Some(done.fence)), "{name}");
+            }
+        }
+        let later = a.run(&asking(&name, &anyway), RunState::Ok).await;
+        assert_eq!(a.denied(&asking(&name, &once(WINDOW, 9, true))).await.fence, Some(later.fence), "{name}");
+    }
+}
+
+async fn a_run_with_an_unknown_outcome_is_repeated_only_as_a_crashed_one(lab: &Lab) {
+    let mut a = lab.client().await;
+    a.run(&asking("job", &once(WINDOW, 9, false)), RunState::Unknown).await;
+    assert_eq!(a.denied(&asking("job", &once(WINDOW, 9, false))).await.rule, Rule::Once(RunState::Unknown));
+    a.run(&asking("job", &once(WINDOW, 0, true)), RunState::Ok).await;
+    assert_eq!(a.denied(&asking("job", &once(WINDOW, 9, true))).await.rule, Rule::Once(RunState::Ok));
+}
+
 async fn a_repeated_request_is_one_start(lab: &Lab) {
     let mut a = lab.client().await;
     let all = RunPolicy { skew_guard: Some(WINDOW), at_least: Some(WINDOW), ..once(WINDOW, 1, false) };
@@ -402,14 +467,14 @@ async fn the_record_matches_the_reference_after_each_run(lab: &Lab) {
         let wanted = RunPolicy {
             place: if pick(2) == 0 { "a" } else { "b" }.into(),
             skew_guard: (pick(4) == 0).then_some(WINDOW),
-            // Rare, because at-least denies all later runs of the case.
+            // Rare, because at-least denies all later runs of the case but an operator's.
             at_least: (pick(40) == 0).then_some(WINDOW),
             once: (pick(3) > 0).then(|| Once {
                 window: WINDOW,
                 retry_failed: u32::try_from(pick(3)).unwrap_or_default(),
                 retry_crashed: pick(3) == 0,
             }),
-            anyway: false,
+            anyway: pick(6) == 0,
         };
         let asked = Request { run_policy: Some(wanted.clone()).filter(RunPolicy::record_anything), ..asking("job", &wanted) };
         let expected = record.judge(asked.run_policy.as_ref(), &asked.token, 1000);
@@ -421,8 +486,15 @@ async fn the_record_matches_the_reference_after_each_run(lab: &Lab) {
                 assert!(grant.fence > fence);
                 fence = grant.fence;
                 record.begin(&asked, fence, 1000);
-                let state = [RunState::Ok, RunState::Failed, RunState::Failed, RunState::Cancelled, RunState::Started]
-                    [usize::try_from(pick(5)).unwrap_or(0)];
+                let state = [
+                    RunState::Ok,
+                    RunState::Failed,
+                    RunState::Failed,
+                    RunState::Cancelled,
+                    RunState::Cancelled,
+                    RunState::Started,
+                    RunState::Unknown,
+                ][usize::try_from(pick(7)).unwrap_or(0)];
                 client.end_run(&asked, state).await;
                 if state != RunState::Started {
                     record.end(fence, state);
@@ -459,7 +531,7 @@ async fn an_operator_can_ignore_the_record_but_not_a_holder(lab: &Lab) {
     let (mut a, mut b) = (lab.client().await, lab.client().await);
     let all = RunPolicy { skew_guard: Some(WINDOW), at_least: Some(WINDOW), ..once(WINDOW, 0, false) };
     let first = asking("job", &all);
-    a.take(&first).await;
+    let done = a.take(&first).await.fence;
     let anyway = |place: &str| asking("job", &RunPolicy { place: place.into(), anyway: true, ..all.clone() });
     let busy = b.refused(&anyway("b")).await;
     assert!(!busy.holders.is_empty());
@@ -473,7 +545,7 @@ async fn an_operator_can_ignore_the_record_but_not_a_holder(lab: &Lab) {
         Some((fence, "b".into())),
         "the run is recorded like any other"
     );
-    assert_eq!(record.start.map(|start| (start.fence, start.state, start.tries)), Some((fence, RunState::Failed, 1)));
+    assert_eq!(record.start.map(|start| (start.fence, start.state)), Some((done, RunState::Ok)), "it takes back no success");
     // The same for a run without a policy of its own.
     let plain = asking("job", &RunPolicy { anyway: true, ..run_policy("c") });
     a.run(&plain, RunState::Ok).await;

@@ -147,7 +147,7 @@ impl MysqlLock {
             Extent::Whole => "(fence IN (SELECT w.fence FROM :runs AS w WHERE w.name = :name))",
             Extent::Alone | Extent::Forgetting => "1",
         };
-        let starts = Granting::of(&Begin::of(request, judged), &root, metadata.as_deref());
+        let starts = Granting::of(&Begin::of(request, judged), judged.is_some(), &root, metadata.as_deref());
         let clear = if judged.is_some() { "1" } else { &starts.clear };
         let has = match self.mode {
             SqlMode::Row if self.shared => {

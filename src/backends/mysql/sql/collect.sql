@@ -4,6 +4,7 @@ DELETE FROM :table
    AND lock_until < UTC_TIMESTAMP(6)
    AND COALESCE(TIMESTAMPADD(MICROSECOND, GREATEST(guard_ms, at_least_ms) * 1000, paced_at) < UTC_TIMESTAMP(6), 1)
    AND COALESCE(TIMESTAMPADD(MICROSECOND, start_window_ms * 1000, start_at) < UTC_TIMESTAMP(6), 1)
+   AND (paced_at IS NOT NULL OR paced_replaced IS NULL) AND start_replaced IS NULL
    AND fence < TIMESTAMPDIFF(MICROSECOND, '1970-01-01', UTC_TIMESTAMP(6)) - :age;
 DELETE FROM :waiters WHERE seen < UTC_TIMESTAMP(6) - INTERVAL 60 SECOND;
 DELETE FROM :runs

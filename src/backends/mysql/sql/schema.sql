@@ -29,6 +29,8 @@ CREATE TABLE IF NOT EXISTS :table (
     start_window_ms BIGINT NULL,
     start_who       MEDIUMTEXT NULL,
     start_hold      CHAR(16) NULL,
+    paced_replaced  MEDIUMTEXT NULL,
+    start_replaced  MEDIUMTEXT NULL,
     warned_fence    BIGINT NULL,
     warned_level    BIGINT NULL,
     PRIMARY KEY (name)
@@ -111,6 +113,8 @@ CREATE TABLE IF NOT EXISTS :sessions (
     start_window_ms BIGINT NULL,
     start_who       MEDIUMTEXT NULL,
     start_hold      CHAR(16) NULL,
+    paced_replaced  MEDIUMTEXT NULL,
+    start_replaced  MEDIUMTEXT NULL,
     warned_fence    BIGINT NULL,
     warned_level    BIGINT NULL,
     PRIMARY KEY (name)

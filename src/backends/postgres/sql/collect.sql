@@ -18,5 +18,6 @@ DELETE FROM {table} AS l USING t
    -- Run records stay as long as later runs depend on them.
    AND coalesce(l.paced_at + greatest(l.guard_ms, l.at_least_ms) * interval '1 millisecond' < timezone('utc', clock_timestamp()), true)
    AND coalesce(l.start_at + l.start_window_ms * interval '1 millisecond' < timezone('utc', clock_timestamp()), true)
+   AND (l.paced_at IS NOT NULL OR l.paced_replaced IS NULL) AND l.start_replaced IS NULL
    AND l.fence < extract(epoch FROM t.before) * 1000000
 RETURNING 1

@@ -12,5 +12,7 @@
     ADD COLUMN IF NOT EXISTS start_window_ms bigint,
     ADD COLUMN IF NOT EXISTS start_who       text,
     ADD COLUMN IF NOT EXISTS start_hold      text,
+    ADD COLUMN IF NOT EXISTS paced_replaced  text,
+    ADD COLUMN IF NOT EXISTS start_replaced  text,
     ADD COLUMN IF NOT EXISTS warned_fence    bigint,
     ADD COLUMN IF NOT EXISTS warned_level    bigint;

@@ -131,7 +131,9 @@ end
 
 -- The lock's run record, a hash of its own, for later runs. Prefix p, the last run with a skew guard or at-least: s start (ms), f fence,
 -- p host, g guard (ms), l at-least (ms), m the holder as JSON, h the hold that wrote it. Prefix o, the last run with once: s, f, m, h,
--- x state (started, ok, failed, undone), n attempt number, w window (ms). wf, wl: the fence and level of the last warning.
+-- x state (started, ok, failed, unknown), n attempt number, w window (ms). Until the outcome of the last run is recorded: prefixes b and q
+-- have the records of p and o that it replaced, and k the last success before o. wf, wl: the fence and level of the last warning.
+local COOLDOWN, START = 'sfpglmh', 'sfxnwmh'
 
 -- Reads a run policy, six arguments from the nth on; each may be "". `crashed` is "anyway" for a run that no earlier run denies.
 local function read_terms(n)
@@ -169,74 +171,143 @@ local function judge(starts, terms, now, hold)
       return { 'refused', 'skew-guard', starts.pg, starts.pf, now - since, left, starts.pm or '' }
     end
   end
-  since = tonumber(starts.os)
-  if since and not is_own(starts, hold) and terms.window ~= '' then
-    local age, state = now - since, starts.ox
-    local again = state == 'undone' or age >= tonumber(terms.window)
-      or (state == 'failed' and (tonumber(starts.on) or 1) <= tonumber(terms.failed))
-      or (state ~= 'failed' and state ~= 'ok' and terms.crashed == '1')
-    if not again then
-      return { 'refused', 'once', state, starts.of, age, since + tonumber(terms.window) - now, starts.om or '' }
+  if terms.window == '' or is_own(starts, hold) or not starts.os then
+    return nil
+  end
+  for prefix in string.gmatch('ok', '.') do
+    since = tonumber(starts[prefix .. 's'])
+    if since then
+      local age, state = now - since, starts[prefix .. 'x']
+      local again = age >= tonumber(terms.window)
+        or (state == 'failed' and (tonumber(starts.on) or 1) <= tonumber(terms.failed))
+        or (state ~= 'failed' and state ~= 'ok' and terms.crashed == '1')
+      if not again then
+        local left = since + tonumber(terms.window) - now
+        return { 'refused', 'once', state, starts[prefix .. 'f'], age, left, starts[prefix .. 'm'] or '' }
+      end
     end
   end
 end
 
--- Records a start of `hold`, if its run policy `terms` has a rule.
-local function begin(key, starts, terms, fence, now, who, hold)
-  local fields, length = {}, 0
-  local function add(...)
+-- Returns the record at `prefix` of the run record, unless no rule of its own run can need it any more.
+local function still_counts(starts, prefix, length, now)
+  local since = tonumber(starts[prefix .. 's'])
+  return since ~= nil and now < since + (tonumber(length) or 0)
+end
+
+-- The changes of a run record: fields to set, name and value in turn, and fields to remove.
+local function changes_of(starts)
+  local changes = { set = {}, gone = {} }
+
+  function changes.put(...)
     for _, value in ipairs({ ... }) do
-      fields[#fields + 1] = value
+      changes.set[#changes.set + 1] = value
     end
   end
+
+  -- Makes the record at prefix `to` a copy of the one at `from`, or removes it if `from` is nil.
+  function changes.copy(from, to, names)
+    for name in string.gmatch(names, '.') do
+      local value = from and starts[from .. name]
+      if value then
+        changes.put(to .. name, value)
+      elseif starts[to .. name] then
+        changes.gone[#changes.gone + 1] = to .. name
+      end
+    end
+  end
+
+  return changes
+end
+
+-- Records a start of `hold`, if its run policy `terms` has a rule. What it replaces is kept until its outcome is recorded.
+local function begin(key, starts, terms, fence, now, who, hold)
+  local changes, length = changes_of(starts), 0
+  local forgets = terms.crashed == 'anyway' and terms.window == '0'
   if terms.guard ~= '' or terms.least ~= '' then
-    add('ps', whole(now), 'pf', fence, 'pp', terms.place, 'pg', terms.guard, 'pl', terms.least, 'pm', who, 'ph', hold)
+    if starts.ps and starts.ph ~= hold then
+      local most = math.max(tonumber(starts.pg) or 0, tonumber(starts.pl) or 0)
+      changes.copy(not forgets and still_counts(starts, 'p', most, now) and 'p' or nil, 'b', COOLDOWN)
+    end
+    changes.put('ps', whole(now), 'pf', fence, 'pp', terms.place, 'pg', terms.guard, 'pl', terms.least, 'pm', who, 'ph', hold)
     length = math.max(tonumber(terms.guard) or 0, tonumber(terms.least) or 0)
   end
   if terms.window ~= '' then
-    local since, tries = tonumber(starts.os), 1
+    local since, tries, own = tonumber(starts.os), 1, is_own(starts, hold)
     if since and now - since < tonumber(terms.window) and terms.crashed ~= 'anyway' then
-      tries = (tonumber(starts.on) or 0) + (is_own(starts, hold) and 0 or 1)
+      tries = (tonumber(starts.on) or 0) + (own and 0 or 1)
     end
-    add('os', whole(now), 'of', fence, 'ox', 'started', 'on', whole(tries), 'ow', terms.window, 'om', who, 'oh', hold)
+    if since and not own then
+      local counts = not forgets and still_counts(starts, 'o', starts.ow, now)
+      if starts.ox == 'ok' then
+        changes.copy(counts and 'o' or nil, 'k', START)
+      elseif forgets or not still_counts(starts, 'k', starts.kw, now) then
+        changes.copy(nil, 'k', START)
+      end
+      changes.copy(counts and 'o' or nil, 'q', START)
+    end
+    changes.put('os', whole(now), 'of', fence, 'ox', 'started', 'on', whole(tries), 'ow', terms.window, 'om', who, 'oh', hold)
     length = math.max(length, tonumber(terms.window))
   end
-  if #fields > 0 then
-    redis.call('HSET', key, unpack(fields))
+  if #changes.set > 0 then
+    redis.call('HSET', key, unpack(changes.set))
     -- The record is kept longer than any rule can need it.
     redis.call('PEXPIRE', key, whole(math.max(redis.call('PTTL', key), KEEP, 2 * length)))
   end
+  if #changes.gone > 0 then
+    redis.call('HDEL', key, unpack(changes.gone))
+  end
 end
 
--- Reads the part of the run record that `became` changes, or nil. Call it before any write: it fails while a cluster has moved the run
--- record elsewhere, and the outcome would be lost.
+-- Reads the run record for `became`, or nil if there is no outcome to record. Call it before any write: it fails while a cluster has moved
+-- the run record elsewhere, and the outcome would be lost.
 local function known_start(key, state)
   if state == '' then
     return nil
   end
-  local known = redis.pcall('HMGET', key, 'pf', 'of', 'ox', 'on')
-  if known.err and state ~= 'undone' and string.find(known.err, 'non local key', 1, true) then
-    error(known.err)
+  local flat, known = redis.pcall('HGETALL', key), {}
+  if flat.err then
+    if state ~= 'undone' and string.find(flat.err, 'non local key', 1, true) then
+      error(flat.err)
+    end
+    return nil
   end
-  return not known.err and known or nil
+  for i = 1, #flat, 2 do
+    known[flat[i]] = flat[i + 1]
+  end
+  return known
 end
 
--- Records the outcome `state` of the start with this fence. Never fails: the writes before it must stand.
+-- Records the outcome `state` of the start with this fence: for 'undone', the record is again as it was before the start. A start that did
+-- not succeed takes back no earlier success. Never fails: the writes before it must stand.
 local function became(key, fence, state, known)
   if not known or not fence then
     return
   end
-  if state == 'undone' and known[1] == fence then
-    redis.pcall('HDEL', key, 'ps', 'pf', 'pp', 'pg', 'pl', 'pm', 'ph')
-  end
-  if known[2] == fence and known[3] == 'started' then
-    local tries = tonumber(known[4]) or 1
+  local changes = changes_of(known)
+  if known.pf == fence then
     if state == 'undone' then
-      -- The attempt before this one failed; otherwise this one would have been denied.
-      tries = math.max(tries - 1, 0)
-      state = tries > 0 and 'failed' or 'undone'
+      changes.copy('b', 'p', COOLDOWN)
     end
-    redis.pcall('HSET', key, 'ox', state, 'on', whole(tries))
+    changes.copy(nil, 'b', COOLDOWN)
+  end
+  if known.of == fence and known.ox == 'started' then
+    local from = state == 'undone' and 'q' or state ~= 'ok' and known.ks and 'k'
+    if from then
+      changes.copy(from, 'o', START)
+    else
+      changes.put('ox', state)
+    end
+    if state ~= 'undone' or not known.qs or known.qx == 'ok' then
+      changes.copy(nil, 'k', START)
+    end
+    changes.copy(nil, 'q', START)
+  end
+  if #changes.set > 0 then
+    redis.pcall('HSET', key, unpack(changes.set))
+  end
+  if #changes.gone > 0 then
+    redis.pcall('HDEL', key, unpack(changes.gone))
   end
 end
 
