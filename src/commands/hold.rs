@@ -89,8 +89,14 @@ pub async fn run(settings: &HoldSettings, context: &Context) -> Result<u8> {
     let mut holds = match Box::pin(take(&settings.wanted, false, None, context, stop)).await? {
         AcquireResult::Granted(holds) => holds,
         AcquireResult::Not(status) => return Ok(status),
-        // The process that needs the lock is gone.
-        AcquireResult::Stopped(HoldEnd::Ended) => return Ok(exit::OK),
+        AcquireResult::Stopped(HoldEnd::Ended) => {
+            return Err(Error::new(
+                Kind::Usage,
+                "the hold was to end before the lock was taken: stdin or the process of --while-pid has ended",
+            )
+            .key(&settings.wanted.key)
+            .hint("keep stdin open for as long as the lock is needed, or use --while-pid $$"));
+        }
         AcquireResult::Stopped(HoldEnd::Signal(signal)) => {
             let status = out.interrupted(&settings.wanted.key, signal.number);
             if signal.from_terminal {

@@ -4,7 +4,7 @@ use super::{Context, KeyArg, TokenArg, breaking::BreakArgs};
 use crate::{
     exit,
     lease::{BootClock, Released, release, wall_ms},
-    lock::{Key, ReleaseInfo, Result, Scope, Token},
+    lock::{Error, Key, Kind, ReleaseInfo, Result, Scope, Token},
     output::json,
 };
 
@@ -41,9 +41,14 @@ pub struct ReleaseSettings {
 /// Releases the lock.
 ///
 /// # Errors
-/// The store's error. "Not held" after an attempt whose answer was lost is such an error too:
+/// The token of a run, and the store's error. "Not held" after an attempt whose answer was lost is such an error too:
 /// that attempt may have released the lock.
 pub async fn run(settings: ReleaseSettings, context: &Context) -> Result<u8> {
+    if settings.token.kept_by_run {
+        return Err(Error::new(Kind::Usage, "this is the lock of a run: it ends with the run's command")
+            .key(&settings.key)
+            .hint("end the command; dlock release is for locks that dlock acquire took"));
+    }
     let mut backend = super::open(context);
     let out = &context.out;
     let info = ReleaseInfo { at_ms: Some(wall_ms()), ..Scope::Hold.into() };

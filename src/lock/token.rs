@@ -11,7 +11,8 @@ use super::{Error, Kind, Result};
 ///
 /// A token names an owner and one hold of that owner. A nested `dlock run` of the same key has the outer run's owner and
 /// its own hold. So each hold is counted once, however often its request is repeated.
-/// The text form is `<uuid>.<16 hex digits>`, and `.<48 hex digits>` more for a hold whose session was handed over.
+/// The text form is `<uuid>.<16 hex digits>`, and `.<48 hex digits>` more for a hold whose session was handed over, or `.run` for the token
+/// that a command gets.
 #[derive(Clone, Copy, PartialEq, Eq, Hash)]
 pub struct Token {
     /// Random, unique per lease.
@@ -20,6 +21,8 @@ pub struct Token {
     pub hold: u64,
     /// The store session that the hold belongs to, if another process needs it. Never in a token that a command gets.
     pub session: Option<StoreSession>,
+    /// Whether a run keeps the hold, and releases it once its command's tree is gone: in the token that a command gets.
+    pub kept_by_run: bool,
 }
 
 /// A store session that another process can take over.
@@ -31,6 +34,9 @@ pub struct StoreSession {
     pub password: [u8; 16],
 }
 
+/// The end of the text form of a token that a command gets.
+const KEPT_BY_RUN: &str = ".run";
+
 impl fmt::Debug for StoreSession {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str("Session(…)")
@@ -40,13 +46,13 @@ impl fmt::Debug for StoreSession {
 impl Token {
     /// Returns a new, unique token.
     pub fn random() -> Self {
-        Self { owner: uuid::Builder::from_random_bytes(random_bytes()).into_uuid(), hold: random(), session: None }
+        Self { owner: uuid::Builder::from_random_bytes(random_bytes()).into_uuid(), hold: random(), session: None, kept_by_run: false }
     }
 
     /// Returns a token for another hold of the same owner, which will have its own session.
     #[must_use]
     pub fn nested(self) -> Self {
-        Self { hold: random(), session: None, ..self }
+        Self { hold: random(), session: None, kept_by_run: false, ..self }
     }
 
     /// Returns the hold as stores write it: 16 hexadecimal digits.
@@ -60,6 +66,9 @@ impl Token {
         if let Some(StoreSession { id, password }) = self.session {
             // Writing to a String can't fail.
             let _ = write!(text, ".{id:016x}{:032x}", u128::from_be_bytes(password));
+        }
+        if self.kept_by_run {
+            text.push_str(KEPT_BY_RUN);
         }
         text
     }
@@ -91,6 +100,7 @@ impl FromStr for Token {
 
     fn from_str(text: &str) -> Result<Self> {
         let parse = || {
+            let (text, kept_by_run) = text.strip_suffix(KEPT_BY_RUN).map_or((text, false), |text| (text, true));
             let mut parts = text.split('.');
             let (owner, hold, session) = (parts.next()?, parts.next()?, parts.next());
             let owner = (owner.len() == 36).then(|| Uuid::try_parse(owner).ok())??;
@@ -98,7 +108,7 @@ impl FromStr for Token {
                 Some(text) => Some(StoreSession::parse(text)?),
                 None => None,
             };
-            parts.next().is_none().then_some(Self { owner, hold: hex(hold)?, session })
+            parts.next().is_none().then_some(Self { owner, hold: hex(hold)?, session, kept_by_run })
         };
         parse().ok_or_else(|| {
             Error::new(Kind::Data, "this is not a token of dlock")
@@ -159,6 +169,9 @@ mod tests {
         assert_eq!(handed_over.reveal().parse::<Token>().unwrap(), handed_over);
         assert_eq!(format!("{:?}", handed_over.session), "Some(Session(…))");
         assert_eq!(handed_over.nested().session, None, "it will have its own");
+        let kept = Token { kept_by_run: true, ..token };
+        assert!(kept.reveal().ends_with(".run") && !kept.nested().kept_by_run);
+        assert_eq!(kept.reveal().parse::<Token>().unwrap(), kept);
         for bad in [
             "",
             "x",

@@ -22,7 +22,7 @@ use rustix::{
 
 use super::{
     Now, RunResult, Verdict,
-    replace::{check_replaceable, replace},
+    replace::{Access, check_replaceable, replace},
 };
 use crate::{
     exit,
@@ -131,7 +131,7 @@ impl MetricsFile {
             parse(&text).ok_or_else(|| io::Error::new(io::ErrorKind::InvalidData, "dlock did not write the file that is there"))?;
         change(all.entry(escape(key.as_str())).or_default());
         drop_oldest(&mut all);
-        replace(&self.0, Mode::RUSR | Mode::WUSR | Mode::RGRP | Mode::ROTH, &render(&all))
+        replace(&self.0, Access::Public, &render(&all))
     }
 
     /// Locks the folder until the returned descriptor is closed.

@@ -30,7 +30,7 @@ mod waiting;
 use std::{
     error::Error as _,
     fmt::Write as _,
-    io::{self, IsTerminal as _, Write as _},
+    io::{self, IsTerminal as _},
     os::fd::AsFd as _,
 };
 
@@ -143,9 +143,8 @@ impl Output {
     /// If not all of it could be written.
     pub fn bytes(&self, bytes: &[u8]) -> io::Result<()> {
         stderr::clear();
-        let mut stdout = io::stdout().lock();
-        stdout.write_all(bytes)?;
-        stdout.flush()
+        // Nothing is buffered: all data is written here.
+        stderr::write_all(io::stdout().lock(), bytes)
     }
 
     /// Writes `report` as the one JSON object.
@@ -154,7 +153,7 @@ impl Output {
     /// If not all of it could be written.
     pub fn json(&self, report: &impl Serialize) -> io::Result<()> {
         let text = json::line(report);
-        if self.json_on_stderr { io::stderr().write_all(text.as_bytes()) } else { self.data(&text) }
+        if self.json_on_stderr { stderr::write_all(io::stderr().lock(), text.as_bytes()) } else { self.data(&text) }
     }
 
     /// Returns the exit status after writing data: `status`, unless the data was lost. A reader that

@@ -6,9 +6,7 @@ use std::{
     path::{Path, PathBuf},
 };
 
-use rustix::fs::Mode;
-
-use super::replace::{check_replaceable, replace};
+use super::replace::{Access, check_replaceable, replace};
 
 /// The file to which a verdict is written.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -60,7 +58,7 @@ impl StatusFile {
     /// # Errors
     /// If the file can't be written. The old one is unchanged then.
     pub fn write(&self, text: &str) -> io::Result<()> {
-        replace(&self.path(), Mode::RUSR | Mode::WUSR, text)
+        replace(&self.path(), Access::Private, text)
     }
 }
 

@@ -4,7 +4,8 @@
 //! don't fit into its queue are dropped. O_NONBLOCK can't be used: it would apply to all processes that share the terminal.
 
 use std::{
-    io::{self, Write as _},
+    io,
+    os::fd::AsFd,
     sync::{
         Mutex, MutexGuard, PoisonError,
         atomic::{AtomicBool, Ordering},
@@ -14,7 +15,10 @@ use std::{
     time::Duration,
 };
 
-use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::{
+    event::{PollFd, PollFlags, Timespec, poll},
+    io::Errno,
+};
 
 /// Most texts in the thread's queue.
 const QUEUE: usize = 64;
@@ -123,7 +127,26 @@ fn run(items: &Receiver<Item>) {
 }
 
 fn write(text: &str) {
-    let _ = io::stderr().write_all(text.as_bytes());
+    let _ = write_all(io::stderr().lock(), text.as_bytes());
+}
+
+/// Writes all bytes, also to a descriptor that another process has made non-blocking.
+///
+/// # Errors
+/// If not all of it could be written.
+pub(super) fn write_all(fd: impl AsFd, mut bytes: &[u8]) -> io::Result<()> {
+    while !bytes.is_empty() {
+        match rustix::io::write(&fd, bytes) {
+            Ok(0) => return Err(io::ErrorKind::WriteZero.into()),
+            Ok(written) => bytes = &bytes[written..],
+            Err(Errno::INTR) => {}
+            Err(Errno::AGAIN) => {
+                let _ = poll(&mut [PollFd::new(&fd, PollFlags::OUT)], None);
+            }
+            Err(error) => return Err(error.into()),
+        }
+    }
+    Ok(())
 }
 
 fn is_writable() -> bool {

@@ -261,7 +261,9 @@ impl Supervisor {
 
     /// Forwards a signal to the command, unless the terminal or the guardian already sent the signal to the command.
     pub fn forward(&mut self, signal: Signal) {
-        if !(signal.from_terminal && self.joined) && signal.sender != self.guardian() {
+        // The kernel sends a hang-up to the session's leader alone, which may be dlock.
+        let from_terminal = signal.from_terminal && signal.number != libc::SIGHUP;
+        if !(from_terminal && self.joined) && signal.sender != self.guardian() {
             let _ = self.order(&Order::Forward(signal.number), None);
         }
     }

@@ -132,11 +132,26 @@ impl FoundProcess {
     /// [`Errno::PERM`] if the process has privileges that the caller doesn't have.
     pub fn send(&self, signal: Signal) -> Result<(), Errno> {
         let sent = match (&self.handle, Pid::from_raw(self.process.pid)) {
-            (Some(handle), _) => pidfd_send_signal(handle, signal),
+            (Some(handle), Some(pid)) => {
+                let same = || self.process.is_hidden() || look(self.process.pid).is_some_and(|now| now.is(&self.process));
+                send_by_handle(handle, pid, signal, same)
+            }
             (None, Some(pid)) => kill_process(pid, signal),
-            (None, None) => Ok(()),
+            (_, None) => Ok(()),
         };
         sent.or_else(|error| if error == Errno::SRCH { Ok(()) } else { Err(error) })
+    }
+}
+
+/// Signals the process of a handle. A sandbox may deny that call alone: then `kill` sends the signal, if `same` says that the PID is still
+/// the process's.
+///
+/// # Errors
+/// [`Errno::PERM`] if the process has privileges that the caller doesn't have.
+fn send_by_handle(handle: &OwnedFd, pid: Pid, signal: Signal, same: impl Fn() -> bool) -> Result<(), Errno> {
+    match pidfd_send_signal(handle, signal) {
+        Err(Errno::PERM | Errno::NOSYS | Errno::ACCESS) if same() => kill_process(pid, signal),
+        sent => sent,
     }
 }
 

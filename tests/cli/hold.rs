@@ -112,7 +112,7 @@ fn a_hold_lasts_as_long_as_a_process() {
     let mut other = Command::new("sleep").arg("0.3").spawn().unwrap();
     let began = Instant::now();
     let run = lab.run(["hold", "job", "-w", "30", "--while-pid", &other.id().to_string()]);
-    assert_eq!((run.status.code(), run.stdout.len()), (Some(0), 0), "{run:?}");
+    assert_eq!((run.status.code(), run.stdout.len()), (Some(64), 0), "{run:?}");
     assert!(began.elapsed() < Duration::from_secs(10));
     other.wait().unwrap();
     drop(holder.stdin.take());

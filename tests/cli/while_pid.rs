@@ -194,7 +194,8 @@ fn a_waiting_acquire_can_be_ended_and_leaves_no_waiter() {
     let mut other = Command::new("sleep").arg("0.5").spawn().unwrap();
     let began = Instant::now();
     let gone = lab.run(["acquire", "job", "-w", "60", "--while-pid", &other.id().to_string()]);
-    assert_eq!((gone.status.code(), gone.stdout.len()), (Some(0), 0), "{gone:?}");
+    assert_eq!((gone.status.code(), gone.stdout.len()), (Some(64), 0), "no token was printed: {gone:?}");
+    assert!(String::from_utf8_lossy(&gone.stderr).contains("the process ended before the lock was taken"), "{gone:?}");
     assert!(began.elapsed() < Duration::from_secs(15));
     other.wait().unwrap();
     drop(holder.stdin.take());

@@ -8,7 +8,12 @@ use crate::{
     world::{LIMIT, World, shell},
 };
 
-on_every_store!(three_deep, an_inner_run_that_outlives_the_outer_keeps_the_lock, forbidden_nesting_is_a_usage_error);
+on_every_store!(
+    three_deep,
+    an_inner_run_that_outlives_the_outer_keeps_the_lock,
+    forbidden_nesting_is_a_usage_error,
+    a_command_cannot_release_the_lock_of_its_run,
+);
 
 fn dlock(world: &World, options: &str) -> String {
     format!("{} run -k {} {options} --", shell(&dlock::binary()), world.key)
@@ -52,6 +57,17 @@ fn an_inner_run_that_outlives_the_outer_keeps_the_lock(store: &dyn Store) {
         std::thread::sleep(Duration::from_millis(100));
     }
     must("the lock is free", LIMIT, || world.is_free());
+}
+
+/// A script that was written for `dlock acquire` releases at its end. The command would run on without the lock.
+fn a_command_cannot_release_the_lock_of_its_run(store: &dyn Store) {
+    let world = World::new(store.url());
+    let release = format!("{} release", shell(&dlock::binary()));
+    let other = format!("DLOCK_HELD= {} true", dlock(&world, ""));
+    let script = format!("{release}; echo $?; {release} {} --token \"$DLOCK_TOKEN\"; echo $?; {other}; echo $?", world.key);
+    let ended = world.start(&[], &script).wait(LIMIT);
+    assert_eq!((ended.code(), &*ended.stdout), (0, "64\n64\n75\n"), "{}", ended.stderr);
+    assert!(ended.stderr.contains("it ends with the run's command"), "{}", ended.stderr);
 }
 
 fn forbidden_nesting_is_a_usage_error(store: &dyn Store) {

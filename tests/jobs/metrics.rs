@@ -109,6 +109,24 @@ fn a_start_is_in_the_metrics_while_the_command_runs() {
     assert!(support::lines(&file).contains(&status), "{:#?}", support::lines(&file));
 }
 
+/// The node exporter is another user. Its collector loses all jobs of the host with a file that it can't read.
+#[test]
+fn metrics_are_readable_whatever_the_umask_says() {
+    use std::os::unix::fs::PermissionsExt as _;
+    let (folder, key) = (support::folder(), unique("job"));
+    let file = folder.path().join("dlock.prom");
+    let run = |umask: &str| {
+        let mut command = process::command("sh");
+        let script = format!("umask {umask}; exec \"$0\" run -k \"$1\" --metrics-file \"$2\" -- true");
+        command.args(["-c", &script]).arg(dlock::binary()).arg(&key).arg(&file).env("DLOCK_BACKEND", store(folder.path()));
+        assert_eq!(Process::collect(command).wait(LIMIT).code(), 0);
+        fs::metadata(&file).expect("metrics").permissions().mode() & 0o777
+    };
+    assert_eq!(["077", "777"].map(run), [0o644; 2]);
+    fs::set_permissions(&file, fs::Permissions::from_mode(0o640)).expect("a mode");
+    assert_eq!(run("022"), 0o640, "the file's own mode stays");
+}
+
 #[test]
 fn unwritable_metrics_stop_no_job() {
     let (folder, key) = (support::folder(), unique("job"));

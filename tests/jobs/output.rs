@@ -50,6 +50,18 @@ impl Site {
     }
 }
 
+/// Any process that shares the pipe can make it non-blocking, as Node.js does.
+#[test]
+fn a_non_blocking_stdout_loses_no_output() {
+    let site = Site::new();
+    let script = r#"python3 -c 'import os; os.set_blocking(1, False)'; "$D" run -k "$K" --output on-failure -- sh -c 'seq 60000; exit 3'; echo $? >&2"#;
+    let mut command = process::command("sh");
+    command.args(["-c", &format!("{{ {script}; }} | {{ sleep 0.5; wc -c; }}")]);
+    command.env("D", dlock::binary()).env("K", &site.key).env("DLOCK_BACKEND", site.store());
+    let ended = Process::collect(command).wait(LIMIT);
+    assert_eq!((ended.stdout.trim(), ended.stderr.trim()), ("348894", "3"));
+}
+
 #[test]
 fn a_success_is_silent_and_a_failure_prints_all_output_in_order() {
     let site = Site::new();

@@ -12,6 +12,7 @@ mod max_runtime;
 mod rights;
 mod role;
 mod running;
+mod sandbox;
 mod starved;
 mod terminal;
 mod world;
@@ -41,6 +42,7 @@ fn main() {
         ending::trials(),
         max_runtime::trials(),
         rights::trials(),
+        sandbox::trials(),
         terminal::trials(),
         starved::trials(),
         keys::trials(),

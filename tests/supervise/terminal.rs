@@ -23,6 +23,7 @@ trials!(
     a_job_stopped_beyond_its_lease_is_killed,
     in_the_background_the_command_has_its_own_group,
     a_background_job_that_is_brought_forward_may_read,
+    a_hang_up_ends_the_command_of_the_sessions_leader,
 );
 
 /// The user's side of a terminal.
@@ -177,5 +178,29 @@ fn in_the_background_the_command_has_its_own_group() {
     assert_eq!(pid, group);
     assert_eq!(world.file("status"), "4\n");
     world.status();
+    world.await_end();
+}
+
+/// Executes its arguments as the leader of a session on a terminal, and hangs up once the file of the first one exists.
+const HANG_UP: &str = "
+import os, pty, sys, time
+leader, terminal = pty.fork()
+if leader == 0:
+    os.execvp(sys.argv[2], sys.argv[2:])
+while not os.path.exists(sys.argv[1]):
+    time.sleep(0.02)
+os.close(terminal)
+status = os.waitstatus_to_exitcode(os.waitpid(leader, 0)[1])
+sys.exit(status if status >= 0 else 128 - status)
+";
+
+/// As with `ssh -t host dlock run …`, whose shell executes its last command. The kernel sends the signal to the leader alone.
+fn a_hang_up_ends_the_command_of_the_sessions_leader() {
+    let mut world = World::new();
+    let ready = world.path("ready");
+    let command = ["sh", "-c", "trap 'echo > DIR/hup; exit 5' HUP; echo > DIR/ready; while :; do sleep 0.02; done; : TOKEN"];
+    world.start_behind(&["python3", "-c", HANG_UP, &ready], "", &command);
+    world.file("hup");
+    assert_eq!(world.status(), 5);
     world.await_end();
 }

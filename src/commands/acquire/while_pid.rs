@@ -7,7 +7,10 @@ use std::{
     time::Duration,
 };
 
-use rustix::process::{Signal, pidfd_send_signal};
+use rustix::{
+    io::Errno,
+    process::{Pid, Signal, pidfd_send_signal, test_kill_process},
+};
 
 use super::{AcquireResult, AcquireSettings, TakenLock, release, take};
 use crate::{
@@ -36,6 +39,10 @@ const LAST_WORD: Duration = Duration::from_millis(100);
 pub fn run(settings: &AcquireSettings, pid: i32, context: &Context) -> Result<u8> {
     context.out.check_token_has_a_reader()?;
     check_process(pid)?;
+    if Pid::from_raw(pid).is_some_and(|pid| test_kill_process(pid) == Err(Errno::PERM)) {
+        let what = format!("--while-pid {pid}: this user may not signal the process, which dlock would stop if the lock is lost");
+        return Err(Error::new(Kind::Usage, what).hint("take the lock as the user of the process, or as root"));
+    }
     let forked = fork_renewer().map_err(|error| Error::new(Kind::Unavailable, "no keeper can be started").source(error))?;
     match forked {
         RenewerFork::Caller(status) => Ok(status),
@@ -57,7 +64,11 @@ async fn work(settings: &AcquireSettings, pid: i32, context: &Context, caller: D
     let stop = until.ended_or(interrupted(&mut signals));
     let mut holds = match Box::pin(take(&settings.wanted, true, program, context, stop)).await? {
         AcquireResult::Granted(holds) => holds,
-        AcquireResult::Stopped(HoldEnd::Ended) => return Ok(exit::OK),
+        AcquireResult::Stopped(HoldEnd::Ended) => {
+            return Err(Error::new(Kind::Usage, format!("--while-pid {pid}: the process ended before the lock was taken"))
+                .key(&settings.wanted.key)
+                .hint("name the process that needs the lock: $$ in a script"));
+        }
         AcquireResult::Stopped(HoldEnd::Signal(signal)) => return Ok(super::stopped(signal, &settings.wanted.key, context)),
         AcquireResult::Not(status) => return Ok(status),
     };

@@ -17,7 +17,7 @@ use crate::{
     commands::Context,
     exit,
     lease::{BootClock, Budget, Claim, Clock, GroupOutcome, Held, Lease, Loss, acquire_all, bounded, keep_all, note_skip, undo_all},
-    lock::{Backend, BootTime, Error, Intent, Kind, Metadata, Result, Scope},
+    lock::{Backend, BootTime, Error, Intent, Kind, Metadata, Result, Scope, Token},
     output::{self, Cause, CommandEnd, RunResult, Skip, Verdict, Waiting, plain},
     supervise::{self, CapturedOutput, Deadlines, Signal, Signals, Supervisor},
 };
@@ -323,7 +323,7 @@ impl Job<'_> {
         let mut environment = vec![(Held::VARIABLE, held.reveal())];
         if let [JobLock { lease, .. }] = holds {
             environment.push(("DLOCK_KEY", lease.key.to_string()));
-            environment.push(("DLOCK_TOKEN", lease.token.reveal()));
+            environment.push(("DLOCK_TOKEN", Token { kept_by_run: true, ..lease.token }.reveal()));
             environment.push(("DLOCK_FENCE", lease.fence.to_string()));
             environment.extend(lease.permit.map(|permit| ("DLOCK_PERMIT", permit.to_string())));
         } else {

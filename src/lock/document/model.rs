@@ -103,7 +103,7 @@ struct BreakModel {
 const RULE: BreakModel = BreakModel { waits: true, heeds_answers: true, by_fence: true };
 
 fn request(nth: u8) -> Request {
-    let token = Token { owner: Uuid::from_u128(nth.into()), hold: nth.into(), session: None };
+    let token = Token { owner: Uuid::from_u128(nth.into()), hold: nth.into(), session: None, kept_by_run: false };
     Request { token, ..Request::new(Key::new("job").unwrap(), Ttl::new(Duration::from_millis(LEASE * TICK_MS)).unwrap()) }
 }
 
