@@ -1,5 +1,7 @@
 //! `dlock explain`: the expected outcome of a run, and the source of each of its settings.
 
+use std::{ffi::OsStr, path::Path};
+
 use super::{Context, collect_metadata, inspect, run};
 use crate::{
     exit,
@@ -70,7 +72,22 @@ pub async fn run(settings: ExplainSettings, context: &Context) -> Result<u8> {
     } else {
         out.data(&explain::view(&explained, out.table_style()))
     };
-    Ok(out.finish(written, exit::OK))
+    let status = out.finish(written, exit::OK);
+    if let Some(program) = run.command.first().and_then(|program| works_elsewhere(program)) {
+        let text = format!("{}: {program} hands its work to another process, which goes on when the lock is lost", run.key.escaped());
+        out.warn_with_hint(&text, "man dlock-cron (WORK THAT RUNS ELSEWHERE) has a recipe for it");
+    }
+    Ok(status)
+}
+
+/// Programs that let a daemon, a server or another host do their work.
+const ELSEWHERE: [&str; 12] =
+    ["ssh", "docker", "podman", "nerdctl", "kubectl", "systemd-run", "at", "batch", "psql", "mysql", "mariadb", "sqlcmd"];
+
+/// Returns the name of a program that dlock can't stop the work of.
+fn works_elsewhere(program: &OsStr) -> Option<&'static str> {
+    let name = Path::new(program).file_name()?;
+    ELSEWHERE.into_iter().find(|known| name == *known)
 }
 
 /// Returns the run's expected outcome for one of its locks. It uses the host's clock; the store uses its own.

@@ -10,7 +10,7 @@ use serde_json::Value;
 use crate::support::{
     self,
     dlock::{self, unique},
-    process::{Ended, Process, Sweep},
+    process::{self, Ended, Process, Sweep},
     redis::Redis,
 };
 

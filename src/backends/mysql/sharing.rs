@@ -10,7 +10,7 @@ use crate::{
 pub(in crate::backends) const ADVISORY: [Library; 1] = [Library::shares(
     "any client",
     "SELECT GET_LOCK({lock}, 10);",
-    "with ?lock_name=raw dlock takes GET_LOCK('KEY') itself, for programs that do so already",
+    "with ?lock_name=raw dlock takes GET_LOCK('KEY') itself, for programs that do so already, such as tooz (Python)",
 )];
 
 /// Returns the lock's name for each library.

@@ -39,13 +39,19 @@ const SEMAPHORES: Library = Library::strange(
      dlock exits with 65",
 );
 
+const PYTHON_OTHERS: Library = Library::strange(
+    "tooz and portalocker (Python)",
+    "tooz keeps the lock NAME in the key _tooz_NAME_lock: --namespace '' -k _tooz_NAME_lock takes that one; portalocker's RedisLock is a \
+     subscription and no key",
+);
+
 /// The libraries for a single Redis, sentinels and clusters.
-pub(in crate::backends) const LIBRARIES: [Library; 11] = {
+pub(in crate::backends) const LIBRARIES: [Library; 12] = {
     let [lock, fair, rw] = REDISSON;
     let [py, redlock_py, node, set, pottery, mutex] = STRINGS;
     let about = "it puts lock: before the name; while dlock holds the lock it raises ResponseError (WRONGTYPE) instead of waiting: \
                  redlock://HOST?allow_few=yes keeps a string, for which it waits";
-    [lock, fair, rw, py, redlock_py, node, set, pottery, mutex, Library { about, ..PYTHON_REDIS_LOCK }, SEMAPHORES]
+    [lock, fair, rw, py, redlock_py, node, set, pottery, mutex, Library { about, ..PYTHON_REDIS_LOCK }, PYTHON_OTHERS, SEMAPHORES]
 };
 
 /// The libraries for Redlock and Tair, where dlock's lock is a string too.

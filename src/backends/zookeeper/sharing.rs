@@ -22,8 +22,8 @@ pub(in crate::backends) const LIBRARIES: [Library; 6] = [
     ),
     Library::one_way("kazoo's locks without extra_lock_patterns", "pass the argument"),
     Library::strange(
-        "semaphores of Curator and kazoo",
-        "dlock exits with 65 while one of them is held, and Curator's are granted while dlock holds the lock: use a mutex",
+        "semaphores of Curator and kazoo, InterProcessSemaphoreMutex too",
+        "dlock exits with 65 while one of them is held, and Curator's are granted while dlock holds the lock: use InterProcessMutex",
     ),
 ];
 
