@@ -78,7 +78,7 @@ pub struct Context {
 impl Context {
     /// Returns the time limit of the store, with [`Context::silence`] to record its silence.
     pub const fn limits(&self) -> Limits<'_> {
-        Limits { answer: self.answer, silence: Some(&self.silence) }
+        Limits { answer: self.answer, silence: Some(&self.silence), answered: false }
     }
 
     /// Prints the notices of a store's backend.

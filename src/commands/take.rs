@@ -142,8 +142,9 @@ impl TakenLock {
     }
 }
 
-/// Releases all locks.
+/// Releases all locks, which this process took.
 pub async fn release(holds: &mut [TakenLock], info: &ReleaseInfo, limits: Limits<'_>) -> Vec<Released> {
+    let limits = limits.once_answered();
     let each = holds
         .iter_mut()
         .map(|TakenLock { backend, lease }| lease::release(&mut **backend, &BootClock, &lease.key, &lease.token, info, limits));

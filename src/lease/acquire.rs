@@ -15,8 +15,8 @@ use super::{
     wall_ms,
 };
 use crate::lock::{
-    Attempt, Backend, BootTime, Busy, Capabilities, Denial, Effect, Entry, Error, Fence, Grant, Identity, Kind, Request, Result, Rule,
-    Token,
+    Attempt, Backend, BootTime, Busy, Capabilities, Denial, Effect, Entry, Error, Fence, Grant, Identity, Kind, Origin, Request, Result,
+    Rule, Token,
 };
 
 /// How long to wait for a lock that another process holds.
@@ -96,7 +96,7 @@ pub async fn acquire<S>(
         clock.sleep_until(end).await;
     }
     let mut undo = Undo { request: &request, maybe_granted, waited: attempts.waited };
-    let undone = undo.run(backend, clock, limits, UNDO.min(limits.answer)).await;
+    let undone = undo.run(backend, clock, attempts.limits, UNDO.min(limits.answer)).await;
     let left = worth_until(&request, attempts.sent).since(clock.now());
     if !undone && undo.maybe_granted && !left.is_zero() && !matches!(result, Ok(Outcome::Stopped(_))) {
         let undone = tokio::select! {
@@ -105,7 +105,7 @@ pub async fn acquire<S>(
                 result = Ok(Outcome::Stopped(stopped));
                 true
             }
-            undone = undo.run(backend, clock, limits, left) => undone,
+            undone = undo.run(backend, clock, attempts.limits, left) => undone,
         };
         if !undone {
             result = result.map_err(|error| error.hint(RECORDED));
@@ -182,6 +182,7 @@ impl<'a> AcquireLoop<'a> {
             let full = self.attempt();
             let answer = bounded(clock, end, backend.try_acquire(request)).await;
             self.limits.record_answer(matches!(answer, Some(Ok(_))));
+            self.limits.answered |= matches!(answer, Some(Ok(_)));
             self.silences = if answer.is_some() { 0 } else { self.silences + 1 };
             let error = match answer {
                 Some(Ok(Attempt::Granted(grant))) => match self.granted(backend, clock, capabilities, request, grant, sent).await? {
@@ -232,9 +233,11 @@ impl<'a> AcquireLoop<'a> {
                 }
             };
             let again = clock.now().plus(pause.next());
-            if !error.is_transient() || self.outage_until.is_some_and(|end| again >= end) {
+            if !self.limits.may_retry(&error) || self.outage_until.is_some_and(|end| again >= end) {
                 self.limits.record_answer(true);
-                return Err(error.backend(url));
+                // While a request waits, the right server may still come.
+                let kind = if error.origin == Origin::WrongServer && request.waiting { Kind::Unavailable } else { error.kind };
+                return Err(Error { kind, ..error }.backend(url));
             }
             self.limits.failed(&error);
             last_error = Some(error);

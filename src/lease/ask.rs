@@ -12,6 +12,8 @@ pub struct Limits<'a> {
     pub answer: Duration,
     /// Shows people a store that does not answer; `None` without a terminal.
     pub silence: Option<&'a Silence>,
+    /// Whether the store has answered this process before, so that a refusal may pass ([`Error::may_pass`]).
+    pub answered: bool,
 }
 
 impl Limits<'_> {
@@ -20,13 +22,24 @@ impl Limits<'_> {
 
     /// Returns limits of this length, with no record of silence.
     pub const fn of(answer: Duration) -> Self {
-        Self { answer, silence: None }
+        Self { answer, silence: None, answered: false }
     }
 
     /// Returns the same limits with another time.
     #[must_use]
     pub const fn within(self, answer: Duration) -> Self {
         Self { answer, ..self }
+    }
+
+    /// Returns the same limits for a store that has answered this process before.
+    #[must_use]
+    pub const fn once_answered(self) -> Self {
+        Self { answered: true, ..self }
+    }
+
+    /// Whether asking again may help after this error.
+    pub(super) fn may_retry(&self, error: &Error) -> bool {
+        error.is_transient() || self.answered && error.may_pass()
     }
 
     /// Records that a question is sent.
@@ -169,7 +182,7 @@ async fn ask_first<T>(
         };
         unknown |= error.effect != Effect::NotApplied;
         let again = clock.now().plus(pause.next());
-        if !error.is_transient() || again >= until {
+        if !limits.may_retry(&error) || again >= until {
             limits.record_answer(true);
             let effect = if unknown { Effect::Unknown } else { error.effect };
             return Err(error.effect(effect).about(operation, &backend.identity().url, key));

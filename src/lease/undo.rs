@@ -6,7 +6,7 @@
 use std::time::Duration;
 
 use super::{Clock, Lease, Limits, ask::ask, release};
-use crate::lock::{Backend, BootTime, Entry, ReleaseInfo, Request, RunPolicy};
+use crate::lock::{Backend, BootTime, Entry, Origin, ReleaseInfo, Request, RunPolicy};
 
 /// The time limit for undoing an attempt: long enough for several tries, so that another server can answer.
 pub(super) const UNDO: Duration = Duration::from_secs(2);
@@ -35,15 +35,23 @@ impl Undo<'_> {
         let Self { request, maybe_granted, waited } = self;
         // The run around a nested hold does not depend on the outcome.
         let info = ReleaseInfo { run_state: ReleaseInfo::UNDO.run_state.filter(|_| request.entry == Entry::Fresh), ..ReleaseInfo::UNDO };
-        let undone = ask(backend, clock, limits.within(time), ("acquire", Some(&request.key)), async |backend: &mut dyn Backend| {
-            if *maybe_granted {
-                match backend.release(&request.key, &request.token, &info).await {
-                    Err(error) if error.is_transient() => return Err(error),
-                    // Refused permanently: the waiter can still leave the queue.
-                    _ => *maybe_granted = false,
+        let limits = limits.within(time);
+        let undone = ask(backend, clock, limits, ("acquire", Some(&request.key)), async |backend: &mut dyn Backend| {
+            let undone = async {
+                if *maybe_granted {
+                    match backend.release(&request.key, &request.token, &info).await {
+                        Err(error) if error.is_transient() => return Err(error),
+                        // Refused permanently: the waiter can still leave the queue.
+                        _ => *maybe_granted = false,
+                    }
                 }
+                if *waited { backend.leave_queue(request).await } else { Ok(()) }
+            };
+            match undone.await {
+                // No server was ever reached. A silent resolver must not delay the end.
+                Err(error) if error.origin == Origin::Resolver && !limits.answered => Ok(()),
+                undone => undone,
             }
-            if *waited { backend.leave_queue(request).await } else { Ok(()) }
         });
         undone.await.is_ok()
     }

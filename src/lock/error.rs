@@ -44,6 +44,18 @@ pub enum Effect {
     Unknown,
 }
 
+/// Where a failure comes from, if that decides what to do next.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Origin {
+    /// The store, or the way to it.
+    Store,
+    /// The resolver: the server's name has no address, and no server was asked.
+    Resolver,
+    /// A server that may not serve the request, or may not any more, such as a replica. The answer says nothing about the lock: another
+    /// connection, to the address that the name has then, may reach the right server.
+    WrongServer,
+}
+
 /// A failure: the cause, the operation, the key, and what to do next.
 ///
 /// Messages are lower-case without a full stop and never contain a secret.
@@ -53,6 +65,8 @@ pub struct Error {
     pub kind: Kind,
     /// Whether the step happened.
     pub effect: Effect,
+    /// Where the failure comes from.
+    pub origin: Origin,
     /// The failed operation: `acquire`, `renew`, …
     pub operation: Option<&'static str>,
     /// The store, as a redacted URL.
@@ -73,6 +87,7 @@ impl Error {
         Self {
             kind,
             effect: Effect::NotApplied,
+            origin: Origin::Store,
             operation: None,
             backend: None,
             key: None,
@@ -86,6 +101,13 @@ impl Error {
     #[must_use]
     pub fn effect(mut self, effect: Effect) -> Self {
         self.effect = effect;
+        self
+    }
+
+    /// Sets where the failure comes from.
+    #[must_use]
+    pub fn origin(mut self, origin: Origin) -> Self {
+        self.origin = origin;
         self
     }
 
@@ -130,9 +152,20 @@ impl Error {
         self
     }
 
-    /// Whether a retry may help.
+    /// Whether a retry may help, over a fresh connection if [`Error::ends_connection`] says so.
     pub fn is_transient(&self) -> bool {
-        matches!(self.kind, Kind::Unavailable | Kind::Timeout)
+        matches!(self.kind, Kind::Unavailable | Kind::Timeout) || self.origin == Origin::WrongServer
+    }
+
+    /// Whether a server that answered earlier requests of this process may answer them again: rights and passwords are changed, and
+    /// databases closed for a moment, while jobs run.
+    pub fn may_pass(&self) -> bool {
+        self.is_transient() || matches!(self.kind, Kind::Denied | Kind::Config)
+    }
+
+    /// Whether the next request needs another connection: this one reached the wrong server, or its login has not the rights.
+    pub fn ends_connection(&self) -> bool {
+        self.origin == Origin::WrongServer || self.kind == Kind::Denied
     }
 }
 

@@ -25,7 +25,7 @@ pub use backend::{Amendment, Attempt, Backend, Busy, Grant, Identity, LastResort
 pub use breaking::{Break, Intent};
 pub use capabilities::{Capabilities, Pace};
 pub use encoding::{Encoding, printable};
-pub use error::{Effect, Error, Kind, Result};
+pub use error::{Effect, Error, Kind, Origin, Result};
 pub use history::{End, History, HistoryEntry, Note, REMEMBERED, ReleaseInfo, SKIPPING_HOSTS, Scope, SkipCount};
 pub use key::{Key, Namespace};
 pub use library::{Excludes, Library, Neighbour, Sharing};

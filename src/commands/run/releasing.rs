@@ -55,7 +55,7 @@ impl Job<'_> {
         } else {
             self.context.limits()
         };
-        Some(release(&mut **backend, &BootClock, &lease.key, &lease.token, &info, limits).await)
+        Some(release(&mut **backend, &BootClock, &lease.key, &lease.token, &info, limits.once_answered()).await)
     }
 
     /// Whether the store needs to know this outcome. A cooldown counts whatever became of a command that was executed.

@@ -10,6 +10,7 @@ mod policies;
 mod renewals;
 mod together;
 mod waits;
+mod wrong_server;
 
 use std::{cell::RefCell, collections::VecDeque, future::pending, rc::Rc, time::Duration};
 
@@ -21,8 +22,8 @@ use crate::{
     backends::memory::{Memory, MemoryStore},
     lock::{
         Admin, Amendment, Attempt, Backend, Busy, Check, Effect, Entry, Error, Fence, Finding, Grant, Grants, History, Identity, Intent,
-        Kind, LockState, Mode, Namespace, Once, Pace, Progress, Release, ReleaseInfo, Renewal, Request, Result, Role, Rule, RunPolicy,
-        RunState, Scope, ServerTime, Tether, Wake, Which,
+        Kind, LockState, Mode, Namespace, Once, Origin, Pace, Progress, Release, ReleaseInfo, Renewal, Request, Result, Role, Rule,
+        RunPolicy, RunState, Scope, ServerTime, Tether, Wake, Which,
     },
 };
 
@@ -54,6 +55,10 @@ enum CallFault {
     Hangs,
     /// An error that asking again can't fix.
     Denied,
+    /// A replica answers, which takes no writes.
+    WrongServer,
+    /// The server's name has no address.
+    NoAddress,
 }
 
 /// A memory backend with planned faults, one for each acquire, renew and release.
@@ -88,6 +93,8 @@ impl Faulty {
             None => call(&mut self.inner).await,
             Some(CallFault::Refused) => Err(lost()),
             Some(CallFault::Denied) => Err(Error::new(Kind::Denied, "no rights")),
+            Some(CallFault::WrongServer) => Err(Error::new(Kind::Config, "a replica").origin(Origin::WrongServer)),
+            Some(CallFault::NoAddress) => Err(Error::new(Kind::Unavailable, "no address").origin(Origin::Resolver)),
             Some(CallFault::Hangs) => pending().await,
             Some(CallFault::AnswerLost) => {
                 call(&mut self.inner).await?;
