@@ -20,7 +20,10 @@ use super::{
     messages::{AuthenticateRequest, AuthenticateResponse},
     options::EtcdOptions,
 };
-use crate::lock::{Effect, Error, Kind, Result};
+use crate::{
+    backends::net,
+    lock::{Effect, Error, Kind, Result},
+};
 
 /// The path of a transaction, which is not sent to a second member if the first one is silent.
 pub(super) const TXN: &str = "/etcdserverpb.KV/Txn";
@@ -52,9 +55,12 @@ impl EtcdClient {
         &self.options
     }
 
-    /// Changes to the next member.
+    /// Changes to the next member, or to another address of the only one.
     pub(super) fn next_member(&mut self) {
         self.connection = None;
+        if let Some((host, port)) = self.options.endpoints.get(self.at) {
+            net::leave(host, *port);
+        }
         self.at = (self.at + 1) % self.options.endpoints.len().max(1);
     }
 

@@ -318,7 +318,10 @@ async fn connect(options: &SqlOptions) -> Result<(MySqlConnection, Option<OwnedF
     let driver = driver_options(options);
     if MysqlRelay::is_needed(options) {
         let mut relay = MysqlRelay::start(options).await?;
-        let driver = driver.socket(&relay.path).ssl_mode(MySqlSslMode::Disabled).enable_cleartext_plugin(true);
+        let mut driver = driver.socket(&relay.path);
+        if MysqlRelay::encrypts(options) {
+            driver = driver.ssl_mode(MySqlSslMode::Disabled).enable_cleartext_plugin(true);
+        }
         let connection = driver.connect().await.map_err(|error| relay.failure().unwrap_or_else(|| failure::connecting(error)))?;
         let socket = relay.socket.try_clone().ok();
         return Ok((connection, socket, Some(relay)));
@@ -341,17 +344,13 @@ fn driver_options(options: &SqlOptions) -> MySqlConnectOptions {
         .disable_statement_logging();
     driver = match &options.server {
         SqlServer::Unix { path, .. } => driver.socket(path).ssl_mode(MySqlSslMode::Disabled),
-        SqlServer::Tcp { host, port } => {
-            // `localhost` needs no resolver, which would start a thread; a certificate names it unchanged.
-            let plain = host.eq_ignore_ascii_case("localhost") && options.tls != TlsMode::VerifyFull;
-            driver.host(if plain { "127.0.0.1" } else { host }).port(*port).ssl_mode(match options.tls {
-                TlsMode::Disable => MySqlSslMode::Disabled,
-                TlsMode::Prefer => MySqlSslMode::Preferred,
-                TlsMode::Require => MySqlSslMode::Required,
-                TlsMode::VerifyCa => MySqlSslMode::VerifyCa,
-                TlsMode::VerifyFull => MySqlSslMode::VerifyIdentity,
-            })
-        }
+        SqlServer::Tcp { host, port } => driver.host(host).port(*port).ssl_mode(match options.tls {
+            TlsMode::Disable => MySqlSslMode::Disabled,
+            TlsMode::Prefer => MySqlSslMode::Preferred,
+            TlsMode::Require => MySqlSslMode::Required,
+            TlsMode::VerifyCa => MySqlSslMode::VerifyCa,
+            TlsMode::VerifyFull => MySqlSslMode::VerifyIdentity,
+        }),
     };
     if let Some(user) = &options.user {
         driver = driver.username(user);

@@ -1,7 +1,10 @@
-//! A relay between sqlx and a server, for a certificate authority that the user names.
+//! A relay between sqlx and a server: for a host name, and for a certificate authority that the user names.
 //!
-//! sqlx always trusts the public authorities in addition to a named one. So this module speaks TLS to the server, and sqlx
-//! connects in clear to a socket within this process. The relay changes three parts of the protocol:
+//! sqlx connects to one address of a name after the other, and waits for the resolver. So this module connects as to all other stores,
+//! and passes everything through.
+//!
+//! sqlx always trusts the public authorities in addition to a named one. For a named one, this module speaks TLS to the server too, and
+//! sqlx connects in clear to a socket within this process. Then the relay changes three parts of the protocol:
 //! - The relay removes the offer of TLS from the server's greeting.
 //! - The relay first sends the start of sqlx's answer by itself, which requests TLS, and increments the answer's number.
 //! - sqlx would encrypt a whole password, since its connection is in clear. The relay asks sqlx for the plain password
@@ -12,12 +15,13 @@
 
 use std::{
     io,
+    net::IpAddr,
     os::fd::{AsFd as _, OwnedFd},
 };
 
 use rustls::pki_types::ServerName;
 use tokio::{
-    io::{AsyncReadExt as _, AsyncWriteExt as _, copy, split},
+    io::{AsyncRead, AsyncReadExt as _, AsyncWrite, AsyncWriteExt as _, copy, split},
     net::{TcpStream, UnixStream},
     sync::oneshot,
     task::JoinHandle,
@@ -60,6 +64,11 @@ pub(super) struct MysqlRelay {
 impl MysqlRelay {
     /// Whether sqlx can't connect as `options` say, so that they need the relay.
     pub(super) fn is_needed(options: &SqlOptions) -> bool {
+        matches!(&options.server, SqlServer::Tcp { host, .. } if host.parse::<IpAddr>().is_err()) || Self::encrypts(options)
+    }
+
+    /// Whether the relay speaks TLS, instead of sqlx.
+    pub(super) fn encrypts(options: &SqlOptions) -> bool {
         options.files.ca_file.is_some() && matches!(options.tls, TlsMode::VerifyCa | TlsMode::VerifyFull)
     }
 
@@ -68,7 +77,7 @@ impl MysqlRelay {
         let SqlServer::Tcp { host, port } = &options.server else {
             return Err(Error::new(Kind::Internal, "TLS over a Unix socket"));
         };
-        let (connector, name) = tls::connector(options, host)?;
+        let tls = if Self::encrypts(options) { Some(tls::connector(options, host)?) } else { None };
         let server = net::dial(host, *port).await?;
         let socket = server.as_fd().try_clone_to_owned().map_err(failure::unreachable)?;
         let path = format!("\0dlock-{:016x}{:016x}", random(), random());
@@ -76,16 +85,9 @@ impl MysqlRelay {
         let (tell, failed) = oneshot::channel();
         let task = tokio::spawn(async move {
             let Ok(mut client) = loopback::accept(listener).await else { return };
+            let Some((connector, name)) = tls else { return pass(client, server).await };
             match log_in(&mut client, server, &connector, name).await {
-                Ok(Some(server)) => {
-                    let (mut from_client, mut to_client) = client.into_split();
-                    let (mut from_server, mut to_server) = split(server);
-                    // Either end may have failed: the session is over.
-                    let _ = tokio::select! {
-                        asked = copy(&mut from_client, &mut to_server) => asked,
-                        answered = copy(&mut from_server, &mut to_client) => answered,
-                    };
-                }
+                Ok(Some(server)) => pass(client, server).await,
                 Ok(None) => {}
                 // The error arrives before sqlx sees the end of its connection.
                 Err(error) => drop(tell.send(error)),
@@ -104,6 +106,16 @@ impl Drop for MysqlRelay {
     fn drop(&mut self) {
         self.task.abort();
     }
+}
+
+/// Passes everything on until either end fails: then the session is over.
+async fn pass(client: UnixStream, server: impl AsyncRead + AsyncWrite) {
+    let (mut from_client, mut to_client) = client.into_split();
+    let (mut from_server, mut to_server) = split(server);
+    let _ = tokio::select! {
+        asked = copy(&mut from_client, &mut to_server) => asked,
+        answered = copy(&mut from_server, &mut to_client) => answered,
+    };
 }
 
 /// Encrypts the connection and passes the login through. Returns `None` if sqlx or the server ended it, which sqlx reports itself.

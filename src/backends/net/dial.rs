@@ -1,43 +1,75 @@
 //! Connecting to a server.
 
-use std::{
-    io,
-    net::{IpAddr, Ipv4Addr, Ipv6Addr},
-    os::fd::OwnedFd,
-    time::Duration,
-};
+use std::{io, net::IpAddr, os::fd::OwnedFd, time::Duration};
 
+use futures_util::{StreamExt as _, stream::FuturesUnordered};
 use rustix::net::{AddressFamily, sockopt};
-use tokio::net::{TcpStream, lookup_host};
+use tokio::net::TcpStream;
 
+use super::addresses;
 use crate::lock::{Error, Kind, Result};
 
-/// Connects to the host's first address that answers.
+/// How long an address may take before the next one is tried too (RFC 8305 recommends this time).
+pub(super) const HEAD_START: Duration = Duration::from_millis(250);
+
+/// Connects to the host's first address that answers. The one that worked last is tried first.
 pub(in crate::backends) async fn dial(host: &str, port: u16) -> Result<TcpStream> {
-    let mut failed = None;
-    for address in resolve(host, port).await? {
-        match TcpStream::connect((address, port)).await {
-            Ok(stream) => {
-                // Requests are a few small packets: Nagle's algorithm would cost 40 ms. A failure here only costs time.
-                let _ = stream.set_nodelay(true);
-                return Ok(stream);
-            }
-            Err(error) => failed = Some(error),
-        }
-    }
-    Err(failed.map_or_else(unresolved, unreachable))
+    let addresses = addresses::of(host, port).await?;
+    let (address, stream) = first(host, port, addresses).await.map_err(unreachable)?;
+    addresses::worked(host, port, address);
+    // Requests are a few small packets: Nagle's algorithm would cost 40 ms. A failure here only costs time.
+    let _ = stream.set_nodelay(true);
+    Ok(stream)
 }
 
-/// Resolves a host name. `localhost` and addresses skip the resolver, which would start a thread.
-async fn resolve(host: &str, port: u16) -> Result<Vec<IpAddr>> {
-    if let Ok(address) = host.parse() {
-        return Ok(vec![address]);
+/// Connects to each address a little later than to the one before, and at once after a failure. Returns the first connection.
+async fn first(host: &str, port: u16, addresses: Vec<IpAddr>) -> io::Result<(IpAddr, TcpStream)> {
+    let mut rest = addresses.into_iter();
+    let mut connecting = FuturesUnordered::new();
+    let mut failed = None;
+    loop {
+        match rest.next() {
+            Some(address) => connecting.push(connect(host, port, address)),
+            None if connecting.is_empty() => return Err(failed.unwrap_or_else(|| io::ErrorKind::AddrNotAvailable.into())),
+            None => {}
+        }
+        tokio::select! {
+            biased;
+            Some(connected) = connecting.next() => match connected {
+                Ok(connection) => return Ok(connection),
+                Err(error) => failed = Some(error),
+            },
+            () = head_start(), if rest.len() > 0 => {}
+        }
     }
-    if host.eq_ignore_ascii_case("localhost") {
-        return Ok(vec![Ipv4Addr::LOCALHOST.into(), Ipv6Addr::LOCALHOST.into()]);
+}
+
+async fn connect(host: &str, port: u16, address: IpAddr) -> io::Result<(IpAddr, TcpStream)> {
+    let mut attempt = Attempt { host, port, address, worked: false };
+    let stream = TcpStream::connect((address, port)).await?;
+    attempt.worked = true;
+    Ok((address, stream))
+}
+
+/// An attempt at one address. If it fails, or is dropped before its end, the next call tries the other addresses first.
+struct Attempt<'a> {
+    host: &'a str,
+    port: u16,
+    address: IpAddr,
+    worked: bool,
+}
+
+impl Drop for Attempt<'_> {
+    fn drop(&mut self) {
+        if !self.worked {
+            addresses::failed(self.host, self.port, self.address);
+        }
     }
-    let found = lookup_host((host, port)).await.map_err(|error| unresolved().source(error))?;
-    Ok(found.map(|address| address.ip()).collect())
+}
+
+#[allow(clippy::disallowed_methods)] // a dead address must not keep the others from being tried
+async fn head_start() {
+    tokio::time::sleep(HEAD_START).await;
 }
 
 /// Returns the error that there is no connection: nothing was sent.
@@ -54,10 +86,6 @@ pub(in crate::backends) fn unreachable(error: io::Error) -> Error {
     failure.source(error)
 }
 
-fn unresolved() -> Error {
-    Error::new(Kind::Unavailable, "the server's name can't be resolved")
-}
-
 /// Makes the kernel notice within `limit` that the server's host is gone, even while nothing is sent.
 pub(in crate::backends) fn keep_alive(socket: &OwnedFd, limit: Duration) -> io::Result<()> {
     if sockopt::socket_domain(socket)? == AddressFamily::UNIX {
@@ -70,4 +98,96 @@ pub(in crate::backends) fn keep_alive(socket: &OwnedFd, limit: Duration) -> io::
     sockopt::set_tcp_keepcnt(socket, 3)?;
     sockopt::set_tcp_user_timeout(socket, u32::try_from(limit.as_millis()).unwrap_or(u32::MAX))?;
     Ok(())
+}
+
+#[cfg(test)]
+#[allow(clippy::disallowed_methods)] // real time passes on the network
+mod tests {
+    use std::{
+        net::{Ipv4Addr, Ipv6Addr, SocketAddr, TcpListener},
+        time::Instant,
+    };
+
+    use rustix::net::{SocketType, bind, connect, listen, socket};
+
+    use super::*;
+
+    const SECOND: IpAddr = IpAddr::V4(Ipv4Addr::new(127, 0, 0, 2));
+
+    /// Occupies an address whose connections are never accepted, as behind a firewall.
+    fn silent(address: SocketAddr) -> Vec<OwnedFd> {
+        let family = if address.is_ipv4() { AddressFamily::INET } else { AddressFamily::INET6 };
+        let server = socket(family, SocketType::STREAM, None).unwrap();
+        bind(&server, &address).unwrap();
+        listen(&server, 0).unwrap();
+        let mut kept = vec![server];
+        for _ in 0..4 {
+            let client = socket(family, SocketType::STREAM, None).unwrap();
+            rustix::io::ioctl_fionbio(&client, true).unwrap();
+            let _ = connect(&client, &address);
+            kept.push(client);
+        }
+        kept
+    }
+
+    fn server() -> (TcpListener, u16) {
+        let server = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).unwrap();
+        let port = server.local_addr().unwrap().port();
+        (server, port)
+    }
+
+    #[tokio::test]
+    async fn a_silent_address_costs_a_quarter_of_a_second_once() {
+        let (_server, port) = server();
+        let _silent = silent((SECOND, port).into());
+        let both = vec![SECOND, Ipv4Addr::LOCALHOST.into()];
+        let began = Instant::now();
+        let (address, _) = first("silent first", port, both.clone()).await.unwrap();
+        assert_eq!(address, both[1]);
+        assert!((HEAD_START..HEAD_START * 4).contains(&began.elapsed()), "{:?}", began.elapsed());
+    }
+
+    #[tokio::test]
+    async fn a_closed_address_costs_nothing_and_all_closed_is_an_error() {
+        let (server, port) = server();
+        let both = vec![SECOND, Ipv4Addr::LOCALHOST.into()];
+        let began = Instant::now();
+        assert_eq!(first("closed first", port, both.clone()).await.unwrap().0, both[1]);
+        assert!(began.elapsed() < HEAD_START, "{:?}", began.elapsed());
+        drop(server);
+        assert_eq!(first("closed", port, both).await.unwrap_err().kind(), io::ErrorKind::ConnectionRefused);
+        assert!(first("none", port, Vec::new()).await.is_err());
+    }
+
+    #[tokio::test]
+    async fn the_address_that_worked_is_first_until_it_is_left() {
+        let (v4, port) = server();
+        let Ok(_v6) = TcpListener::bind((Ipv6Addr::LOCALHOST, port)) else { return };
+        let peer = async || dial("localhost", port).await.unwrap().peer_addr().unwrap().is_ipv4();
+        assert!(peer().await);
+        addresses::leave("localhost", port);
+        assert!(!peer().await && !peer().await);
+        addresses::leave("localhost", port);
+        assert!(peer().await);
+        drop(v4);
+        assert!(!peer().await);
+    }
+
+    /// A short renewal may be dropped before the second address has its turn.
+    #[tokio::test]
+    async fn a_dropped_attempt_leaves_its_address() {
+        let (_server, port) = server();
+        let _silent = silent((Ipv6Addr::LOCALHOST, port).into());
+        addresses::worked("localhost", port, Ipv6Addr::LOCALHOST.into());
+        let began = Instant::now();
+        assert!(tokio::time::timeout(Duration::from_millis(50), dial("localhost", port)).await.is_err());
+        assert!(dial("localhost", port).await.is_ok() && began.elapsed() < HEAD_START, "{:?}", began.elapsed());
+    }
+
+    #[tokio::test]
+    async fn an_unknown_name_says_so() {
+        let error = dial("no.such.host.invalid", 1).await.unwrap_err();
+        assert_eq!((error.kind, error.origin), (Kind::Unavailable, crate::lock::Origin::Resolver), "{error:?}");
+        assert!(error.message.contains("name"), "{error}");
+    }
 }

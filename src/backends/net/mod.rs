@@ -1,8 +1,10 @@
 //! The common parts of network stores: connecting, TLS, secrets, and the check of the connection's privacy.
 
+mod addresses;
 mod dial;
 pub(super) mod secret;
 pub(super) mod tls;
 pub(super) mod transport;
 
+pub(super) use self::addresses::leave;
 pub(super) use self::dial::{dial, keep_alive, unreachable};

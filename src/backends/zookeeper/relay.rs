@@ -31,7 +31,7 @@ use tokio::{
 
 use super::options::ZooKeeperOptions;
 use crate::{
-    backends::net::{dial, tls},
+    backends::net::{dial, leave, tls},
     lock::{Error, Kind, Result, StoreSession, random},
 };
 
@@ -168,21 +168,21 @@ impl RelayShared {
     /// Passes all data between the client and one server, another one each time. Reads the greeting on the way.
     async fn serve(self: Arc<Self>, client: &mut TcpStream, mut hello: Vec<u8>, xid: [u8; 4], nth: usize) -> Result<()> {
         self.put_session(&mut hello);
-        let Some((answer, server)) = self.greet(hello, nth).await? else { return Ok(()) };
+        let Some((answer, server, host)) = self.greet(hello, nth).await? else { return Ok(()) };
         if let Some(session) = session_in(&answer, ANSWER) {
             *lock(&self.granted) = Some(session);
         }
         // The answer to the proof follows: its number, no change, no error.
         let proven = [&16_u32.to_be_bytes()[..], &xid, &[0; 8 + 4]].concat();
         if client.write_all(&[answer, proven].concat()).await.is_ok() {
-            self.pass_on(client, server).await;
+            self.pass_on(client, server, host).await;
         }
         Ok(())
     }
 
     /// Returns the first server that answers the greeting, from this number on, and its answer. A silent server does not keep the next one
     /// from being asked. Returns `None` if all servers ended the connection.
-    async fn greet(self: &Arc<Self>, hello: Vec<u8>, nth: usize) -> Result<Option<(Vec<u8>, ServerStream)>> {
+    async fn greet(self: &Arc<Self>, hello: Vec<u8>, nth: usize) -> Result<Option<Greeted>> {
         let hosts = self.options.hosts.len();
         let mut failed = (hosts == 0).then(|| Error::new(Kind::Config, "the URL names no server"));
         let (mut greeting, mut asked, mut refused) = (JoinSet::new(), 0, false);
@@ -213,8 +213,8 @@ impl RelayShared {
     }
 
     /// Connects to one server and sends the greeting.
-    async fn greet_one(&self, host: usize, hello: &[u8]) -> std::result::Result<(Vec<u8>, ServerStream), Ungreeted> {
-        let (host, port) = &self.options.hosts[host];
+    async fn greet_one(&self, nth: usize, hello: &[u8]) -> std::result::Result<Greeted, Ungreeted> {
+        let (host, port) = &self.options.hosts[nth];
         let tcp = dial(host, *port).await.map_err(Ungreeted::Error)?;
         let _ = tcp.set_nodelay(true);
         let mut server: ServerStream = match &self.options.tls {
@@ -227,10 +227,13 @@ impl RelayShared {
             frame(&mut server).await
         };
         let answer: io::Result<Vec<u8>> = greeting.await;
-        answer.map(|answer| (answer, server)).map_err(|_| Ungreeted::Closed)
+        answer.map(|answer| (answer, server, nth)).map_err(|_| {
+            leave(host, *port);
+            Ungreeted::Closed
+        })
     }
 
-    async fn pass_on(&self, client: &mut TcpStream, server: impl AsyncRead + AsyncWrite) {
+    async fn pass_on(&self, client: &mut TcpStream, server: impl AsyncRead + AsyncWrite, host: usize) {
         let (mut from_client, mut to_client) = client.split();
         let (mut from_server, mut to_server) = split(server);
         let ending = || self.ending.load(Ordering::Relaxed);
@@ -243,7 +246,10 @@ impl RelayShared {
             tokio::pin!(up);
             tokio::select! {
                 biased;
-                () = self.cut.notified() => return,
+                () = self.cut.notified() => {
+                    let (host, port) = &self.options.hosts[host];
+                    return leave(host, *port);
+                }
                 _ = &mut up => {}
                 // The client may be gone already, while its last data is still on its way.
                 () = down => if ending() { let _ = up.await; },
@@ -266,6 +272,9 @@ impl RelayShared {
 /// The connection to a server.
 type ServerStream = Box<dyn ByteStream>;
 
+/// A server's answer to the greeting, the connection, and the number of the host.
+type Greeted = (Vec<u8>, ServerStream, usize);
+
 trait ByteStream: AsyncRead + AsyncWrite + Send + Unpin {}
 impl<S: AsyncRead + AsyncWrite + Send + Unpin> ByteStream for S {}
 
@@ -286,9 +295,9 @@ async fn silence() {
 }
 
 /// Ends the sessions that slower servers grant after another server was chosen. They have no nodes.
-async fn end_unused(mut greeting: JoinSet<std::result::Result<(Vec<u8>, ServerStream), Ungreeted>>) {
+async fn end_unused(mut greeting: JoinSet<std::result::Result<Greeted, Ungreeted>>) {
     while let Some(greeted) = greeting.join_next().await {
-        if let Ok(Ok((_, mut server))) = greeted {
+        if let Ok(Ok((_, mut server, _))) = greeted {
             let ended = async {
                 server.write_all(&END_OF_SESSION).await?;
                 server.flush().await?;
