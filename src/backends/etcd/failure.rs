@@ -9,7 +9,7 @@ use std::{
 
 use tonic::{Code, Status};
 
-use crate::lock::{Effect, Error, Kind};
+use crate::lock::{Effect, Error, Kind, Origin};
 
 /// Why a request got no usable answer.
 #[derive(Debug)]
@@ -118,9 +118,12 @@ pub(super) fn of(status: Status) -> Trouble {
             Error::new(Kind::Config, "the server lets a transaction have fewer operations than dlock needs")
                 .hint("start its members with --max-txn-ops=128, which is the default"),
         ),
-        _ if says("not supported for learner") => Trouble::Elsewhere(unavailable("the server is a learner, which serves no client yet")),
+        _ if says("not supported for learner") => {
+            Trouble::Elsewhere(unavailable("the server is a learner, which serves no client yet").origin(Origin::WrongServer))
+        }
         _ if says("no leader") => Trouble::Elsewhere(
             unavailable("the server has no leader: most members of its cluster are down or cut off")
+                .origin(Origin::WrongServer)
                 .hint("etcdctl endpoint status --cluster tells more"),
         ),
         Code::Unimplemented => Trouble::Refused(

@@ -6,7 +6,7 @@ use sqlx::mysql::MySqlDatabaseError;
 
 use crate::{
     backends::{net, sql::LAYOUT_REFUSED},
-    lock::{Effect, Error, Kind, Result},
+    lock::{Effect, Error, Kind, Origin, Result},
 };
 
 /// An error that the server answered with.
@@ -43,16 +43,19 @@ fn meaning(server_error: &ServerError) -> Error {
         1213 | 3058 => unavailable("the server ended a deadlock"),
         1020 => unavailable("the lock's row was changed at the same moment"),
         1290 | 1792 | 1836 | 3008 => read_only(),
+        3100 | 3101 => unavailable("the server's group takes no writes by way of it").origin(Origin::WrongServer),
         1021 | 1114 | 1030 | 1026 | 3 | 28 => unavailable("the server's disk is full or fails").hint(format!(
             "its error is {}: {}",
             server_error.number,
             quoted(server_error)
         )),
         1037 | 1038 | 1041 | 1135 => unavailable("the server is out of memory"),
-        1053 | 1077 | 1079 => unavailable("the server is shutting down"),
+        1053 | 1077 | 1079 => unavailable("the server is shutting down").origin(Origin::WrongServer),
         1927 | 1317 | 4031 | 1152 | 1158..=1161 | 1184 => unavailable("the server ended the session"),
         1969 | 3024 => unavailable("the server ended the statement for taking too long"),
-        1047 => unavailable("the cluster's node is not ready").hint("it has no quorum or is being synchronized"),
+        1047 => {
+            unavailable("the cluster's node is not ready").origin(Origin::WrongServer).hint("it has no quorum or is being synchronized")
+        }
         1044 | 1045 | 1095 | 1130 | 1142 | 1143 | 1227 | 1370 | 1410 | 1419 | 1698 | 1820 | 1862 | 3118 | 4151 => denied(server_error),
         1129 => unavailable("the server blocks this host after many failed connections").hint("mysqladmin flush-hosts"),
         1046 => config("no database is named").hint("it stands in the URL: mysql://host/DATABASE"),
@@ -75,7 +78,7 @@ fn meaning(server_error: &ServerError) -> Error {
 
 /// Returns the error that the server is read-only.
 pub(super) fn read_only() -> Error {
-    Error::new(Kind::Unavailable, "the server is read-only, as a replica is").hint("name the primary in the URL")
+    Error::new(Kind::Config, "the server is read-only, as a replica is").origin(Origin::WrongServer).hint("name the primary in the URL")
 }
 
 fn denied(server_error: &ServerError) -> Error {
@@ -206,7 +209,7 @@ mod tests {
 
     #[test]
     fn temporary_errors_are_unavailable_and_permanent_ones_are_not() {
-        for number in [1020, 1021, 1040, 1041, 1047, 1114, 1203, 1205, 1213, 1290, 1836, 3058] {
+        for number in [1020, 1021, 1040, 1041, 1047, 1114, 1203, 1205, 1213, 3058] {
             let error = of(number, false);
             assert_eq!((error.kind, error.effect), (Kind::Unavailable, Effect::NotApplied), "{number}");
             assert_eq!(of(number, true).effect, Effect::Unknown, "{number}");
@@ -225,6 +228,15 @@ mod tests {
         for number in [1026, 1030, 1053, 1317, 1927] {
             assert_eq!((of(number, false).kind, of(number, false).effect), (Kind::Unavailable, Effect::Unknown), "{number}");
         }
+    }
+
+    #[test]
+    fn a_read_only_server_is_the_wrong_one_and_is_asked_again() {
+        for number in [1047, 1053, 1290, 1792, 1836, 3100] {
+            let error = of(number, false);
+            assert!(error.is_transient() && error.ends_connection(), "{number}: {error:?}");
+        }
+        assert_eq!(of(1290, false).kind, Kind::Config);
     }
 
     #[test]

@@ -80,7 +80,7 @@ impl MysqlLeaseStore {
         let answer = question(&mut table).await;
         self.noted = table.noted;
         self.unanswered.take_if(|_| session.is_open());
-        self.client.session = Some(session);
+        self.client.put_back(session, &answer);
         answer
     }
 

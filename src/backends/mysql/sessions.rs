@@ -89,7 +89,7 @@ impl MysqlSessions {
     pub(super) async fn aside(&mut self, batch: &str) -> Result<Vec<Answer>> {
         let mut session = self.side().await?;
         let answers = session.ask(batch).await;
-        self.client.session = Some(session);
+        self.client.put_back(session, &answers);
         answers
     }
 
@@ -214,7 +214,9 @@ impl SessionStore for MysqlSessions {
     async fn count(&mut self, lock: &mut MysqlLock, request: &Request, judged: Option<(&RunRecord, u64)>) -> Result<Option<Begun>> {
         let mut side = if self.is_row() { Some(self.client.take().await?) } else { None };
         let counted = lock.count(request, judged, side.as_mut()).await;
-        self.client.session = side.or_else(|| self.client.session.take());
+        if let Some(side) = side {
+            self.client.put_back(side, &counted);
+        }
         let begun = counted?;
         if begun.is_some() {
             lock.session.drop_unsent_on_close(false);

@@ -7,7 +7,7 @@ use sqlx::{
     postgres::{PgDatabaseError, PgSeverity},
 };
 
-use crate::lock::{Effect, Error, Kind};
+use crate::lock::{Effect, Error, Kind, Origin};
 
 /// Whether the server cancelled a statement because its time, or the time of its wait for a lock, was over.
 pub(super) fn is_cancelled(error: &Error) -> bool {
@@ -73,9 +73,12 @@ fn by_state(error: &dyn DatabaseError) -> Error {
         "53100" => unavailable("the server's disk is full"),
         "53200" => unavailable("the server is out of memory"),
         "53300" => too_many(says),
-        "57P01" => unavailable("an administrator ended the session"),
-        "57P02" => unavailable("the server crashed"),
-        "57P03" => unavailable("the server is starting or stopping"),
+        "57P01" => unavailable("an administrator ended the session").origin(Origin::WrongServer),
+        "57P02" => unavailable("the server crashed").origin(Origin::WrongServer),
+        "57P03" => unavailable("the server is starting or stopping").origin(Origin::WrongServer),
+        "55000" if says.contains("not currently accepting connections") => unavailable("the database accepts no connections now")
+            .origin(Origin::WrongServer)
+            .hint("ALTER DATABASE … ALLOW_CONNECTIONS true"),
         "25P03" | "57P05" => unavailable("the server ended the session, which it had not heard of for too long"),
         "28P01" | "28000" => login(says),
         "3D000" => Error::new(Kind::Config, "the server has no such database"),
@@ -91,7 +94,9 @@ fn by_state(error: &dyn DatabaseError) -> Error {
 }
 
 fn standby() -> Error {
-    Error::new(Kind::Config, "the server takes no writes: it is a standby, or set to read only").hint("name the primary in the URL")
+    Error::new(Kind::Config, "the server takes no writes: it is a standby, or set to read only")
+        .origin(Origin::WrongServer)
+        .hint("name the primary in the URL")
 }
 
 fn too_many(says: &str) -> Error {
@@ -120,6 +125,7 @@ pub(super) fn connecting(error: sqlx::Error, with_password: bool) -> Error {
             Error::new(Kind::Denied, "the server wants a password")
                 .hint("give it in DLOCK_PASSWORD, PGPASSWORD, with --password-file, or in ~/.pgpass")
         }
+        sqlx::Error::Database(database) if database.code().is_some_and(|code| code == "08P01") => by_pooler(&**database),
         sqlx::Error::Database(database) => by_state(&**database),
         sqlx::Error::Io(_) => return closed(error),
         error if error.to_string().contains("authentication") || error.to_string().contains("SASL") => {
@@ -128,6 +134,18 @@ pub(super) fn connecting(error: sqlx::Error, with_password: bool) -> Error {
         _ => no_postgres(),
     };
     failure.source(error)
+}
+
+/// Converts PgBouncer's error at a login: it has one SQLSTATE, that of a broken connection, for all of them.
+fn by_pooler(error: &dyn DatabaseError) -> Error {
+    let says = error.message();
+    if says.contains("no such database") {
+        Error::new(Kind::Config, "the pooler has no such database")
+    } else if says.contains("authentication failed") || says.contains("no such user") || says.contains("password") {
+        login(says)
+    } else {
+        by_state(error)
+    }
 }
 
 /// Returns the error that the connection ended before the login.

@@ -66,7 +66,7 @@ impl PostgresLeaseStore {
             self.waiting.is_left();
         }
         self.unanswered.take_if(|_| session.is_open());
-        self.client.session = Some(session);
+        self.client.put_back(session, &answer);
         answer
     }
 

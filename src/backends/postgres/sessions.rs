@@ -88,7 +88,7 @@ impl PostgresSessions {
     pub(super) async fn aside<T>(&mut self, question: impl AsyncFnOnce(&mut PostgresLockTable<'_>) -> Result<T>) -> Result<T> {
         let mut session = self.client.take().await?;
         let answer = question(&mut PostgresLockTable::over(&mut session, &self.client.tables)).await;
-        self.client.session = Some(session);
+        self.client.put_back(session, &answer);
         answer
     }
 
@@ -188,7 +188,9 @@ impl SessionStore for PostgresSessions {
         if side.as_ref().is_some_and(PostgresSession::is_open) {
             self.counting.retain(|other| Some(other) != counting.as_ref());
         }
-        self.client.session = side.or_else(|| self.client.session.take());
+        if let Some(side) = side {
+            self.client.put_back(side, &rows);
+        }
         let rows = rows?;
         let Some(row) = rows.first() else { return Ok(None) };
         let mut fields = Fields::of(row);

@@ -6,7 +6,7 @@
 use redis::ServerError;
 
 use super::options::{Address, Replicas};
-use crate::lock::{Effect, Error, Kind};
+use crate::lock::{Effect, Error, Kind, Origin};
 
 /// Returns whether a script that takes a lock may have written before it failed with this error.
 ///
@@ -32,16 +32,16 @@ pub(in crate::backends) fn refused(error: &ServerError) -> Error {
         "NOPERM" => no_rights(details),
         "DENIED" => Error::new(Kind::Denied, "the server runs in protected mode and refuses other hosts")
             .hint("give the server a password, or bind it to this network's address"),
-        "LOADING" => unavailable("the server is loading its data"),
+        "LOADING" => unavailable("the server is loading its data").origin(Origin::WrongServer),
         "BUSY" => unavailable("the server is busy with a script").hint("SCRIPT KILL on the server ends it"),
-        "MASTERDOWN" => unavailable("the server is a replica that lost its master"),
-        "READONLY" => unavailable("the server is a read-only replica").hint("name the master in the URL"),
+        "MASTERDOWN" => unavailable("the server is a replica that lost its master").origin(Origin::WrongServer),
+        "READONLY" => read_only(),
         "OOM" => unavailable("the server is out of memory").hint("raise maxmemory, or remove what fills it; keep noeviction"),
         "MISCONF" => unavailable("the server takes no writes because it can't save them").hint("see the server's log"),
         "NOREPLICAS" => unavailable("the server takes no writes because it has too few replicas (min-replicas-to-write)"),
         "CLUSTERDOWN" => unavailable("the server's cluster is down").hint("`redis-cli --cluster check` says what it lacks"),
         "TRYAGAIN" => slot_migrating(),
-        "UNBLOCKED" => unavailable("the server became a replica"),
+        "UNBLOCKED" => unavailable("the server became a replica").origin(Origin::WrongServer),
         "MOVED" | "ASK" | "CROSSSLOT" => Error::new(Kind::Config, "the server is one node of a Redis Cluster")
             .hint("a cluster has a URL of its own: redis+cluster://HOST:PORT,HOST:PORT"),
         "WRONGTYPE" => Error::new(Kind::Data, "a key that dlock needs holds a value of another type")
@@ -51,6 +51,10 @@ pub(in crate::backends) fn refused(error: &ServerError) -> Error {
         }
         _ => general(code, details),
     }
+}
+
+fn read_only() -> Error {
+    Error::new(Kind::Config, "the server is a read-only replica").origin(Origin::WrongServer).hint("name the master in the URL")
 }
 
 fn slot_migrating() -> Error {
@@ -88,7 +92,9 @@ fn general(code: &str, details: &str) -> Error {
         Error::new(Kind::Config, "the server doesn't know a command that dlock needs")
             .hint("dlock needs Redis 6.2 or Valkey 7.2 at least, with its commands under their own names")
     } else if code == "ERR" {
-        Error::new(Kind::Internal, format!("the server refused a request: {}", clean(details)))
+        // The requests are dlock's: a service that refuses one has other rules than Redis.
+        Error::new(Kind::Config, format!("the server refused a request: {}", clean(details)))
+            .hint("dlock needs Redis 6.2 or Valkey 7.2 at least, or a service that takes their commands")
     } else {
         Error::new(Kind::Unavailable, format!("the server refused for now: {}", clean(code)))
     }
@@ -96,7 +102,9 @@ fn general(code: &str, details: &str) -> Error {
 
 /// The server is no longer the master, or never was.
 pub(super) fn no_master() -> Error {
-    Error::new(Kind::Unavailable, "the server is no master just now").hint("a failover is under way, or not all sentinels know of it yet")
+    Error::new(Kind::Unavailable, "the server is no master just now")
+        .origin(Origin::WrongServer)
+        .hint("a failover is under way, or not all sentinels know of it yet")
 }
 
 /// The cluster's redirections don't end, or lead to a node without an address.
@@ -183,7 +191,7 @@ mod tests {
 
     #[test]
     fn temporary_errors_are_unavailable_and_permanent_ones_are_not() {
-        for code in ["LOADING", "BUSY", "MASTERDOWN", "READONLY", "OOM", "CLUSTERDOWN", "MISCONF", "NOREPLICAS"] {
+        for code in ["LOADING", "BUSY", "MASTERDOWN", "OOM", "CLUSTERDOWN", "MISCONF", "NOREPLICAS"] {
             let error = of(&format!("{code} some words"));
             assert_eq!((error.kind, error.effect), (Kind::Unavailable, Effect::NotApplied), "{code}");
         }
@@ -199,6 +207,22 @@ mod tests {
             ("ERR max number of clients reached", Kind::Unavailable),
         ] {
             assert_eq!(of(reply).kind, kind, "{reply}");
+        }
+    }
+
+    #[test]
+    fn a_replica_is_the_wrong_server_and_is_asked_again() {
+        for code in ["READONLY", "MASTERDOWN", "LOADING", "UNBLOCKED"] {
+            let error = of(&format!("{code} some words"));
+            assert!(error.is_transient() && error.ends_connection() && error.effect == Effect::NotApplied, "{error:?}");
+        }
+        assert_eq!(of("READONLY You can't write against a read only replica.").kind, Kind::Config);
+    }
+
+    #[test]
+    fn an_unknown_error_is_the_servers() {
+        for reply in ["ERR command 'evalsha' is not allowed", "ERR", "-", "NEWCODE", "ERR \u{1}"] {
+            assert!(matches!(of(reply).kind, Kind::Config | Kind::Unavailable), "{reply}");
         }
     }
 

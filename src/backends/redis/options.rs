@@ -2,8 +2,10 @@
 
 use std::{fmt, path::PathBuf, time::Duration};
 
-use crate::backends::net::{secret::Secret, tls::Tls};
-use crate::lock::Namespace;
+use crate::{
+    backends::net::{self, secret::Secret, tls::Tls},
+    lock::{Error, Namespace, Origin},
+};
 
 /// The address of a Redis server, or how to find it, and the connection settings.
 #[derive(Clone, Debug)]
@@ -33,6 +35,13 @@ impl RedisOptions {
     /// Returns the same options for the single server at `address`.
     pub(super) fn at(&self, address: &Address) -> Self {
         Self { server: RedisServer::Tcp { host: address.host.clone(), port: address.port }, ..self.clone() }
+    }
+
+    /// Notes that a connection was left because of this error: another address of the server's name may lead to the right server.
+    pub(in crate::backends) fn left(&self, error: &Error) {
+        if let (Origin::WrongServer, RedisServer::Tcp { host, port }) = (error.origin, &self.server) {
+            net::leave(host, *port);
+        }
     }
 
     /// Returns the URL without user and password.

@@ -121,14 +121,15 @@ impl Servers {
         self.idle.push(ServerConnection { asking: false, ..conn });
     }
 
-    /// Puts the connection back after this reply. After a transient error of a deployment's server, the next call finds the server anew.
+    /// Puts the connection back after this reply. After the error of a wrong server, or a transient one of a deployment's server, the next
+    /// call finds the server anew.
     pub(super) fn put_back_after(&mut self, name: &str, conn: ServerConnection, reply: &Value) {
-        let forget = match reply {
-            Value::ServerError(error) => !matches!(self.topology, Topology::Known) && self.refused(error).is_transient(),
-            _ => false,
-        };
-        if !forget {
-            self.put_back(name, conn);
+        let Value::ServerError(error) = reply else { return self.put_back(name, conn) };
+        let error = self.refused(error);
+        match &self.topology {
+            Topology::Known if error.ends_connection() => self.options.left(&error),
+            Topology::Sentinel(_) | Topology::Cluster(_) if error.is_transient() || error.ends_connection() => {}
+            _ => self.put_back(name, conn),
         }
     }
 

@@ -110,12 +110,17 @@ async fn exchange_one(options: Rc<RedisOptions>, conn: Rc<Mutex<Option<NodeConne
             if takes {
                 conn.connection.drop_unsent_on_close(false);
             }
-            match replies.pop() {
-                Some(Value::ServerError(error)) if takes => Err(failure::refused(&error).effect(failure::effect_of_take(&error))),
-                Some(Value::ServerError(error)) => Err(failure::refused(&error)),
-                Some(reply) => Ok(reply),
-                None => Err(failure::unreadable()),
+            let refused = match replies.pop() {
+                Some(Value::ServerError(error)) if takes => failure::refused(&error).effect(failure::effect_of_take(&error)),
+                Some(Value::ServerError(error)) => failure::refused(&error),
+                Some(reply) => return Ok(reply),
+                None => failure::unreadable(),
+            };
+            if refused.ends_connection() {
+                conn.sound = false;
+                options.left(&refused);
             }
+            Err(refused)
         }
         Question::Reads(commands) => conn.ask(&commands.get_packed_pipeline(), commands.len()).await.map(Value::Array),
     }

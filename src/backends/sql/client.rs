@@ -4,8 +4,11 @@ use std::{io, os::fd::OwnedFd, time::Duration};
 
 use async_trait::async_trait;
 
-use super::{Names, SqlMode, SqlOptions};
-use crate::lock::{Admin, Capabilities, Check, Finding, Grants, Identity, Init, Notice, Progress, Result, Role, ServerTime};
+use super::{Names, SqlMode, SqlOptions, SqlServer};
+use crate::{
+    backends::net,
+    lock::{Admin, Capabilities, Check, Error, Finding, Grants, Identity, Init, Notice, Origin, Progress, Result, Role, ServerTime},
+};
 
 /// A session of a SQL server.
 pub(in crate::backends) trait Session {
@@ -102,9 +105,24 @@ impl<D: SqlDatabase> Client<D> {
         }
     }
 
+    /// Puts the session back after a question, unless the answer says that the next one needs another connection.
+    pub fn put_back<T>(&mut self, session: D::Session, answer: &Result<T>) {
+        match answer {
+            Err(error) if error.ends_connection() => self.left(error),
+            _ => self.session = Some(session),
+        }
+    }
+
+    /// Notes that a session was left after this error: another address of the server's name may lead to the right server.
+    pub fn left(&self, error: &Error) {
+        if let (Origin::WrongServer, SqlServer::Tcp { host, port }) = (error.origin, &D::sql(&self.options).server) {
+            net::leave(host, *port);
+        }
+    }
+
     /// Opens another session.
     pub async fn open(&mut self) -> Result<D::Session> {
-        let (session, notices) = D::open(&self.options).await?;
+        let (session, notices) = D::open(&self.options).await.inspect_err(|error| self.left(error))?;
         if !notices.is_empty() {
             self.notices = notices;
         }

@@ -104,7 +104,13 @@ impl<S: SessionStore> SessionLocks<S> {
         }
         let lock = match self.store.take_try(&mut self.tries, key, token).await {
             Some(lock) => lock,
-            None => self.store.open_lock(request).await?,
+            None => match self.store.open_lock(request).await {
+                Ok(lock) => lock,
+                Err(error) => {
+                    self.store.client().left(&error);
+                    return Err(error);
+                }
+            },
         };
         // Among the tries, so that a dropped question can be asked again.
         let lock = self.tries.put(key, token, lock);
@@ -113,10 +119,12 @@ impl<S: SessionStore> SessionLocks<S> {
             Ok(false) => Ok(None),
             Err(error) => Err(error),
         };
-        if begun.as_ref().is_err_and(|error| !error.is_transient())
+        if let Err(error) = &begun
+            && (!error.is_transient() || error.ends_connection())
             && let Some(lock) = self.tries.take(key, token)
         {
-            // No request will repeat this one: the session would keep the lock for nothing.
+            // No request will repeat this one over this session, which would keep the lock for nothing.
+            self.store.client().left(error);
             S::give_up(lock).await;
         }
         let Begun { fence, now_us, drains } = match begun? {

@@ -119,7 +119,12 @@ impl TairStore {
         if takes {
             connection.drop_unsent_on_close(false);
         }
-        self.connection = Some(connection);
+        let errors =
+            replies.iter().filter_map(|reply| if let Value::ServerError(error) = reply { Some(failure::refused(error)) } else { None });
+        match errors.filter(Error::ends_connection).next() {
+            Some(error) => self.options.server.left(&error),
+            None => self.connection = Some(connection),
+        }
         Ok(replies)
     }
 

@@ -1,7 +1,7 @@
 //! Converts errors of ZooKeeper, the network and TLS to the one error type.
 
 use super::wire::{Code, Reply, WireReply};
-use crate::lock::{Effect, Error, Kind};
+use crate::lock::{Effect, Error, Kind, Origin};
 
 /// Why a request failed, with the cases that callers distinguish.
 #[derive(Debug)]
@@ -65,6 +65,11 @@ pub(super) fn unexpected(answer: Option<WireReply>) -> Error {
 /// Returns the error for a server that lacks features that locks need.
 pub(super) fn too_old() -> Error {
     Error::new(Kind::Config, "the server is ZooKeeper 3.4 or older, which has no containers for locks to lie in").hint(OLDEST)
+}
+
+/// Returns the error for a server that is cut off from its ensemble, and only reads.
+pub(super) fn read_only() -> Error {
+    Error::new(Kind::Unavailable, "the server is cut off from its ensemble, and takes no writes").origin(Origin::WrongServer)
 }
 
 /// Returns the error for a server that requires another login.

@@ -137,7 +137,8 @@ pub(super) fn denial(error: zookeeper_client::Error) -> ZkResult<Code> {
         Failure::AuthFailed => return Err(failure::login_refused().into()),
         Failure::BadArguments(why) => return Err(Error::new(Kind::Internal, format!("a request was malformed: {why}")).into()),
         Failure::NoChildrenForEphemerals => Code::NoChildren,
-        error @ (Failure::NotReadOnly | Failure::UnexpectedErrorCode(_)) => Code::Other(error.to_string()),
+        Failure::NotReadOnly => return Err(failure::read_only().into()),
+        error @ Failure::UnexpectedErrorCode(_) => Code::Other(error.to_string()),
         error => return Err(failure::broken(error).into()),
     })
 }

@@ -8,7 +8,7 @@ use dlock::{
         sql::{SqlMode, SqlServer},
     },
     lease::{self, BootClock, Limits, Outcome, WaitPolicy},
-    lock::{Effect, Kind as ErrorKind, Request, Wake},
+    lock::{Effect, Kind as ErrorKind, Origin, Request, Wake},
 };
 
 use super::{Case, cases};
@@ -189,8 +189,8 @@ async fn a_read_only_mysql_is_refused(lab: &Lab) {
     lab.mariadb().sql("SET GLOBAL read_only = 1");
     // Also for a superuser, which could write to a replica.
     let error = lab.client().await.0.try_acquire(&request(&key("job"), LONG)).await.expect_err("read only");
-    assert_eq!((error.kind, error.effect), (ErrorKind::Unavailable, Effect::NotApplied), "{error:?}");
-    assert!(error.message.contains("read-only"), "{error}");
+    assert_eq!((error.kind, error.effect), (ErrorKind::Config, Effect::NotApplied), "{error:?}");
+    assert!(error.message.contains("read-only") && error.origin == Origin::WrongServer, "{error:?}");
     lab.mariadb().sql("SET GLOBAL read_only = 0");
     a.renewed(&held, None).await;
     lab.client().await.hold(&key("job")).await;
