@@ -82,7 +82,8 @@ impl<'a> Needs<'a> {
 /// Returns the command and notes on it. Patterns of keys and of channels are those of [`crate::backends::redis::names::RedisNames`].
 pub(in crate::backends) fn grants(needs: &Needs<'_>, role: Role) -> Grants {
     let start = prefix(needs.namespace);
-    let mut words = vec![format!("ACL SETUSER {} reset on >{PASSWORD}", role.user())];
+    // Redis 6.2 leaves all channels to a user after `reset`, and refuses more patterns then.
+    let mut words = vec![format!("ACL SETUSER {} reset resetchannels on >{PASSWORD}", role.user())];
     // A lock's keys begin with the namespace, except the fence counter, whose name is Redisson's.
     words.push(format!("~{start}*"));
     if !start.is_empty() {
@@ -122,7 +123,7 @@ pub(in crate::backends) fn grants(needs: &Needs<'_>, role: Role) -> Grants {
     if needs.sentinel {
         notes.insert(0, "on the master and on every replica, since any of them may be the master one day".to_owned());
         let theirs = "+sentinel|get-master-addr-by-name +sentinel|masters +sentinel|master +sentinel|ckquorum";
-        notes.push(format!("where sentinels have users, theirs needs no keys: ACL SETUSER {} reset on >{PASSWORD} {theirs}", role.user()));
+        notes.push(format!("where sentinels have users, theirs needs no keys: ACL SETUSER {} reset resetchannels on >{PASSWORD} {theirs}", role.user()));
     }
     if needs.cluster {
         notes.insert(0, "on every node; before Redis 7 leave +spublish out, which it doesn't know".to_owned());
