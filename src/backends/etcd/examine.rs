@@ -15,7 +15,7 @@ use super::{
 };
 use crate::{
     backends::net::transport,
-    lock::{Admin, Check, Error, Finding, Grants, PASSWORD, Progress, Result, Role, ServerTime, check},
+    lock::{Admin, Check, Error, Finding, Grants, Kind, PASSWORD, Progress, Result, Role, ServerTime, check},
 };
 
 /// The checks.
@@ -98,29 +98,37 @@ struct Member {
 
 impl Etcd {
     async fn look_at_cluster(&mut self) -> EtcdResult<Vec<Finding>> {
-        // This request is open to every user: if it fails, all others fail.
-        let status: StatusResponse = self.client.ask("/etcdserverpb.Maintenance/Status", StatusRequest {}, Style::Unary).await?;
+        // Open to every user before etcd 3.5.17 or so, then to the role root only: a user who is logged in can still take locks.
+        let status: EtcdResult<StatusResponse> = self.client.ask("/etcdserverpb.Maintenance/Status", StatusRequest {}, Style::Unary).await;
+        let status = match status {
+            Ok(status) => Some(status),
+            Err(Trouble::Refused(error)) if error.kind == Kind::Denied && self.client.login.is_some() => None,
+            Err(trouble) => return Err(trouble),
+        };
+        let hidden = |check, what| Finding::unchecked(check, what, "only the role root may see it");
         let alarms: EtcdResult<AlarmResponse> = self.client.ask("/etcdserverpb.Maintenance/Alarm", AlarmRequest {}, Style::Unary).await;
         let members: EtcdResult<MemberListResponse> =
             self.client.ask("/etcdserverpb.Cluster/MemberList", MemberListRequest {}, Style::Unary).await;
-        let mut found = vec![version(&status.version)];
+        let mut found = vec![status.as_ref().map_or_else(|| hidden("version", "the version"), |status| version(&status.version))];
         found.push(match alarms {
             Ok(answer) => raised(&answer.alarms),
             Err(trouble) => unchecked("alarms", "alarms", trouble),
         });
-        found.push(quota(&status));
+        found.push(status.as_ref().map_or_else(|| hidden("quota", "the quota"), quota));
         let key = names::prefix(&self.client.options().namespace).into_bytes();
         let key = if key.is_empty() { vec![0] } else { key };
         let oldest: EtcdResult<OldResponse> =
             self.client.ask("/etcdserverpb.KV/Range", OldRequest { key, revision: 1 }, Style::Unary).await;
-        found.push(match oldest.map_err(Error::from) {
-            Ok(_) => compaction(&status, true),
-            Err(error) if error.message.contains("has been compacted") => compaction(&status, false),
-            Err(error) => Finding::unchecked("compaction", "whether old changes are removed", &error.message),
+        found.push(match (oldest.map_err(Error::from), &status) {
+            (Ok(_), Some(status)) => all_kept(status),
+            (Ok(_), None) => hidden("compaction", "whether old changes are removed"),
+            (Err(error), _) if error.message.contains("has been compacted") => compacted(),
+            (Err(error), _) => Finding::unchecked("compaction", "whether old changes are removed", &error.message),
         });
-        found.push(match members {
-            Ok(answer) => members_of(&answer.members, status.leader),
-            Err(trouble) => unchecked("members", "the members", trouble),
+        found.push(match (members, &status) {
+            (Ok(answer), Some(status)) => members_of(&answer.members, status.leader),
+            (Ok(_), None) => hidden("members", "the leader"),
+            (Err(trouble), _) => unchecked("members", "the members", trouble),
         });
         let options = self.client.options();
         found.push(if options.tls.is_some() {
@@ -187,13 +195,14 @@ fn quota(status: &StatusResponse) -> Finding {
 /// The number of kept revisions from which the examination mentions them.
 const MANY_CHANGES: i64 = 10_000;
 
-/// Judges compaction by whether the very first revision can still be read.
-fn compaction(status: &StatusResponse, all_kept: bool) -> Finding {
+fn compacted() -> Finding {
+    Finding::ok("compaction", "old changes are removed")
+}
+
+/// Judges a cluster whose very first revision can still be read.
+fn all_kept(status: &StatusResponse) -> Finding {
     const ID: &str = "compaction";
     let changes = status.header.as_ref().map_or(0, |header| header.revision);
-    if !all_kept {
-        return Finding::ok(ID, "old changes are removed");
-    }
     let text = format!("all {changes} changes since the cluster began are kept, in {} MB", status.db_size >> 20);
     if changes < MANY_CHANGES {
         return Finding::ok(ID, text);
@@ -281,9 +290,8 @@ mod tests {
     #[test]
     fn a_history_without_compaction_is_reported() {
         let status = |revision| StatusResponse { header: Some(Header { revision }), db_size: 3 << 20, ..StatusResponse::default() };
-        assert_eq!(compaction(&status(50), true).severity, Severity::Ok);
-        assert_eq!(compaction(&status(50_000), false).severity, Severity::Ok);
-        let reported = compaction(&status(50_000), true);
+        assert_eq!(all_kept(&status(50)).severity, Severity::Ok);
+        let reported = all_kept(&status(50_000));
         assert_eq!(
             (reported.severity, reported.text.as_str()),
             (Severity::Warn, "all 50000 changes since the cluster began are kept, in 3 MB")
