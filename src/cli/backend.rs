@@ -9,18 +9,24 @@ mod redlock;
 mod tair;
 mod zookeeper;
 
-use std::path::PathBuf;
+use std::{
+    path::{Path, PathBuf},
+    time::Duration,
+};
 
 use super::{
     args::Globals,
+    file::Table,
     layers::{Layers, from_env, from_flag},
     secret_file,
     setting::{Origin, Setting},
     spec, suggest,
     url::{self, Url},
+    words,
 };
 use crate::{
     commands::{BackendConfig, EtcdOptions, RedisOptions, RedisServer, Secret, SqlMode, SqliteOptions, Target, Tls},
+    lease::Limits,
     lock::{Error, Kind, Namespace, Result},
 };
 
@@ -205,7 +211,7 @@ fn password_of(
     in_url: Option<String>,
     wrong: &dyn Fn(&str) -> Error,
 ) -> Result<Option<Secret>> {
-    let password = password(globals, layers, in_url)?.map(Secret::new);
+    let password = password(globals, layers, in_url)?;
     if user.is_some() && password.is_none() && !layers.offline {
         return Err(wrong("there is a user but no password")
             .hint("give it in DLOCK_PASSWORD, with --password-file, or as password_file in the configuration"));
@@ -234,7 +240,7 @@ fn parameter(layers: &Layers<'_>, name: &str) -> Option<Setting> {
 }
 
 /// Returns the password from the first source that has one: flag, environment, URL, configuration file.
-fn password(globals: &Globals, layers: &Layers<'_>, in_url: Option<String>) -> Result<Option<String>> {
+fn password(globals: &Globals, layers: &Layers<'_>, in_url: Option<String>) -> Result<Option<Secret>> {
     let read = |setting: Setting| read_secret(&setting).map(Some);
     if layers.offline {
         return Ok(None);
@@ -243,34 +249,70 @@ fn password(globals: &Globals, layers: &Layers<'_>, in_url: Option<String>) -> R
         return read(setting);
     }
     if let Some(setting) = from_env(layers.env, "password")? {
-        return Ok(Some(setting.text));
+        return Ok(Some(Secret::new(setting.text)));
     }
     if let Some(setting) = from_env(layers.env, "password_file")? {
         return read(setting);
     }
-    if in_url.is_some() {
-        return Ok(in_url);
+    if let Some(password) = in_url {
+        return Ok(Some(Secret::new(password)));
     }
     if let Some(setting) = layers.table.and_then(|table| table.get("password")) {
-        return Ok(Some(setting.text.clone()));
+        return Ok(Some(Secret::new(&*setting.text)));
     }
-    layers.in_file("password_file").map_or(Ok(None), read)
+    let of = |table: &Table| (table.get("password_file").cloned(), table.get("password_command").cloned());
+    let of_url = (layers.url.get("password_file").cloned(), None);
+    let nearest = layers.table.map(of).into_iter().chain([of_url, of(&layers.file.top)]);
+    match nearest.into_iter().find(|(file, command)| file.is_some() || command.is_some()).unwrap_or_default() {
+        (Some(_), Some(command)) => Err(command.refuse("password_file and password_command are two sources: one of them will do")),
+        (Some(file), None) => read(file),
+        (None, Some(command)) => password_command(globals, layers, &command).map(Some),
+        (None, None) => Ok(None),
+    }
 }
 
-/// Reads the password from the file that the setting names.
-fn read_secret(setting: &Setting) -> Result<String> {
+/// Returns how long the store may take to answer.
+///
+/// # Errors
+/// If it is out of range.
+pub fn backend_timeout(globals: &Globals, layers: &Layers<'_>) -> Result<Duration> {
+    match layers.get("backend_timeout", globals.backend_timeout.as_deref())? {
+        Some(setting) => {
+            setting.within((Duration::from_millis(100), Duration::from_secs(3600), "a backend timeout is between 100ms and 1h"))
+        }
+        None => Ok(Limits::DEFAULT.answer),
+    }
+}
+
+/// Returns the password that the command of this setting prints at each login.
+fn password_command(globals: &Globals, layers: &Layers<'_>, setting: &Setting) -> Result<Secret> {
+    let words = words::split(&setting.text).map_err(|why| setting.refuse(why))?;
+    Ok(Secret::command(words, backend_timeout(globals, layers)?))
+}
+
+/// Reads the password from the file that the setting names. Each later login reads it again.
+fn read_secret(setting: &Setting) -> Result<Secret> {
     let path = PathBuf::from(&setting.text);
-    secret_file::read(&path).map_err(|why| {
+    let text = secret_file::read(&path).map_err(|why| {
         let error = Error::new(Kind::Config, format!("{}: {}: {why}", setting.origin, path.display()));
         if why == secret_file::OPEN_TO_ALL { error.hint(format!("chmod o-rwx {}", path.display())) } else { error }
-    })
+    })?;
+    Ok(secret_of(text, &path, |path| secret_file::read(path).ok()))
+}
+
+/// Returns a secret that was read from this file, and is read again. A pipe can be read only once.
+fn secret_of(text: String, path: &Path, read: impl Fn(&Path) -> Option<String> + Send + Sync + 'static) -> Secret {
+    match std::path::absolute(path) {
+        Ok(path) if path.is_file() => Secret::read_again(text, move || read(&path)),
+        _ => Secret::new(text),
+    }
 }
 
 /// Refuses parameters that this kind of backend does not use.
 fn check_table(backend: &BackendConfig, layers: &Layers<'_>) -> Result<()> {
     const TLS: &[&str] = &["cacert", "cert", "key"];
-    const PASSWORD: &[&str] = &["password", "password_file"];
-    const SETTINGS: &[&str] = &["password", "password_file", "sentinel_password", "sentinel_password_file", "host"];
+    const PASSWORD: &[&str] = &["password", "password_file", "password_command"];
+    const SETTINGS: &[&str] = &["password", "password_file", "password_command", "sentinel_password", "sentinel_password_file", "host"];
     let when = |yes: bool, names: &'static [&'static str]| if yes { names } else { &[] };
     let uses: Vec<&[&str]> = match backend {
         BackendConfig::Sqlite { .. } => vec![],

@@ -26,6 +26,7 @@ mod url;
 mod usage;
 mod version;
 mod views;
+mod words;
 
 use std::ffi::OsString;
 

@@ -2,7 +2,7 @@
 //!
 //! Everything is checked here, before any store, lock or command is touched.
 
-use std::{ffi::OsString, io::Read as _, time::Duration};
+use std::{ffi::OsString, io::Read as _};
 
 use super::{
     args::{Command, Globals},
@@ -20,7 +20,7 @@ use super::{
 };
 use crate::{
     commands::{Context, KeyArg, TokenArg, Work, acquire, forget, gc, hold, hold::HoldUntil, init, inspect, names, release, renew, verify},
-    lease::{Held, Limits, Silence},
+    lease::{Held, Silence},
     lock::{Error, Key, Kind, Result, Token},
     output::Output,
 };
@@ -48,12 +48,7 @@ pub fn resolve(globals: &Globals, command: Command, env: &Env, mut out: Output) 
     out.quiet = layers.yes("quiet", globals.quiet)?;
     out.verbose = layers.yes("verbose", globals.verbose)?;
     let target = backend::resolve(globals, &mut layers)?;
-    let answer = match layers.get("backend_timeout", globals.backend_timeout.as_deref())? {
-        Some(setting) => {
-            setting.within((Duration::from_millis(100), Duration::from_secs(3600), "a backend timeout is between 100ms and 1h"))?
-        }
-        None => Limits::DEFAULT.answer,
-    };
+    let answer = backend::backend_timeout(globals, &layers)?;
     let host = layers.get("host", globals.host.as_deref())?.map(|setting| setting.line(HOST)).transpose()?;
     let context = Context { target, answer, silence: Silence::default(), host, out };
     if let Command::Doctor(args) = &command {

@@ -18,7 +18,7 @@ use crate::{
 };
 
 /// Settings whose value is never shown.
-const SECRET: &[&str] = &["password", "sentinel_password"];
+const SECRET: &[&str] = &["password", "password_command", "sentinel_password"];
 /// Settings that affect only how dlock prints; they are not shown.
 const PRINT_SETTINGS: &[&str] = &["config", "output", "color", "quiet", "verbose"];
 /// Parameters that name a file with a private key.
@@ -84,6 +84,9 @@ pub fn secrets(globals: &Globals, layers: &Layers<'_>, target: &Target) -> Resul
         if let Some(setting) = layers.get(name, flag)? {
             found.push(FoundSecret::new(what, SecretPlace::File(setting.text.into())));
         }
+    }
+    if layers.in_file("password_command").is_some() {
+        found.push(FoundSecret::new("the password", SecretPlace::Command));
     }
     for (name, what) in [("DLOCK_PASSWORD", "the password"), ("DLOCK_SENTINEL_PASSWORD", "the sentinels' password")] {
         if layers.env.get(name)?.is_some() {

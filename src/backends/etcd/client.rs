@@ -88,7 +88,7 @@ impl EtcdClient {
             Error::new(Kind::Config, "there is a user but no password")
                 .hint("give it in DLOCK_PASSWORD, with --password-file, or as password_file in the configuration")
         })?;
-        let question = AuthenticateRequest { name, password: password.reveal().into() };
+        let question = AuthenticateRequest { name, password: password.reveal().await? };
         let mut others = self.others();
         let answer: AuthenticateResponse = loop {
             match self.exchange("/etcdserverpb.Auth/Authenticate", question.clone(), Style::Unary, others > 0).await {

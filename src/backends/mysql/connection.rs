@@ -315,7 +315,7 @@ fn values(row: &MySqlRow) -> Option<Row> {
 }
 
 async fn connect(options: &SqlOptions) -> Result<(MySqlConnection, Option<OwnedFd>, Option<MysqlRelay>)> {
-    let driver = driver_options(options);
+    let driver = driver_options(options).await?;
     if MysqlRelay::is_needed(options) {
         let mut relay = MysqlRelay::start(options).await?;
         let mut driver = driver.socket(&relay.path);
@@ -334,7 +334,7 @@ async fn connect(options: &SqlOptions) -> Result<(MySqlConnection, Option<OwnedF
 }
 
 /// Returns the driver's options, without the statements that the driver sends first by default.
-fn driver_options(options: &SqlOptions) -> MySqlConnectOptions {
+async fn driver_options(options: &SqlOptions) -> Result<MySqlConnectOptions> {
     let mut driver = MySqlConnectOptions::new()
         .timezone(None)
         .set_names(false)
@@ -356,7 +356,7 @@ fn driver_options(options: &SqlOptions) -> MySqlConnectOptions {
         driver = driver.username(user);
     }
     if let Some(password) = &options.password {
-        driver = driver.password(password.reveal());
+        driver = driver.password(&password.reveal().await?);
     }
     if let Some(database) = &options.database {
         driver = driver.database(database);
@@ -367,5 +367,5 @@ fn driver_options(options: &SqlOptions) -> MySqlConnectOptions {
     if let (Some(cert), Some(key)) = (&options.files.cert_file, &options.files.key_file) {
         driver = driver.ssl_client_cert(cert).ssl_client_key(key);
     }
-    driver
+    Ok(driver)
 }

@@ -183,7 +183,7 @@ fn unresolved(why: &str) -> Error {
     Error::new(Kind::Unavailable, format!("{UNRESOLVED}: {why}")).origin(Origin::Resolver)
 }
 
-#[allow(clippy::disallowed_methods)] // a silent resolver must not keep a known address from being tried
-async fn rest(time: Duration) {
+#[allow(clippy::disallowed_methods)] // a silent resolver or file system must not delay what is known
+pub(super) async fn rest(time: Duration) {
     tokio::time::sleep(time).await;
 }

@@ -2,7 +2,9 @@
 
 mod addresses;
 mod dial;
+mod password_command;
 pub(super) mod secret;
+mod shared;
 pub(super) mod tls;
 pub(super) mod transport;
 

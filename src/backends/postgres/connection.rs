@@ -81,17 +81,17 @@ impl PostgresSession {
     /// As [`PostgresSession::open`], but refuses no server.
     pub(super) async fn open_to_look(options: &SqlOptions) -> Result<Self> {
         let tls = PostgresTls::new(options)?;
+        let name = format!("dlock {:016x}", random());
+        let relay = PostgresRelay::bind().map_err(net::unreachable)?;
+        // Before the connection: a server ends one that doesn't log in soon.
+        let login = login(options, &relay.folder(), &name).await?;
         let (mut stream, socket) = dial::dial(&options.server).await?;
         if let Some(tls) = tls {
             stream = tls.shake_hands(stream).await?;
         }
         let unasked = Arc::new(Unasked::default());
-        let relay = PostgresRelay::bind().map_err(net::unreachable)?;
-        let folder = relay.folder();
         let passing = relay.start(stream, Arc::clone(&unasked));
-        let name = format!("dlock {:016x}", random());
-        let driver =
-            login(options, &folder, &name).connect().await.map_err(|error| failure::connecting(error, options.password.is_some()))?;
+        let driver = login.connect().await.map_err(|error| failure::connecting(error, options.password.is_some()))?;
         let version = driver.server_version_num().unwrap_or_default();
         Ok(Self { name, driver, passing, unasked, socket, version, asking: false, drop_unsent: false })
     }
@@ -229,13 +229,17 @@ fn values(row: &PgRow) -> Result<Row, sqlx::Error> {
 }
 
 /// Returns the options for a login through the relay. None of them comes from the environment.
-fn login(options: &SqlOptions, folder: &str, name: &str) -> PgConnectOptions {
+async fn login(options: &SqlOptions, folder: &str, name: &str) -> Result<PgConnectOptions> {
+    let password = match &options.password {
+        Some(password) => password.reveal().await?,
+        None => String::new(),
+    };
     let mut login = PgConnectOptions::new_without_pgpass()
         .socket(folder)
         .port(PORT)
         .ssl_mode(PgSslMode::Disable)
         .username(options.user.as_deref().unwrap_or("postgres"))
-        .password(options.password.as_ref().map_or("", |password| password.reveal()))
+        .password(&password)
         .application_name(name)
         // Poolers refuse this setting.
         .extra_float_digits(None)
@@ -243,7 +247,7 @@ fn login(options: &SqlOptions, folder: &str, name: &str) -> PgConnectOptions {
     if let Some(database) = &options.database {
         login = login.database(database);
     }
-    login
+    Ok(login)
 }
 
 impl Session for PostgresSession {

@@ -99,10 +99,10 @@ impl RedisConnection {
         let mut greeting = redis::pipe();
         match (&options.user, &options.password) {
             (Some(user), Some(password)) => {
-                greeting.cmd("AUTH").arg(user).arg(password.reveal());
+                greeting.cmd("AUTH").arg(user).arg(password.reveal().await?);
             }
             (None, Some(password)) => {
-                greeting.cmd("AUTH").arg(password.reveal());
+                greeting.cmd("AUTH").arg(password.reveal().await?);
             }
             (Some(_), None) => {
                 return Err(Error::new(Kind::Config, "there is a user but no password")

@@ -100,7 +100,7 @@ impl Ensemble {
 
     /// Returns a connector that leaves a silent server in time for several renewals, without creating or leaving a node. The library ends
     /// no session by itself.
-    fn connector(&self, timeout: Duration, relay: &ZkRelay) -> Connector {
+    async fn connector(&self, timeout: Duration, relay: &ZkRelay) -> Result<Connector> {
         let (scheme, proof) = relay.login();
         let silence = (timeout / 6).clamp(Duration::from_millis(300), Duration::from_secs(5));
         let connector = Client::connector()
@@ -109,10 +109,10 @@ impl Ensemble {
             .with_session_timeout(timeout)
             .with_connection_timeout(silence)
             .with_auth(scheme, proof);
-        match &self.options.login {
-            Some((user, password)) => connector.with_auth("digest", format!("{user}:{}", password.reveal()).as_bytes()),
+        Ok(match &self.options.login {
+            Some((user, password)) => connector.with_auth("digest", format!("{user}:{}", password.reveal().await?).as_bytes()),
             None => connector,
-        }
+        })
     }
 
     fn acls(&self) -> Acls<'static> {
@@ -156,7 +156,7 @@ impl ZkSession {
 
     async fn opened(ensemble: &Ensemble, timeout: Duration, purpose: Purpose) -> Result<Self> {
         let relay = ZkRelay::start(&ensemble.options, None).await?;
-        let client = connect(ensemble.connector(timeout, &relay), &relay).await?;
+        let client = connect(ensemble.connector(timeout, &relay).await?, &relay).await?;
         Ok(Self {
             id: client.session_id().0,
             timeout: client.session_timeout(),
@@ -202,7 +202,7 @@ impl ZkSession {
     async fn resume(&mut self) -> ZkResult<()> {
         let Some(known) = self.known else { return Err(Fault::Expired) };
         let relay = ZkRelay::start(&self.ensemble.options, Some(known)).await?;
-        let client = connect(self.ensemble.connector(self.timeout, &relay), &relay).await?;
+        let client = connect(self.ensemble.connector(self.timeout, &relay).await?, &relay).await?;
         (self.client, self.relay, self.unanswered) = (Some(client), Some(relay), false);
         Ok(())
     }

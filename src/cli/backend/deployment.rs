@@ -22,7 +22,7 @@ pub(super) fn sentinel(url: &Url, wrong: &dyn Fn(&str) -> Error, layers: &Layers
         return Err(wrong(why).hint("it is what `sentinel monitor NAME …` says: redis+sentinel://HOST,HOST,HOST/NAME?db=0"));
     }
     let user = parameter(layers, "sentinel_user").map(|setting| setting.text);
-    let password = password(layers)?.map(Secret::new);
+    let password = password(layers)?;
     if user.is_some() && password.is_none() && !layers.offline {
         return Err(wrong("there is a sentinel_user but no password for it")
             .hint("give it in DLOCK_SENTINEL_PASSWORD, or as sentinel_password_file in the URL or the configuration"));
@@ -46,18 +46,18 @@ fn addresses(url: &Url, port: u16, wrong: &dyn Fn(&str) -> Error) -> Result<Vec<
 }
 
 /// Returns the sentinels' password from the first source that has one: environment, configuration file, URL.
-fn password(layers: &Layers<'_>) -> Result<Option<String>> {
+fn password(layers: &Layers<'_>) -> Result<Option<Secret>> {
     if layers.offline {
         return Ok(None);
     }
     if let Some(setting) = from_env(layers.env, "sentinel_password")? {
-        return Ok(Some(setting.text));
+        return Ok(Some(Secret::new(setting.text)));
     }
     if let Some(setting) = from_env(layers.env, "sentinel_password_file")? {
         return read_secret(&setting).map(Some);
     }
     if let Some(setting) = layers.table.and_then(|table| table.get("sentinel_password")) {
-        return Ok(Some(setting.text.clone()));
+        return Ok(Some(Secret::new(&*setting.text)));
     }
     parameter(layers, "sentinel_password_file").map(|setting| read_secret(&setting)).transpose()
 }

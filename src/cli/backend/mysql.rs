@@ -10,7 +10,7 @@ use super::{
         url::Url,
     },
     my_cnf::{self, ClientOptions, MODES},
-    namespace, parameter, password, sql_mode,
+    namespace, parameter, password, secret_of, sql_mode,
 };
 use crate::{
     commands::{MysqlOptions, Secret, SqlMode, SqlOptions, SqlServer, TlsMode},
@@ -31,8 +31,9 @@ pub fn options(globals: &Globals, url: Url, wrong: &dyn Fn(&str) -> Error, layer
         return Err(wrong("it names more than one server").hint("name the primary, or an address that follows it"));
     }
     let home = layers.env.get_os("HOME").map(PathBuf::from).filter(|home| home.is_absolute());
-    let client = match home {
-        Some(home) => my_cnf::read(&home.join(".my.cnf"))?,
+    let file = home.map(|home| home.join(".my.cnf"));
+    let client = match &file {
+        Some(file) => my_cnf::read(file)?,
         None => ClientOptions::default(),
     };
     let server = match (url.hosts.into_iter().next(), parameter(layers, "socket")) {
@@ -69,12 +70,11 @@ pub fn options(globals: &Globals, url: Url, wrong: &dyn Fn(&str) -> Error, layer
     let single_writer = parameter(layers, "single_writer").map_or(Ok(false), |setting| setting.yes())?;
     sql.password = match password(globals, layers, url.password)? {
         Some(password) => Some(password),
-        None => match client.password.filter(|_| is_clients_user) {
-            Some(password) => Some(password),
-            None => layers.env.get("MYSQL_PWD")?.map(str::to_owned),
+        None => match client.password.filter(|_| is_clients_user).zip(file) {
+            Some((password, file)) => Some(secret_of(password, &file, |file| my_cnf::read(file).ok()?.password)),
+            None => layers.env.get("MYSQL_PWD")?.map(Secret::new),
         },
-    }
-    .map(Secret::new);
+    };
     Ok(MysqlOptions { sql, raw_names, single_writer })
 }
 

@@ -11,7 +11,7 @@ use super::{
     },
     namespace, parameter, password,
     pgpass::{self, Login},
-    sql_mode,
+    secret_of, sql_mode,
 };
 use crate::{
     commands::{AdvisoryKey, PostgresOptions, Secret, SqlMode, SqlOptions, SqlServer, TlsMode},
@@ -76,8 +76,7 @@ pub fn options(globals: &Globals, url: Url, wrong: &dyn Fn(&str) -> Error, layer
     sql.password = match password(globals, layers, url.password)? {
         Some(password) => Some(password),
         None => psql_password(&sql, layers)?,
-    }
-    .map(Secret::new);
+    };
     Ok(PostgresOptions { sql, advisory_key })
 }
 
@@ -162,9 +161,9 @@ fn table(setting: &Setting) -> Result<String> {
 }
 
 /// Returns the password that psql would use.
-fn psql_password(sql: &SqlOptions, layers: &Layers<'_>) -> Result<Option<String>> {
+fn psql_password(sql: &SqlOptions, layers: &Layers<'_>) -> Result<Option<Secret>> {
     if let Some(setting) = variable(layers, "PGPASSWORD")? {
-        return Ok(Some(setting.text));
+        return Ok(Some(Secret::new(setting.text)));
     }
     let named = layers.env.get_os("PGPASSFILE").map(PathBuf::from);
     let file = named.or_else(|| layers.env.get_os("HOME").map(|home| Path::new(home).join(".pgpass")));
@@ -173,7 +172,10 @@ fn psql_password(sql: &SqlOptions, layers: &Layers<'_>) -> Result<Option<String>
         SqlServer::Tcp { host, port } => (host.as_str(), *port),
         SqlServer::Unix { port, .. } => ("localhost", *port),
     };
-    let database = sql.database.as_deref().unwrap_or_default();
-    let user = sql.user.as_deref().unwrap_or_default();
-    pgpass::find(&file, Login { host, port, database, user })
+    let host = host.to_owned();
+    let database = sql.database.clone().unwrap_or_default();
+    let user = sql.user.clone().unwrap_or_default();
+    let find = move |file: &Path| pgpass::find(file, Login { host: &host, port, database: &database, user: &user });
+    let found = find(&file)?;
+    Ok(found.map(|text| secret_of(text, &file, move |file| find(file).ok().flatten())))
 }

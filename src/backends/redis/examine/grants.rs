@@ -123,7 +123,10 @@ pub(in crate::backends) fn grants(needs: &Needs<'_>, role: Role) -> Grants {
     if needs.sentinel {
         notes.insert(0, "on the master and on every replica, since any of them may be the master one day".to_owned());
         let theirs = "+sentinel|get-master-addr-by-name +sentinel|masters +sentinel|master +sentinel|ckquorum";
-        notes.push(format!("where sentinels have users, theirs needs no keys: ACL SETUSER {} reset resetchannels on >{PASSWORD} {theirs}", role.user()));
+        notes.push(format!(
+            "where sentinels have users, theirs needs no keys: ACL SETUSER {} reset resetchannels on >{PASSWORD} {theirs}",
+            role.user()
+        ));
     }
     if needs.cluster {
         notes.insert(0, "on every node; before Redis 7 leave +spublish out, which it doesn't know".to_owned());
