@@ -41,6 +41,7 @@ use super::{
 use crate::{
     backends::net::{
         dial,
+        longest::MESSAGE,
         tls::{self, Tls},
         unreachable,
     },
@@ -48,7 +49,7 @@ use crate::{
 };
 
 /// The longest accepted answer. A queue of ten thousand takes a megabyte.
-const LONGEST_ANSWER: usize = 256 << 20;
+const LONGEST_ANSWER: usize = 2 * MESSAGE;
 
 /// How long a member may send nothing at all before another member, if there is one, gets the request.
 const SILENCE: Duration = Duration::from_millis(250);

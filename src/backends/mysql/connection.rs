@@ -29,7 +29,7 @@ use super::{
 };
 use crate::{
     backends::{
-        net,
+        net::{self, longest::AnswerSize},
         sql::{Row, Session, SqlMode, SqlOptions, SqlServer, TlsMode},
     },
     lock::{Effect, Progress, Result},
@@ -243,14 +243,15 @@ impl Connection {
     async fn answers(&mut self, batch: &str, progress: &Progress) -> Result<Answers> {
         self.at_rest = false;
         let mut answers = Answers::default();
-        let mut current = Answer::default();
+        let (mut current, mut size) = (Answer::default(), AnswerSize::default());
         {
             let mut stream = sqlx::raw_sql(AssertSqlSafe(batch.to_owned())).fetch_many(&mut self.driver);
             loop {
                 match stream.try_next().await {
                     Ok(Some(Either::Right(row))) => {
                         progress.part();
-                        current.rows.push(values(&row).ok_or_else(failure::unreadable)?);
+                        let row = values(&row).filter(|row| size.add(&row.values)).ok_or_else(failure::unreadable)?;
+                        current.rows.push(row);
                     }
                     Ok(Some(Either::Left(done))) => {
                         current.matched = done.rows_affected();

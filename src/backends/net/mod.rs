@@ -2,6 +2,7 @@
 
 mod addresses;
 mod dial;
+pub(super) mod longest;
 mod password_command;
 pub(super) mod secret;
 mod shared;

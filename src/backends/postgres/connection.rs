@@ -26,7 +26,7 @@ use super::{
 };
 use crate::{
     backends::{
-        net,
+        net::{self, longest::AnswerSize},
         sql::{Row, Session, SqlOptions},
     },
     lock::{Error, Kind, Progress, Result, random},
@@ -200,13 +200,17 @@ impl PostgresSession {
     }
 
     async fn ask(&mut self, sql: &str, progress: &Progress) -> Result<Vec<Row>, sqlx::Error> {
-        let (mut last, mut current) = (Vec::new(), Vec::new());
+        let (mut last, mut current, mut size) = (Vec::new(), Vec::new(), AnswerSize::default());
         let mut answers = sqlx::raw_sql(AssertSqlSafe(sql)).fetch_many(&mut self.driver);
         while let Some(answer) = answers.try_next().await? {
             match answer {
                 Either::Right(row) => {
                     progress.part();
-                    current.push(values(&row)?);
+                    let row = values(&row)?;
+                    if !size.add(&row.values) {
+                        return Err(sqlx::Error::Protocol("the answer is too long".into()));
+                    }
+                    current.push(row);
                 }
                 Either::Left(_) => last = std::mem::take(&mut current),
             }

@@ -7,6 +7,7 @@
 //! - sqlx treats a notification as an error of the server: the relay takes notifications out and reports them.
 //! - sqlx hides the number of the server's process, by which dlock ends a session that does not answer, and the
 //!   database's encoding.
+//! - sqlx stores a message of any length: the relay ends a session whose server announces a very long one.
 //! - sqlx drops a session without the message that ends it, which the server would log: the relay sends that message.
 //!
 //! Everything else passes through unchanged. sqlx connects to a socket without a place in the file system, with a random name, which
@@ -28,7 +29,10 @@ use tokio::{
 };
 
 use super::{dial::Stream, options::PORT};
-use crate::{backends::sql::loopback, lock::random};
+use crate::{
+    backends::{net::longest::MESSAGE, sql::loopback},
+    lock::random,
+};
 
 /// The message that ends a session.
 const TERMINATE: [u8; 5] = [b'X', 0, 0, 0, 4];
@@ -137,7 +141,12 @@ async fn pass(client: UnixStream, server: Box<dyn Stream>, unasked: &Unasked) ->
                 return Ok(());
             }
             answers.clear();
-            if messages.read(&read[..length], &mut answers) {
+            let notified = messages.read(&read[..length], &mut answers);
+            if messages.left > MESSAGE {
+                // sqlx would store all of it.
+                return Err(io::ErrorKind::InvalidData.into());
+            }
+            if notified {
                 unasked.notified.notify_one();
             }
             if let Some(pid) = messages.process.take() {

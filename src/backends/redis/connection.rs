@@ -25,7 +25,7 @@ use super::{
     failure,
     options::{Address, RedisOptions, RedisServer},
 };
-use crate::backends::net::{dial, tls, unreachable};
+use crate::backends::net::{dial, longest::Bounded, tls, unreachable};
 use crate::lock::{Effect, Error, Key, Kind, Result};
 
 /// A byte stream of any kind, over a socket.
@@ -182,7 +182,12 @@ impl RedisConnection {
     }
 
     pub(in crate::backends) async fn receive(&mut self) -> Result<Value> {
-        match redis::parse_redis_value_async(&mut self.decoder, &mut self.stream).await {
+        let mut stream = Bounded::new(&mut self.stream);
+        let reply = redis::parse_redis_value_async(&mut self.decoder, &mut stream).await;
+        if stream.is_over() {
+            return Err(failure::too_long());
+        }
+        match reply {
             Ok(reply) => {
                 self.greeted = true;
                 Ok(reply)

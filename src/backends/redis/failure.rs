@@ -160,6 +160,13 @@ pub(in crate::backends) fn unreadable() -> Error {
     Error::new(Kind::Data, "the server's answer can't be understood").effect(Effect::Unknown).hint("is it a Redis server?")
 }
 
+/// A reply that is longer than any that dlock asks for.
+pub(super) fn too_long() -> Error {
+    Error::new(Kind::Data, "the server's answer is longer than any that dlock asks for")
+        .effect(Effect::Unknown)
+        .hint("is it a Redis server?")
+}
+
 /// Data written by a newer dlock.
 pub(in crate::backends) fn newer_layout(version: &str) -> Error {
     Error::new(Kind::Layout, format!("the lock was taken by a newer dlock, whose layout {} this one can't read", clean(version)))

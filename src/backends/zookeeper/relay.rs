@@ -31,7 +31,7 @@ use tokio::{
 
 use super::options::ZooKeeperOptions;
 use crate::{
-    backends::net::{dial, leave, tls},
+    backends::net::{dial, leave, longest::MESSAGE, tls},
     lock::{Error, Kind, Result, StoreSession, random},
 };
 
@@ -240,7 +240,7 @@ impl RelayShared {
         {
             let up = copy(&mut from_client, &mut to_server);
             let down = async {
-                let _ = copy(&mut from_server, &mut to_client).await;
+                let _ = pass_frames(&mut from_server, &mut to_client).await;
                 let _ = to_client.shutdown().await;
             };
             tokio::pin!(up);
@@ -324,6 +324,22 @@ fn session_in(frame: &[u8], at: usize) -> Option<StoreSession> {
     let length = i32::from_be_bytes(frame.get(at + 8..at + 12)?.try_into().ok()?);
     let password = frame.get(at + 12..at + 28)?.try_into().ok()?;
     (length == 16).then_some(StoreSession { id, password })
+}
+
+/// Passes the servers' frames on, until one is so long that the client library must not store it.
+async fn pass_frames(from: &mut (impl AsyncRead + Unpin), to: &mut (impl AsyncWrite + Unpin)) -> io::Result<()> {
+    loop {
+        let mut begin = [0; 4];
+        from.read_exact(&mut begin).await?;
+        let length = u32::from_be_bytes(begin);
+        if length as usize > MESSAGE {
+            return Err(io::ErrorKind::InvalidData.into());
+        }
+        to.write_all(&begin).await?;
+        if copy(&mut from.take(length.into()), to).await? < length.into() {
+            return Err(io::ErrorKind::UnexpectedEof.into());
+        }
+    }
 }
 
 /// Reads a whole frame, with its length before it. Greetings are short.
