@@ -11,6 +11,7 @@ use ::support;
 
 mod breaking;
 mod certificates;
+mod connection;
 mod crontabs;
 mod deployments;
 mod disk;
@@ -24,6 +25,7 @@ mod majority;
 mod nested;
 mod readers;
 mod records;
+mod replies;
 mod server;
 mod sessions;
 mod several;

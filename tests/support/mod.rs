@@ -27,6 +27,7 @@ mod pulse;
 pub mod redis;
 pub mod redlock;
 pub mod sentinel;
+pub mod switch;
 pub mod tair;
 pub mod tls;
 pub mod zookeeper;

@@ -25,9 +25,9 @@ pub(in crate::backends) struct AnswerSize {
 impl AnswerSize {
     /// Counts one more row. Returns false if the answer is too long.
     pub(in crate::backends) fn add(&mut self, values: &[Option<Vec<u8>>]) -> bool {
-        self.rows += values.len().max(1);
+        self.rows += 1 + values.len();
         self.bytes += values.iter().flatten().map(Vec::len).sum::<usize>();
-        self.rows <= 4 * VALUES && self.bytes <= 3 * MESSAGE
+        self.rows <= VALUES && self.bytes <= 2 * MESSAGE
     }
 }
 

@@ -16,8 +16,8 @@ macro_rules! script {
 
 pub(super) static ACQUIRE: Script = script!("lua/acquire.lua", "e36fc0084bc5fd6aca7f774ef27b6e891726c01d");
 pub(super) static SHARE: Script = script!("lua/share.lua", "1f9dfa5cb833e0c7220f5aa426063c97cee2587c");
-pub(super) static RENEW: Script = script!("lua/renew.lua", "98b0bda1116c98ecedd55b5781e2a1ff0ce17844");
-pub(super) static RELEASE: Script = script!("lua/release.lua", "e799434f3523ec66131accf48af6f7b6b23d4079");
+pub(super) static RENEW: Script = script!("lua/renew.lua", "f98dd2704178ca2e458cab90ed0f2b5230929636");
+pub(super) static RELEASE: Script = script!("lua/release.lua", "ea13e0ab0ad6275251dbc2320da2c1147f7b79a5");
 pub(super) static BREAK: Script = script!("lua/break.lua", "4c8abf973f35dfde9d52324e8cdbfaf7898d888b");
 pub(super) static NOTE: Script = script!("lua/note.lua", "7a21dca2389ca30b2c14dd0d9e46d3751bcc2952");
 pub(super) static ABANDON: Script = script!("lua/abandon.lua", "83df0411e104232c9fc1b31b9c5cbd631fddd089");

@@ -15,13 +15,23 @@
 
 local lock, record_key, starts, shares, ends_key = KEYS[1], ARGV[12], ARGV[17], ARGV[18], ARGV[19]
 local owner, hold = ARGV[1], ARGV[2]
+-- Returns that the token holds nothing. HDEL changes nothing, but a replica refuses it: a replica, whose data its master may be
+-- replacing, proves nothing.
+local function not_held()
+  local written_to = redis.pcall('HDEL', lock, '')
+  if type(written_to) == 'table' and string.find(written_to.err, 'READONLY', 1, true) then
+    return written_to
+  end
+  return { 'not-held' }
+end
+
 local written = has_field(lock, owner .. ':1:write')
 local share = not written and share_of(lock, shares, owner)
 if not written then
   assert_together(lock, shares, ends_key)
 end
 if not written and not share then
-  return { 'not-held' }
+  return not_held()
 end
 local record = share or read_record(record_key)
 if is_newer(record) then
@@ -32,7 +42,7 @@ if record.owner ~= owner then
   assert_together(lock, record_key)
 end
 if record.owner ~= owner or not live_hold(record, hold, now) then
-  return { 'not-held' }
+  return not_held()
 end
 -- The nesting of holds is not recorded. Only the first hold is known to enclose all others.
 local whole_tree = ARGV[3] == '1' and record.root == hold
