@@ -29,6 +29,7 @@ impl Life {
     /// Returns the conditions for a session that noted the server's [`START`].
     pub(super) fn of(checked: &ServerCheck) -> Self {
         let identity = literal(Value::Text(&format!("{}/", checked.identity)));
+        // The text has a collation of its own; the variable would give it the connection's, which may not fit the column's.
         let server = format!("CONCAT({identity}, @dlock_start)");
         let lives = format!("(server <=> {server})");
         let left = format!("(NOT {lives} AND COALESCE(ends > UTC_TIMESTAMP(6), 1))");

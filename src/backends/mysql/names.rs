@@ -46,6 +46,7 @@ impl Tables {
         let rest = [
             ("table", Value::Name(&self.table, "")),
             ("starts", Value::Sql(STARTS)),
+            ("of_dlock", Value::Sql(OF_DLOCK)),
             ("layout", Value::Int(LAYOUT.into())),
             ("shared", Value::Text(SHARED_BY)),
             ("last", Value::Int(LAST_FENCE)),
@@ -89,6 +90,9 @@ impl Tables {
         &self.home
     }
 }
+
+/// Whether no other program has taken a lock since dlock did, as SQL. ShedLock's table may have any character set.
+const OF_DLOCK: &str = "(CONVERT(owner USING utf8mb4) COLLATE utf8mb4_bin <=> locked_by)";
 
 /// The longest name of a lock in MySQL.
 const LONGEST: usize = 64;

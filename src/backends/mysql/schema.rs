@@ -39,7 +39,7 @@ pub(super) async fn create(session: &mut Connection, tables: &Tables, mode: SqlM
 
 async fn upgrade(session: &mut Connection, tables: &Tables) -> Result<Init> {
     let before = examine(session, tables).await?;
-    if before.complete {
+    if before.usable && before.changes.is_none() {
         return Ok(Init::UpToDate);
     }
     // ALTER TABLE waits for the statements that use the table.
@@ -55,27 +55,27 @@ async fn upgrade(session: &mut Connection, tables: &Tables) -> Result<Init> {
     Ok(Init::Created)
 }
 
-/// Whether all tables and columns exist.
+/// Whether all tables and columns exist. No statement depends on the collations of an older table.
 pub(super) async fn is_complete(session: &mut Connection, tables: &Tables) -> Result<bool> {
-    Ok(examine(session, tables).await?.complete)
+    Ok(examine(session, tables).await?.usable)
 }
 
 /// The state of the tables.
 struct TableState {
-    complete: bool,
+    usable: bool,
     /// The statements that upgrade existing tables.
     changes: Option<String>,
 }
 
 async fn examine(session: &mut Connection, tables: &Tables) -> Result<TableState> {
     let (database, table) = match tables.table().split_once('.') {
-        Some((database, table)) => (Value::Text(database), table),
+        Some((database, table)) => (Value::Words(database), table),
         None => (Value::Sql("DATABASE()"), tables.table()),
     };
     let names: Vec<_> = [""].into_iter().chain(SIDE_TABLES.map(|(_, suffix)| suffix)).map(|suffix| format!("{table}{suffix}")).collect();
-    let names: Vec<_> = names.iter().map(|name| literal(Value::Text(name))).collect();
+    let names: Vec<_> = names.iter().map(|name| literal(Value::Words(name))).collect();
     let question = format!(
-        "SELECT table_name, column_name, column_type, character_set_name FROM information_schema.columns WHERE table_schema = {} AND table_name IN ({});",
+        "SELECT table_name, column_name, column_type, character_set_name, collation_name FROM information_schema.columns WHERE table_schema = {} AND table_name IN ({});",
         literal(database),
         names.join(", ")
     );
@@ -83,24 +83,31 @@ async fn examine(session: &mut Connection, tables: &Tables) -> Result<TableState
     let mut found = Vec::new();
     for row in answers.iter().flat_map(|answer| &answer.rows) {
         let mut fields = Fields::of(row);
-        let (of, column, kind, charset) = (fields.text()?, fields.text()?, fields.text()?, fields.text_or_null()?);
+        let (of, column, kind) = (fields.text()?, fields.text()?, fields.text()?);
+        let (charset, collation) = (fields.text_or_null()?, fields.text_or_null()?);
         let suffix = of.get(table.len()..).unwrap_or_default().to_ascii_lowercase();
-        found.push((suffix, column.to_ascii_lowercase(), kind.to_ascii_lowercase(), charset));
+        found.push((suffix, column.to_ascii_lowercase(), kind.to_ascii_lowercase(), charset, collation));
     }
     let exists = |suffix: &str| found.iter().any(|(of, ..)| of == suffix);
     if !exists("") {
-        return Ok(TableState { complete: false, changes: None });
+        return Ok(TableState { usable: false, changes: None });
     }
-    let mut changes = String::new();
-    for (name, suffix) in [("table", ""), ("sessions", "_sessions"), ("readers", "_readers")] {
-        let mut parts = Vec::new();
+    let (mut changes, mut usable) = (String::new(), true);
+    for (name, suffix) in [("table", "")].into_iter().chain(SIDE_TABLES) {
+        let (mut parts, mut collations) = (Vec::new(), Vec::new());
         for (column, definition) in columns(name).filter(|_| exists(suffix)) {
             let kind = definition.split(' ').next().unwrap_or_default().to_ascii_lowercase();
             match found.iter().find(|(of, name, ..)| of == suffix && name == column) {
                 None => parts.push(format!("ADD COLUMN {column} {definition}")),
+                // A server's default decided, of an older table or of ShedLock's. ShedLock's own column keeps its collation.
+                Some((.., Some(collation)))
+                    if column != "locked_by" && definition.contains(" COLLATE ") && !definition.contains(collation) =>
+                {
+                    collations.push(format!("MODIFY {column} {definition}"));
+                }
                 // MariaDB writes bigint(20), MySQL bigint.
-                Some((_, _, found, _)) if *found == kind || kind.contains("int") && found.starts_with(&kind) => {}
-                Some((_, _, found, charset)) if name == "table" => {
+                Some((_, _, found, ..)) if *found == kind || kind.contains("int") && found.starts_with(&kind) => {}
+                Some((_, _, found, charset, _)) if name == "table" => {
                     if column == "name" && charset.as_deref().is_some_and(|charset| !charset.starts_with("utf8")) {
                         // The bytes of the name must be those of UTF-8.
                         changes += &tables.fill("ALTER TABLE :table MODIFY name VARCHAR(80) CHARACTER SET utf8mb4 NOT NULL;", &[]);
@@ -112,25 +119,25 @@ async fn examine(session: &mut Connection, tables: &Tables) -> Result<TableState
                 Some(_) => {}
             }
         }
+        usable &= parts.is_empty();
+        parts.append(&mut collations);
         if !parts.is_empty() {
             changes.extend([tables.fill(&format!("ALTER TABLE :{name}"), &[]), parts.join(", "), ";".into()]);
         }
     }
     let changes = Some(changes).filter(|changes| !changes.is_empty());
-    let mut complete = changes.is_none() && SIDE_TABLES.iter().all(|(_, suffix)| exists(suffix));
-    if complete {
+    usable &= SIDE_TABLES.iter().all(|(_, suffix)| exists(suffix));
+    if usable {
         let older = session.ask(&tables.fill("SELECT 1 FROM :table WHERE layout < :layout LIMIT 1;", &[])).await?;
-        complete = older.iter().all(|answer| answer.rows.is_empty());
+        usable = older.iter().all(|answer| answer.rows.is_empty());
     }
-    Ok(TableState { complete, changes })
+    Ok(TableState { usable, changes })
 }
 
 /// See [`Database::collect`](crate::backends::sql::Database::collect).
 pub(super) async fn collect(session: &mut Connection, tables: &Tables, options: &SqlOptions, unused_for: Duration) -> Result<u64> {
     options.check_collect()?;
-    let shared = session
-        .ask(&tables.fill("SELECT 1 FROM :table WHERE (owner IS NULL OR owner <> locked_by) AND locked_by <> :shared LIMIT 1;", &[]))
-        .await?;
+    let shared = session.ask(&tables.fill("SELECT 1 FROM :table WHERE NOT :of_dlock AND locked_by <> :shared LIMIT 1;", &[])).await?;
     if shared.first().is_some_and(|answer| !answer.rows.is_empty()) {
         return Err(SqlOptions::shares_table());
     }

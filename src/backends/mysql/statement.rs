@@ -10,8 +10,10 @@ use std::fmt::Write as _;
 pub(super) enum Value<'a> {
     /// Bytes, compared as such.
     Bytes(&'a str),
-    /// Text.
+    /// Text, which is compared by its bytes with any column.
     Text(&'a str),
+    /// Text that the other side compares by its own rules.
+    Words(&'a str),
     /// A whole number.
     Int(i64),
     /// The name of a table, or of a database and a table, and the end of the table's name.
@@ -31,7 +33,12 @@ impl<'a> Value<'a> {
         // Writing to a String can't fail.
         match self {
             Self::Bytes(bytes) => hex(out, "", bytes),
-            Self::Text(text) => hex(out, "_utf8mb4 ", text),
+            // Without its collation, the text would have the server's or the connection's, which may not fit the column's.
+            Self::Text(text) => {
+                hex(out, "_utf8mb4 ", text);
+                out.push_str(" COLLATE utf8mb4_bin");
+            }
+            Self::Words(text) => hex(out, "_utf8mb4 ", text),
             Self::Int(number) => {
                 let _ = write!(out, "{number}");
             }
@@ -103,7 +110,7 @@ mod tests {
             "-- a comment :with\nSELECT :a, :b\n  FROM :table;\n",
             &[("a", Value::Text(odd)), ("b", Value::Null), ("table", Value::Name("d`b.t.x", ""))],
         );
-        assert_eq!(sql, "SELECT _utf8mb4 X'7827204F52202731273D2731273B202D2D203A62205C', NULL\nFROM `d``b`.`t.x`;\n");
+        assert_eq!(sql, "SELECT _utf8mb4 X'7827204F52202731273D2731273B202D2D203A62205C' COLLATE utf8mb4_bin, NULL\nFROM `d``b`.`t.x`;\n");
         assert_eq!(fill(":n, :b", &[("n", Value::Int(-7)), ("b", Value::Bytes("\u{e9}"))]), "-7, X'C3A9'\n");
     }
 }

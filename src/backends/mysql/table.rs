@@ -10,7 +10,7 @@ use super::{
     names::Tables,
     reading::{RECORD, lock_row},
     starts::{self, Granting},
-    statement::Value,
+    statement::{Value, literal},
 };
 use crate::{
     backends::sql::{
@@ -47,9 +47,9 @@ impl MysqlLockTable<'_> {
     fn read_and_lock(&self, name: &str, owner: Option<&str>) -> String {
         let lock = match owner {
             Some(owner) if self.locks && !self.has_advisory_lock(name) => {
-                let lock = self.tables.advisory_lock(name);
+                let (owner, lock) = (literal(Value::Text(owner)), self.tables.advisory_lock(name));
                 format!(
-                    "IF(owner = '{owner}' AND locked_by = '{owner}' AND document NOT LIKE '%\"d\":true%' AND lock_until > UTC_TIMESTAMP(6), GET_LOCK({lock}, 0), 0)"
+                    "IF(owner = {owner} AND locked_by = {owner} AND document NOT LIKE '%\"d\":true%' AND lock_until > UTC_TIMESTAMP(6), GET_LOCK({lock}, 0), 0)"
                 )
             }
             _ => "0".to_owned(),

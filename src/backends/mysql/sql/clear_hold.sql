@@ -6,7 +6,7 @@ UPDATE :sessions SET ends = :ends WHERE name = :name AND session IS NOT NULL AND
 UPDATE :readers SET ends = :ends WHERE name = :name AND root <> :root AND NOT :lives
    AND (ends IS NULL OR ends > TIMESTAMPADD(MICROSECOND, ttl_ms * 1000, UTC_TIMESTAMP(6)));
 UPDATE :table SET mode = :mode, revision = revision + 1
- WHERE name = :name AND mode IS NULL AND (lock_until <= UTC_TIMESTAMP(6) OR owner = locked_by AND document IS NULL);
+ WHERE name = :name AND mode IS NULL AND (lock_until <= UTC_TIMESTAMP(6) OR :of_dlock AND document IS NULL);
 SELECT (SELECT COALESCE(mode, 'lease') FROM :table WHERE name = :name),
        EXISTS (SELECT 1 FROM :sessions WHERE name = :name AND session IS NOT NULL AND root <> :root AND :left)
        OR :alone AND EXISTS (SELECT 1 FROM :readers WHERE name = :name AND root <> :root AND :left);

@@ -12,5 +12,5 @@ UPDATE :table
        locked_by = :owner,
        lock_until = TIMESTAMPADD(MICROSECOND, :ttl * 1000, UTC_TIMESTAMP(6)),
        document = :document
- WHERE name = :name AND document IS NULL AND (lock_until <= UTC_TIMESTAMP(6) OR owner = locked_by) AND mode IS NULL
+ WHERE name = :name AND document IS NULL AND (lock_until <= UTC_TIMESTAMP(6) OR :of_dlock) AND mode IS NULL
    AND COALESCE(layout, :layout) DIV 100 = :layout DIV 100 AND fence < :last AND :clear;

@@ -1,50 +1,50 @@
 -- Locks: a row per key that was ever taken, never deleted by a release. The first four columns are ShedLock's, in UTC, and
--- of a type that no session's time zone changes; names are told apart by bytes. While owner says what locked_by says, no other program has
+-- of a type that no session's time zone changes; names are told apart by bytes, and so is all text, whatever the server's default is. While owner says what locked_by says, no other program has
 -- taken the lock since. The holders and the queue are in document (JSON); bell counts the wake-ups. What follows is kept of the runs of a lock
 -- beyond their holds: of the last one with a skew guard or at-least, of the last one with once and what became of it.
 CREATE TABLE IF NOT EXISTS :table (
     name       VARBINARY(320) NOT NULL,
     lock_until DATETIME(6) NOT NULL,
     locked_at  DATETIME(6) NOT NULL,
-    locked_by  VARCHAR(255) NOT NULL,
+    locked_by  VARCHAR(255) CHARACTER SET utf8mb4 COLLATE utf8mb4_bin NOT NULL,
     layout     SMALLINT NULL,
-    owner      VARCHAR(64) NULL,
-    mode       VARCHAR(16) NULL,
+    owner      VARCHAR(64) CHARACTER SET utf8mb4 COLLATE utf8mb4_bin NULL,
+    mode       VARCHAR(16) CHARACTER SET utf8mb4 COLLATE utf8mb4_bin NULL,
     fence      BIGINT NOT NULL DEFAULT 0,
     renewed_at DATETIME(6) NULL,
     revision   BIGINT NOT NULL DEFAULT 0,
-    document      MEDIUMTEXT NULL,
+    document      MEDIUMTEXT CHARACTER SET utf8mb4 COLLATE utf8mb4_bin NULL,
     bell       BIGINT NOT NULL DEFAULT 0,
     paced_at        DATETIME(6) NULL,
     paced_fence     BIGINT NULL,
     paced_place     VARBINARY(320) NULL,
     guard_ms        BIGINT NULL,
     at_least_ms     BIGINT NULL,
-    paced_who       MEDIUMTEXT NULL,
-    paced_hold      CHAR(16) NULL,
+    paced_who       MEDIUMTEXT CHARACTER SET utf8mb4 COLLATE utf8mb4_bin NULL,
+    paced_hold      CHAR(16) CHARACTER SET utf8mb4 COLLATE utf8mb4_bin NULL,
     start_at        DATETIME(6) NULL,
     start_fence     BIGINT NULL,
-    start_stage     VARCHAR(16) NULL,
+    start_stage     VARCHAR(16) CHARACTER SET utf8mb4 COLLATE utf8mb4_bin NULL,
     start_tries     BIGINT NULL,
     start_window_ms BIGINT NULL,
-    start_who       MEDIUMTEXT NULL,
-    start_hold      CHAR(16) NULL,
-    paced_replaced  MEDIUMTEXT NULL,
-    start_replaced  MEDIUMTEXT NULL,
+    start_who       MEDIUMTEXT CHARACTER SET utf8mb4 COLLATE utf8mb4_bin NULL,
+    start_hold      CHAR(16) CHARACTER SET utf8mb4 COLLATE utf8mb4_bin NULL,
+    paced_replaced  MEDIUMTEXT CHARACTER SET utf8mb4 COLLATE utf8mb4_bin NULL,
+    start_replaced  MEDIUMTEXT CHARACTER SET utf8mb4 COLLATE utf8mb4_bin NULL,
     warned_fence    BIGINT NULL,
     warned_level    BIGINT NULL,
     PRIMARY KEY (name)
-) ENGINE = InnoDB DEFAULT CHARACTER SET = utf8mb4;
+) ENGINE = InnoDB DEFAULT CHARACTER SET = utf8mb4 COLLATE = utf8mb4_bin;
 
 -- Who waits, for people who look.
 CREATE TABLE IF NOT EXISTS :waiters (
     name     VARBINARY(320) NOT NULL,
-    hold     CHAR(16) NOT NULL,
+    hold     CHAR(16) CHARACTER SET utf8mb4 COLLATE utf8mb4_bin NOT NULL,
     since    DATETIME(6) NOT NULL,
     seen     DATETIME(6) NOT NULL,
-    metadata MEDIUMTEXT NULL,
+    metadata MEDIUMTEXT CHARACTER SET utf8mb4 COLLATE utf8mb4_bin NULL,
     PRIMARY KEY (name, hold)
-) ENGINE = InnoDB DEFAULT CHARACTER SET = utf8mb4;
+) ENGINE = InnoDB DEFAULT CHARACTER SET = utf8mb4 COLLATE = utf8mb4_bin;
 
 -- Holds that are over, of all modes; how they ended.
 CREATE TABLE IF NOT EXISTS :runs (
@@ -52,33 +52,33 @@ CREATE TABLE IF NOT EXISTS :runs (
     fence    BIGINT NOT NULL,
     since    DATETIME(6) NULL,
     ended    DATETIME(6) NULL,
-    how      VARCHAR(64) NOT NULL,
-    why      MEDIUMTEXT NULL,
-    metadata MEDIUMTEXT NULL,
+    how      VARCHAR(64) CHARACTER SET utf8mb4 COLLATE utf8mb4_bin NOT NULL,
+    why      MEDIUMTEXT CHARACTER SET utf8mb4 COLLATE utf8mb4_bin NULL,
+    metadata MEDIUMTEXT CHARACTER SET utf8mb4 COLLATE utf8mb4_bin NULL,
     PRIMARY KEY (name, fence)
-) ENGINE = InnoDB DEFAULT CHARACTER SET = utf8mb4;
+) ENGINE = InnoDB DEFAULT CHARACTER SET = utf8mb4 COLLATE = utf8mb4_bin;
 
 -- Hosts that found a lock taken, and did without; told apart by a hash of the name, which may be long.
 CREATE TABLE IF NOT EXISTS :skips (
     name   VARBINARY(320) NOT NULL,
-    print  CHAR(64) NOT NULL,
-    host   MEDIUMTEXT NOT NULL,
+    print  CHAR(64) CHARACTER SET utf8mb4 COLLATE utf8mb4_bin NOT NULL,
+    host   MEDIUMTEXT CHARACTER SET utf8mb4 COLLATE utf8mb4_bin NOT NULL,
     times  BIGINT NOT NULL,
     since  DATETIME(6) NOT NULL,
     last   DATETIME(6) NOT NULL,
-    reason MEDIUMTEXT NOT NULL,
+    reason MEDIUMTEXT CHARACTER SET utf8mb4 COLLATE utf8mb4_bin NOT NULL,
     PRIMARY KEY (name, print)
-) ENGINE = InnoDB DEFAULT CHARACTER SET = utf8mb4;
+) ENGINE = InnoDB DEFAULT CHARACTER SET = utf8mb4 COLLATE = utf8mb4_bin;
 
 -- Holds that somebody is breaking: who, as JSON and as the history has it, and whether the holder knows.
 CREATE TABLE IF NOT EXISTS :marks (
     name   VARBINARY(320) NOT NULL,
     fence  BIGINT NOT NULL,
-    mark   MEDIUMTEXT NOT NULL,
-    broken MEDIUMTEXT NOT NULL,
+    mark   MEDIUMTEXT CHARACTER SET utf8mb4 COLLATE utf8mb4_bin NOT NULL,
+    broken MEDIUMTEXT CHARACTER SET utf8mb4 COLLATE utf8mb4_bin NOT NULL,
     seen   TINYINT NOT NULL DEFAULT 0,
     PRIMARY KEY (name, fence)
-) ENGINE = InnoDB DEFAULT CHARACTER SET = utf8mb4;
+) ENGINE = InnoDB DEFAULT CHARACTER SET = utf8mb4 COLLATE = utf8mb4_bin;
 
 -- What mode=row locks, and what is known of the holds of mode=row and mode=advisory: their fences outlive them, so that
 -- they are counted in a table of their own, and what is kept of runs is there too. drains: when the holders that vanished have stopped.
@@ -91,12 +91,12 @@ CREATE TABLE IF NOT EXISTS :sessions (
     layout     SMALLINT NOT NULL,
     fence      BIGINT NOT NULL,
     session    BIGINT NULL,
-    root       CHAR(16) NULL,
+    root       CHAR(16) CHARACTER SET utf8mb4 COLLATE utf8mb4_bin NULL,
     since      DATETIME(6) NOT NULL,
     renewed_at DATETIME(6) NOT NULL,
     ttl_ms     BIGINT NOT NULL,
-    metadata   MEDIUMTEXT NULL,
-    server     VARCHAR(320) NULL,
+    metadata   MEDIUMTEXT CHARACTER SET utf8mb4 COLLATE utf8mb4_bin NULL,
+    server     VARCHAR(320) CHARACTER SET utf8mb4 COLLATE utf8mb4_bin NULL,
     ends       DATETIME(6) NULL,
     drains     DATETIME(6) NULL,
     paced_at        DATETIME(6) NULL,
@@ -104,32 +104,32 @@ CREATE TABLE IF NOT EXISTS :sessions (
     paced_place     VARBINARY(320) NULL,
     guard_ms        BIGINT NULL,
     at_least_ms     BIGINT NULL,
-    paced_who       MEDIUMTEXT NULL,
-    paced_hold      CHAR(16) NULL,
+    paced_who       MEDIUMTEXT CHARACTER SET utf8mb4 COLLATE utf8mb4_bin NULL,
+    paced_hold      CHAR(16) CHARACTER SET utf8mb4 COLLATE utf8mb4_bin NULL,
     start_at        DATETIME(6) NULL,
     start_fence     BIGINT NULL,
-    start_stage     VARCHAR(16) NULL,
+    start_stage     VARCHAR(16) CHARACTER SET utf8mb4 COLLATE utf8mb4_bin NULL,
     start_tries     BIGINT NULL,
     start_window_ms BIGINT NULL,
-    start_who       MEDIUMTEXT NULL,
-    start_hold      CHAR(16) NULL,
-    paced_replaced  MEDIUMTEXT NULL,
-    start_replaced  MEDIUMTEXT NULL,
+    start_who       MEDIUMTEXT CHARACTER SET utf8mb4 COLLATE utf8mb4_bin NULL,
+    start_hold      CHAR(16) CHARACTER SET utf8mb4 COLLATE utf8mb4_bin NULL,
+    paced_replaced  MEDIUMTEXT CHARACTER SET utf8mb4 COLLATE utf8mb4_bin NULL,
+    start_replaced  MEDIUMTEXT CHARACTER SET utf8mb4 COLLATE utf8mb4_bin NULL,
     warned_fence    BIGINT NULL,
     warned_level    BIGINT NULL,
     PRIMARY KEY (name)
-) ENGINE = InnoDB DEFAULT CHARACTER SET = utf8mb4;
+) ENGINE = InnoDB DEFAULT CHARACTER SET = utf8mb4 COLLATE = utf8mb4_bin;
 -- Who shares a row in mode=row.
 CREATE TABLE IF NOT EXISTS :readers (
     name       VARBINARY(320) NOT NULL,
-    root       CHAR(16) NOT NULL,
+    root       CHAR(16) CHARACTER SET utf8mb4 COLLATE utf8mb4_bin NOT NULL,
     fence      BIGINT NOT NULL,
     session    BIGINT NOT NULL,
     since      DATETIME(6) NOT NULL,
     renewed_at DATETIME(6) NOT NULL,
     ttl_ms     BIGINT NOT NULL,
-    metadata   MEDIUMTEXT NULL,
-    server     VARCHAR(320) NULL,
+    metadata   MEDIUMTEXT CHARACTER SET utf8mb4 COLLATE utf8mb4_bin NULL,
+    server     VARCHAR(320) CHARACTER SET utf8mb4 COLLATE utf8mb4_bin NULL,
     ends       DATETIME(6) NULL,
     PRIMARY KEY (name, root)
-) ENGINE = InnoDB DEFAULT CHARACTER SET = utf8mb4;
+) ENGINE = InnoDB DEFAULT CHARACTER SET = utf8mb4 COLLATE = utf8mb4_bin;
