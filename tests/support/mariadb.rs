@@ -1,4 +1,4 @@
-//! A real MariaDB server: one for all cases that only need a database, and separate servers for faults.
+//! A real MariaDB or MySQL server: one for all cases that only need a database, and separate servers for faults.
 
 use std::{
     fs,
@@ -18,9 +18,49 @@ use tempfile::TempDir;
 
 use super::{ports, process, procfs, tls::Certificates};
 
+/// The server's program.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Product {
+    #[default]
+    MariaDb,
+    /// MySQL itself, which `tests/support/unpack-mysql` puts next to cargo's files.
+    MySql,
+}
+
+impl Product {
+    /// Returns what is missing to run a server; `None` if nothing is.
+    pub fn missing(self) -> Option<String> {
+        let programs: &[&str] = match self {
+            Self::MariaDb => &["mariadbd", "mariadb-install-db", "mariadb"],
+            Self::MySql => &["mariadb"],
+        };
+        let missing: Vec<_> = programs.iter().filter(|name| super::find_program(name).is_none()).copied().collect();
+        if !missing.is_empty() {
+            return Some(format!("not installed: {}", missing.join(", ")));
+        }
+        (self == Self::MySql && !mysql().join("mysqld").exists())
+            .then(|| "tests/run could not fetch MySQL's server from Debian's unstable release".to_owned())
+    }
+
+    /// Returns the scheme of dlock's URLs.
+    fn scheme(self) -> &'static str {
+        if self == Self::MariaDb { "mariadb" } else { "mysql" }
+    }
+
+    fn program(self) -> String {
+        if self == Self::MariaDb { "mariadbd".into() } else { mysql().join("mysqld").display().to_string() }
+    }
+}
+
+/// Returns the folder of [`Product::MySql`].
+fn mysql() -> PathBuf {
+    super::unpacked("mysql")
+}
+
 /// The options of a server.
 #[derive(Clone, Debug, Default)]
 pub struct Options {
+    pub product: Product,
     /// Also offers TLS, with a certificate for these names.
     pub tls_names: Vec<&'static str>,
     /// Syncs its commits to the disk.
@@ -50,11 +90,9 @@ pub const GALERA: &str = "/usr/lib/galera/libgalera_smm.so";
 /// The superuser, which needs no password on this host.
 pub const USER: &str = "root";
 
-/// Returns which programs are missing to run a server; `None` if none is.
+/// Returns which programs are missing to run MariaDB; `None` if none is.
 pub fn missing() -> Option<String> {
-    let missing: Vec<_> =
-        ["mariadbd", "mariadb-install-db", "mariadb"].into_iter().filter(|name| super::find_program(name).is_none()).collect();
-    (!missing.is_empty()).then(|| format!("not installed: {}", missing.join(", ")))
+    Product::MariaDb.missing()
 }
 
 /// Returns the option that lets root run the server as root, since root owns the folders.
@@ -69,7 +107,10 @@ fn run(command: std::process::Command, what: &str) -> String {
 }
 
 /// Returns a fresh data directory, which is created once and copied for each server of this process.
-fn template() -> &'static Path {
+fn template(product: Product) -> PathBuf {
+    if product == Product::MySql {
+        return mysql();
+    }
     static TEMPLATE: OnceLock<TempDir> = OnceLock::new();
     let folder = TEMPLATE.get_or_init(|| {
         let folder = super::folder();
@@ -80,7 +121,7 @@ fn template() -> &'static Path {
         run(install, "mariadb-install-db");
         folder
     });
-    folder.path()
+    folder.path().to_owned()
 }
 
 /// Returns the answer of the server at a socket to statements in a database.
@@ -108,7 +149,7 @@ impl MariaDb {
     pub fn with(options: Options) -> Self {
         let folder = super::folder();
         let mut copy = process::command("cp");
-        copy.args(["-a", "--sparse=always"]).arg(template().join("data")).arg(folder.path());
+        copy.args(["-a", "--sparse=always"]).arg(template(options.product).join("data")).arg(folder.path());
         run(copy, "cp");
         let certificates = (!options.tls_names.is_empty()).then(|| Certificates::make(folder.path(), &options.tls_names));
         let mut server = Self { port: ports::free(), certificates, options, folder, child: None, started: Instant::now() };
@@ -123,7 +164,7 @@ impl MariaDb {
                 }
             }
         }
-        panic!("mariadbd does not start");
+        panic!("{} does not start", server.options.product.program());
     }
 
     /// Creates a database, and returns its name.
@@ -136,7 +177,7 @@ impl MariaDb {
 
     /// Returns the URL without credentials.
     pub fn url(&self, database: &str) -> String {
-        format!("mariadb://{USER}@127.0.0.1:{}/{database}", self.port)
+        format!("{}://{USER}@127.0.0.1:{}/{database}", self.options.product.scheme(), self.port)
     }
 
     pub fn socket(&self) -> PathBuf {
@@ -162,10 +203,14 @@ impl MariaDb {
         assert!(self.child.is_none(), "the server runs already");
         let log = self.folder.path().join("server.log");
         let file = fs::OpenOptions::new().create(true).append(true).open(&log).expect("a log");
-        let mut command = process::command("mariadbd");
+        let product = self.options.product;
+        let mut command = process::command(&product.program());
         let _ = fs::remove_file(self.socket());
+        match product {
+            Product::MariaDb => command.args(["--no-defaults", "--innodb-log-file-size=4M", "--aria-pagecache-buffer-size=1M"]),
+            Product::MySql => command.args(["--innodb-redo-log-capacity=16M", "--mysqlx=OFF", "--upgrade=NONE"]),
+        };
         command
-            .arg("--no-defaults")
             .args(runs_as())
             .arg(format!("--datadir={}", self.folder.path().join("data").display()))
             // A starting server removes all temporary tables in its folder, another server's too.
@@ -174,12 +219,7 @@ impl MariaDb {
             .arg(format!("--socket={}", self.socket().display()))
             .arg(format!("--innodb-flush-log-at-trx-commit={}", if self.options.durable { 1 } else { 2 }))
             .args(["--bind-address=127.0.0.1", "--skip-name-resolve", "--skip-log-bin", "--performance-schema=OFF"])
-            .args([
-                "--innodb-buffer-pool-size=16M",
-                "--innodb-log-file-size=4M",
-                "--innodb-use-native-aio=0",
-                "--aria-pagecache-buffer-size=1M",
-            ])
+            .args(["--innodb-buffer-pool-size=16M", "--innodb-use-native-aio=0"])
             .args(["--key-buffer-size=1M", "--table-open-cache=400"]);
         if let Some(files) = &self.certificates {
             command.arg(format!("--ssl-cert={}", files.certificate.display())).arg(format!("--ssl-key={}", files.key.display()));
@@ -201,16 +241,16 @@ impl MariaDb {
         }
         command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(file);
         self.started = Instant::now();
-        self.child = Some(process::start(command).expect("mariadbd"));
+        self.child = Some(process::start(command).expect("a server"));
         let began = Instant::now();
         // The socket belongs to this server alone, so another server on the port can't be mistaken for it.
         while self.try_sql("mysql", "SELECT 1").is_err() {
             let log = || fs::read_to_string(&log).unwrap_or_default();
             if !procfs::alive(self.pid()) {
-                return Err(format!("mariadbd ended:\n{}", log()));
+                return Err(format!("the server ended:\n{}", log()));
             }
             if began.elapsed() > Duration::from_secs(30) {
-                return Err(format!("mariadbd does not answer:\n{}", log()));
+                return Err(format!("the server does not answer:\n{}", log()));
             }
             thread::sleep(Duration::from_millis(20));
         }
@@ -284,51 +324,6 @@ impl MariaDb {
 impl Drop for MariaDb {
     fn drop(&mut self) {
         self.kill();
-    }
-}
-
-/// A running MySQL server, named as `mysql://user:password@host:port`. The user may create databases.
-pub struct External {
-    pub host: String,
-    pub port: u16,
-    pub user: String,
-    pub password: Option<String>,
-}
-
-impl External {
-    const VARIABLE: &'static str = "DLOCK_TEST_MYSQL_URL";
-
-    /// Returns why there is no such server; `None` if there is one.
-    pub fn missing() -> Option<String> {
-        if super::find_program("mariadb").is_none() {
-            return Some("mariadb, the client, is not installed".into());
-        }
-        std::env::var_os(Self::VARIABLE).is_none().then(|| format!("{} names no server", Self::VARIABLE))
-    }
-
-    pub fn named() -> Self {
-        let url = std::env::var(Self::VARIABLE).expect("a URL");
-        let rest = url.strip_prefix("mysql://").expect("mysql://user:password@host:port");
-        let (user_part, address) = rest.trim_end_matches('/').rsplit_once('@').expect("a user");
-        let (user, password) = user_part.split_once(':').map_or((user_part, None), |(user, password)| (user, Some(password.to_owned())));
-        let (host, port) = address.split_once(':').unwrap_or((address, "3306"));
-        Self { host: host.into(), port: port.parse().expect("a port"), user: user.into(), password }
-    }
-
-    /// Returns the server's answer to statements in a database.
-    pub fn try_sql(&self, database: &str, sql: &str) -> Result<Vec<Vec<String>>, String> {
-        let mut command = process::command("mariadb");
-        command.args(["--no-defaults", "--batch", "--skip-column-names", "--protocol=tcp", "--host", &self.host, "--user", &self.user]);
-        command.args([&format!("--port={}", self.port), "--database", database, "--execute", sql]);
-        if let Some(password) = &self.password {
-            command.env("MYSQL_PWD", password);
-        }
-        command.stdin(Stdio::null());
-        let ended = process::Process::collect(command).wait(Duration::from_secs(30));
-        if ended.code() != 0 {
-            return Err(ended.stderr);
-        }
-        Ok(ended.stdout.lines().map(|line| line.split('\t').map(str::to_owned).collect()).collect())
     }
 }
 

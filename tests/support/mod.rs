@@ -53,6 +53,12 @@ pub fn kept() -> PathBuf {
     kept
 }
 
+/// Returns the folder with this name in cargo's target folder, where `tests/run` puts programs that no package installs.
+pub fn unpacked(name: &str) -> PathBuf {
+    // With `--target`, cargo's folders are one deeper.
+    [4, 3].map(|above| built(above).join(name)).into_iter().find(|folder| folder.exists()).unwrap_or_else(|| built(3).join(name))
+}
+
 /// Whether a test that can't run here must fail instead of being skipped.
 pub fn skips_fail() -> bool {
     env::var("DLOCK_TEST_REQUIRE").is_ok_and(|v| v == "1") || env::var("CI").is_ok_and(|v| v == "true")

@@ -42,8 +42,8 @@ pub fn all() -> Vec<Case> {
     all.extend(cases!(|kind| kind == Kind::Sqlite => a_world_writable_directory_is_reported));
     all.extend(cases!(Kind::is_postgres => a_pooler_is_reported, isolation_and_read_only_settings_are_reported, missing_tables_are_reported, a_server_that_only_speaks_the_postgresql_protocol_is_refused));
     all.extend(cases!(|kind| kind == Kind::PostgresLease => a_standby_is_unsafe, commits_that_a_postgresql_failover_loses_are_reported));
-    all.extend(cases!(Kind::is_mariadb => server_settings_are_reported, missing_mysql_tables_are_reported));
-    all.extend(cases!(|kind| kind == Kind::MariadbLease => commits_that_a_mariadb_failover_loses_are_reported));
+    all.extend(cases!(Kind::speaks_mysql => server_settings_are_reported, missing_mysql_tables_are_reported));
+    all.extend(cases!(|kind| kind.is_mysql_lease() => commits_that_a_mariadb_failover_loses_are_reported));
     all.extend(cases!(|kind| kind == Kind::Etcd => an_alarm_is_unsafe));
     all.extend(cases!(|kind| kind == Kind::ZooKeeper => a_small_session_range_is_reported));
     all

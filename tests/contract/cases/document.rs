@@ -21,7 +21,7 @@ use crate::{
 pub fn all() -> Vec<Case> {
     cases![
         // The stores that keep the document, and those that will.
-        |kind| matches!(kind, Kind::Memory | Kind::Tair | Kind::TairVersion | Kind::PostgresLease | Kind::MariadbLease | Kind::Redis)
+        |kind| matches!(kind, Kind::Memory | Kind::Tair | Kind::TairVersion | Kind::PostgresLease | Kind::MariadbLease | Kind::MysqlLease | Kind::Redis)
             => random_steps_match_the_document]
 }
 

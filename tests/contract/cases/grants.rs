@@ -27,7 +27,7 @@ pub fn all() -> Vec<Case> {
     all.extend(cases!(|kind| kind == Kind::Cluster => cluster_users_have_the_rights_they_need));
     all.extend(cases!(|kind| kind == Kind::Redlock => redlock_users_have_the_rights_they_need));
     all.extend(cases!(Kind::is_postgres => postgres_roles_have_the_rights_they_need));
-    all.extend(cases!(Kind::is_mariadb => mariadb_users_have_the_rights_they_need));
+    all.extend(cases!(Kind::speaks_mysql => mariadb_users_have_the_rights_they_need));
     all.extend(cases!(|kind| kind == Kind::Etcd => etcd_users_have_the_rights_they_need));
     all.extend(cases!(|kind| kind == Kind::ZooKeeper => a_zookeeper_login_has_the_rights_it_needs));
     all

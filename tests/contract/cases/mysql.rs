@@ -19,18 +19,18 @@ use crate::{
 };
 
 pub fn all() -> Vec<Case> {
-    let mut all = cases![|kind| kind == Kind::MariadbLease =>
+    let mut all = cases![|kind| kind.is_mysql_lease() =>
         a_row_locked_by_another_mysql_session_is_retried,
         a_sessions_time_zone_does_not_matter,
         an_uncontended_acquire_is_two_round_trips,
         a_stale_advisory_lock_only_slows_a_waiter,
         a_holder_that_lost_its_session_takes_the_advisory_lock_again,
     ];
-    all.extend(cases![|kind| kind.is_mariadb() && kind.held_by_session() =>
+    all.extend(cases![|kind| kind.speaks_mysql() && kind.held_by_session() =>
         no_other_session_is_killed_after_a_restart,
     ]);
-    all.extend(cases![|kind| kind == Kind::MariadbAdvisory => other_clients_can_take_the_same_mysql_lock]);
-    all.extend(cases![Kind::is_mariadb =>
+    all.extend(cases![|kind| matches!(kind, Kind::MariadbAdvisory | Kind::MysqlAdvisory) => other_clients_can_take_the_same_mysql_lock]);
+    all.extend(cases![Kind::speaks_mysql =>
         a_read_only_mysql_is_refused,
     ]);
     all

@@ -18,7 +18,7 @@ use crate::{
 };
 
 pub fn all() -> Vec<Case> {
-    cases![|kind: Kind| kind.is_mariadb() && kind.held_by_session() =>
+    cases![|kind: Kind| kind.speaks_mysql() && kind.held_by_session() =>
         recording_costs_no_request,
         a_lock_works_without_a_writable_history,
         holders_that_never_release_are_recorded_within_bounds,
@@ -65,7 +65,7 @@ async fn recording_costs_no_request(lab: &Lab) {
         counted.push((taken - before, renewed - taken, proxy.requests() - renewed));
     }
     // A renewal in mode=row is recorded over the other session.
-    let renewal = if lab.kind == Kind::MariadbRow { 2 } else { 1 };
+    let renewal = if matches!(lab.kind, Kind::MariadbRow | Kind::MysqlRow) { 2 } else { 1 };
     assert!(counted.iter().all(|one| *one == (counted[0].0, renewal, 2)), "{counted:?}");
     // The login, a query about the server, and the lock; with mode=row the fence over the other session.
     assert!(counted[0].0 <= 2 + renewal, "{counted:?}");
@@ -111,7 +111,7 @@ async fn holders_that_never_release_are_recorded_within_bounds(lab: &Lab) {
 
 async fn a_repeated_release_is_recorded_once(lab: &Lab) {
     let job = key("job");
-    let row = lab.kind == Kind::MariadbRow;
+    let row = matches!(lab.kind, Kind::MariadbRow | Kind::MysqlRow);
     for fault in [Fault::LateReply(Duration::from_millis(300)), Fault::CutAfter] {
         let proxy = Proxy::to(lab.mariadb().server().port);
         let (mut a, mut b) = (lab.mariadb().through_proxy(&proxy), lab.client().await);

@@ -23,16 +23,16 @@ use crate::{
 };
 
 pub fn all() -> Vec<Case> {
-    let mut all = cases![|kind| kind == Kind::MariadbLease =>
+    let mut all = cases![|kind| kind.is_mysql_lease() =>
         a_mysql_clock_that_is_set_back_repeats_no_fence,
         a_mysql_clock_that_is_set_forward_ends_leases,
         a_lock_released_in_mysql_is_free_whatever_its_clock,
         leaving_the_queue_survives_a_deadlock,
         login_methods_work_or_are_named,
     ];
-    all.extend(cases![|kind| kind == Kind::MariadbRow => a_deadlock_in_a_release_still_frees_the_lock]);
-    all.extend(cases![|kind| kind.is_mariadb() && kind.held_by_session() => mysql_sessions_do_not_depend_on_the_clock]);
-    all.extend(cases![Kind::is_mariadb =>
+    all.extend(cases![|kind| matches!(kind, Kind::MariadbRow | Kind::MysqlRow) => a_deadlock_in_a_release_still_frees_the_lock]);
+    all.extend(cases![|kind| kind.speaks_mysql() && kind.held_by_session() => mysql_sessions_do_not_depend_on_the_clock]);
+    all.extend(cases![Kind::speaks_mysql =>
         a_galera_node_is_refused_unless_it_is_the_only_writer,
         wsrep_on_without_a_library_is_no_cluster,
         rows_locked_by_another_session_are_retried,

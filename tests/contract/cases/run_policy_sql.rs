@@ -39,7 +39,7 @@ pub fn all() -> Vec<Case> {
 }
 
 fn is_sql(kind: Kind) -> bool {
-    kind.is_postgres() || kind.is_mariadb()
+    kind.is_postgres() || kind.speaks_mysql()
 }
 
 /// Runs PostgreSQL's statement or MariaDB's. `$table` stands for the table with the starts.
@@ -214,7 +214,7 @@ fn record_start(lab: &Lab, of: &Request) {
              VALUES ('dlock:job', 100, 7, 1, '{hold}', UTC_TIMESTAMP(6), UTC_TIMESTAMP(6), 30000, UTC_TIMESTAMP(6), 7, 'started', 1, 3600000,
                      UTC_TIMESTAMP(6), 7, 'a', 3600000, 3600000, '{hold}', '{hold}',
                      CONCAT_WS('/', @@hostname, @@port, @@server_id, UNIX_TIMESTAMP() -
-                               (SELECT variable_value FROM information_schema.session_status WHERE variable_name = 'Uptime') DIV 1))"
+                               (SELECT variable_value FROM /*M! information_schema.session_status */ /*!50700 performance_schema.session_status */ WHERE variable_name = 'Uptime') DIV 1))"
         ),
     );
 }

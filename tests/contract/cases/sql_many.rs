@@ -24,7 +24,7 @@ use crate::{
 };
 
 pub fn all() -> Vec<Case> {
-    let mut all = cases![|kind| matches!(kind, Kind::PostgresLease | Kind::MariadbLease) =>
+    let mut all = cases![|kind| matches!(kind, Kind::PostgresLease | Kind::MariadbLease | Kind::MysqlLease) =>
         many_readers_are_granted_at_once,
         one_release_admits_many_readers,
         all_kinds_at_once_exclude_each_other_and_no_waiter_is_forgotten,

@@ -22,8 +22,8 @@ use crate::{
 };
 
 pub fn all() -> Vec<Case> {
-    let mut all = cases![|kind| matches!(kind, Kind::PostgresLease | Kind::MariadbLease) => a_grant_costs_the_same_with_many_waiters];
-    all.extend(cases![|kind| kind == Kind::MariadbLease =>
+    let mut all = cases![|kind| matches!(kind, Kind::PostgresLease | Kind::MariadbLease | Kind::MysqlLease) => a_grant_costs_the_same_with_many_waiters];
+    all.extend(cases![|kind| kind.is_mysql_lease() =>
         a_waiter_that_can_not_be_woken_polls,
         a_waiter_woken_during_a_request_repeats_it,
         an_exclusive_waiter_keeps_its_position_before_readers,

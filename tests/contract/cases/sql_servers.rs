@@ -27,41 +27,41 @@ use crate::{
 };
 
 pub fn all() -> Vec<Case> {
-    let mut all = cases![|kind| kind.held_by_session() && kind.is_own_sql_server() =>
+    let mut all = cases![|kind| kind.held_by_session() && kind.is_sql() =>
         a_hold_of_a_server_that_crashed_is_waited_out,
         a_hold_released_after_a_crash_is_not_waited_out,
         a_clock_that_was_set_back_prolongs_no_hold_of_a_crashed_server,
         a_lease_that_ends_during_the_next_grant_is_recorded,
     ];
-    all.extend(cases![|kind| kind.is_postgres() && kind.held_by_session() && kind.is_own_sql_server() => a_broken_hold_of_a_crashed_server_is_recorded]);
+    all.extend(
+        cases![|kind| kind.is_postgres() && kind.held_by_session() && kind.is_sql() => a_broken_hold_of_a_crashed_server_is_recorded],
+    );
     // Elsewhere the session that has the lock counts the fence itself.
     all.extend(
-        cases![|kind| matches!(kind, Kind::PostgresRow | Kind::MariadbRow) => a_holder_whose_session_ended_unnoticed_leaves_the_next_one],
+        cases![|kind| matches!(kind, Kind::PostgresRow | Kind::MariadbRow | Kind::MysqlRow) => a_holder_whose_session_ended_unnoticed_leaves_the_next_one],
     );
-    all.extend(cases![|kind| kind.is_own_sql_server() => modes_of_one_table_exclude_each_other]);
-    all.extend(cases![|kind| kind == Kind::PostgresLease || kind == Kind::MariadbLease =>
+    all.extend(cases![|kind| kind.is_sql() => modes_of_one_table_exclude_each_other]);
+    all.extend(cases![|kind| kind == Kind::PostgresLease || kind.is_mysql_lease() =>
         at_least_holds_for_shedlock,
         a_table_that_shedlock_may_share_is_not_collected,
         a_session_that_reuses_an_id_is_not_killed,
         passwords_and_certificates_are_checked,
         a_unix_socket_serves,
     ]);
-    all.extend(
-        cases![|kind| kind.is_sql() && kind.is_own_sql_server() => a_server_without_free_connections_is_retried, a_restarted_server_is_retried],
-    );
+    all.extend(cases![|kind| kind.is_sql() => a_server_without_free_connections_is_retried, a_restarted_server_is_retried]);
     all.extend(cases![|kind| kind.is_postgres() => an_encoding_without_all_characters_stops_no_job, a_standby_can_be_inspected]);
     all.extend(cases![|kind| kind == Kind::PostgresLease =>
         a_dead_client_is_granted_nothing,
         a_second_table_of_the_same_name_is_reported,
         a_statement_the_server_rejects_is_a_configuration_error,
     ]);
-    all.extend(cases![|kind| kind == Kind::MariadbLease =>
+    all.extend(cases![|kind| kind.is_mysql_lease() =>
         a_release_that_cannot_be_recorded_changes_nothing,
         a_shedlock_table_without_our_columns_is_an_error,
     ]);
-    all.extend(cases![|kind| kind == Kind::MariadbAdvisory || kind == Kind::MariadbRow => a_session_survives_its_transactions]);
-    all.extend(cases![|kind| kind == Kind::MariadbAdvisory => lock_names_depend_on_the_table]);
-    all.extend(cases![|kind| kind == Kind::PostgresAdvisory || kind == Kind::MariadbAdvisory => the_name_in_the_server_is_reported]);
+    all.extend(cases![|kind| kind.speaks_mysql() && kind.held_by_session() => a_session_survives_its_transactions]);
+    all.extend(cases![|kind| matches!(kind, Kind::MariadbAdvisory | Kind::MysqlAdvisory) => lock_names_depend_on_the_table]);
+    all.extend(cases![|kind| kind == Kind::PostgresAdvisory || matches!(kind, Kind::MariadbAdvisory | Kind::MysqlAdvisory) => the_name_in_the_server_is_reported]);
     all
 }
 

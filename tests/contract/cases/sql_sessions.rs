@@ -16,7 +16,7 @@ use crate::{
 };
 
 pub fn all() -> Vec<Case> {
-    let mut all = cases![|kind| kind.held_by_session() && kind.is_own_sql_server() =>
+    let mut all = cases![|kind| kind.held_by_session() && kind.is_sql() =>
         a_session_that_is_ended_is_noticed_at_once,
         a_cut_connection_is_noticed_at_once,
         a_silent_holder_is_disconnected_by_the_server,

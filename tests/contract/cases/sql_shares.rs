@@ -18,7 +18,7 @@ use crate::{
 };
 
 pub fn all() -> Vec<Case> {
-    cases![|kind| matches!(kind, Kind::PostgresLease | Kind::MariadbLease) =>
+    cases![|kind| matches!(kind, Kind::PostgresLease | Kind::MariadbLease | Kind::MysqlLease) =>
         a_share_whose_answer_was_lost_is_granted_once,
         a_share_that_arrives_late_ends_with_its_lease,
         a_share_that_arrives_too_late_changes_nothing,
@@ -191,7 +191,7 @@ async fn shares_keep_shedlock_out_until_the_last_ends(lab: &Lab) {
     let busy = a.refused(&wanted).await;
     assert!(busy.holders.len() == 1 && busy.holders[0].foreign, "{busy:?}");
     // ShedLock notifies no waiter: on MariaDB a waiter polls the row, elsewhere the core does.
-    assert_eq!(busy.notifies, lab.kind.is_mariadb());
+    assert_eq!(busy.notifies, lab.kind.speaks_mysql());
     let end = async {
         lab.pass(SLACK).await;
         end_shedlock(lab);

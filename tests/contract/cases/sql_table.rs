@@ -4,7 +4,7 @@ use std::time::{Duration, Instant};
 
 use dlock::{
     lease::{self, BootClock, Limits, Outcome, WaitPolicy},
-    lock::{Attempt, Effect, End, Init, Kind as ErrorKind, Progress, Release, Renewal, Scope},
+    lock::{Attempt, Effect, End, Init, Kind as ErrorKind, Progress, Release, Renewal, Scope, Severity},
 };
 
 use super::{Case, cases, history::history};
@@ -14,7 +14,7 @@ use crate::{
 };
 
 pub fn all() -> Vec<Case> {
-    let mut all = cases![|kind| kind == Kind::PostgresLease || kind == Kind::MariadbLease =>
+    let mut all = cases![|kind| kind == Kind::PostgresLease || kind.is_mysql_lease() =>
         a_held_shedlock_is_busy,
         a_released_shedlock_is_free,
         our_lock_keeps_shedlock_out,
@@ -26,6 +26,7 @@ pub fn all() -> Vec<Case> {
         leases_that_are_never_released_are_recorded_within_bounds,
         unused_rows_are_collected_and_fences_rise_on,
     ];
+    all.extend(cases![Kind::speaks_mysql => a_table_of_any_collation_serves]);
     all.extend(cases![|kind| kind == Kind::PostgresLease => a_column_with_a_time_zone_is_refused]);
     all
 }
@@ -37,7 +38,7 @@ async fn a_held_shedlock_is_busy(lab: &Lab) {
     let busy = a.refused(&request(&job, LONG)).await;
     assert!(busy.holders[0].foreign && busy.holders[0].fence.is_none(), "{busy:?}");
     // On MariaDB the waiter with the advisory lock polls the row for the others.
-    assert_eq!(busy.notifies, lab.kind.is_mariadb(), "{busy:?}");
+    assert_eq!(busy.notifies, lab.kind.speaks_mysql(), "{busy:?}");
     let left = busy.expires_in.expect("an expiry");
     assert!(left > Duration::from_secs(25) && left <= Duration::from_secs(30), "{left:?}");
     assert_eq!(a.inspect(&job).await.holders[0].metadata.as_ref().and_then(|metadata| metadata.host.as_deref()), Some("web7"));
@@ -133,6 +134,56 @@ async fn an_existing_shedlock_table_is_upgraded(lab: &Lab) {
     assert!(lab.shedlock("shedlock", "nightly", 30));
 }
 
+/// The table has another collation than the server's default, and than the companions that an older version created.
+async fn a_table_of_any_collation_serves(lab: &Lab) {
+    let servers = if lab.kind.is_mysql_itself() { "utf8mb4_0900_ai_ci" } else { "utf8mb4_uca1400_as_cs" };
+    let all = ["utf8mb4_general_ci", "utf8mb4_unicode_ci", "utf8mb4_bin", "utf8mb3_general_ci", "latin1_swedish_ci", "ascii_bin", servers];
+    for (nth, collation) in all.into_iter().enumerate() {
+        let (charset, _) = collation.split_once('_').expect("its character set");
+        let table = format!("shed{nth}");
+        if lab.sql(&format!("SHOW COLLATION LIKE '{collation}'")).is_empty() {
+            continue;
+        }
+        lab.sql(&format!("{} CHARACTER SET {charset} COLLATE {collation}", create_shedlock(lab).replace("shedlock", &table)));
+        let open = || lab.client_with("", |options| options.table.clone_from(&table));
+        let mut a = open();
+        assert_eq!(a.0.init().await.expect("init"), Init::Created);
+        serves(lab, open).await;
+        // As an older version created them.
+        for companion in ["_waiters", "_sessions", "_readers", "_runs", "_skips", "_marks"] {
+            lab.sql(&format!("ALTER TABLE {table}{companion} CONVERT TO CHARACTER SET utf8mb4 COLLATE utf8mb4_unicode_520_ci"));
+        }
+        serves(lab, open).await;
+        assert_eq!(a.0.init().await.expect("init"), Init::Created, "{collation}");
+        assert_eq!(a.0.init().await.expect("init"), Init::UpToDate, "{collation}");
+        let left = lab.sql(&format!(
+            "SELECT table_name, column_name FROM information_schema.columns WHERE table_schema = DATABASE() AND table_name LIKE '{table}%' \
+             AND collation_name IS NOT NULL AND collation_name <> 'utf8mb4_bin'"
+        ));
+        assert!(left.iter().all(|row| row[1] == "locked_by"), "{collation}: {left:?}");
+        serves(lab, open).await;
+    }
+}
+
+/// Asks whatever compares texts.
+async fn serves(lab: &Lab, open: impl Fn() -> Client) {
+    let (mut a, mut b, job) = (open(), open(), key("job"));
+    let held = a.hold(&job).await;
+    let wanted = waiting(&job, LONG);
+    let busy = b.refused(&wanted).await;
+    assert_eq!((busy.holders.len(), busy.position), (1, Some(1)));
+    a.renewed(&held, None).await;
+    let state = a.inspect(&job).await;
+    assert_eq!((state.holders.len(), state.waiters.len()), (1, 1));
+    assert_eq!(a.keys("").await, ["job"]);
+    a.free(&held).await;
+    b.take(&wanted).await;
+    b.free(&wanted).await;
+    assert!(!history(&mut a, &job).await.past.is_empty() || !lab.kind.held_by_session());
+    let found = b.0.examine().await.expect("findings");
+    assert!(found.iter().all(|finding| finding.check != "schema" || finding.severity == Severity::Ok), "{found:?}");
+}
+
 async fn a_column_with_a_time_zone_is_refused(lab: &Lab) {
     lab.sql(&create_shedlock(lab).replace("lock_until TIMESTAMP", "lock_until TIMESTAMPTZ"));
     let error = on_shedlock(lab).0.init().await.expect_err("the column would mean another time in each time zone");
@@ -150,7 +201,7 @@ async fn a_missing_table_is_an_error_with_a_hint(lab: &Lab) {
     let mut a = lab.client_with("dlock", |options| options.table = "elsewhere".into());
     let error = a.0.try_acquire(&request(&key("job"), LONG)).await.expect_err("no table");
     // MariaDB needs several statements, so the effect may be unknown.
-    assert!(error.kind == ErrorKind::Config && (lab.kind.is_mariadb() || error.effect == Effect::NotApplied), "{error:?}");
+    assert!(error.kind == ErrorKind::Config && (lab.kind.speaks_mysql() || error.effect == Effect::NotApplied), "{error:?}");
     assert!(error.hint.as_deref().is_some_and(|hint| hint.contains("dlock init")), "{error:?}");
     assert_eq!(a.0.init().await.expect("init"), Init::Created);
     a.hold(&key("job")).await;

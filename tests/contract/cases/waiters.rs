@@ -26,7 +26,7 @@ use crate::{
 };
 
 pub fn all() -> Vec<Case> {
-    cases![|kind| kind.is_mariadb() || kind.is_postgres() => many_waiters_survive_a_holder_that_vanished]
+    cases![|kind| kind.speaks_mysql() || kind.is_postgres() => many_waiters_survive_a_holder_that_vanished]
 }
 
 /// The holder's TTL.
@@ -70,7 +70,7 @@ impl OwnServer {
     fn make(lab: &Lab) -> (Self, Clients) {
         // One session for each waiter. With mode=row a few have a second one to count fences; and the test has one to inspect.
         let most = support::many_waiters() + 50;
-        if lab.kind.is_mariadb() {
+        if lab.kind.speaks_mysql() {
             let settings = vec![format!("--max-connections={most}")];
             let server = mariadb::MariaDb::with(mariadb::Options { settings, ..Default::default() });
             server.sql("mysql", "CREATE DATABASE app");

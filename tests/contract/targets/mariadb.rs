@@ -1,4 +1,4 @@
-//! A database for each case, on one server for all cases.
+//! A database for each case on MariaDB or MySQL, on one server of each for all cases.
 
 use std::{
     cell::OnceCell,
@@ -16,12 +16,13 @@ use dlock::{
 
 use crate::support::{
     self,
-    mariadb::{External, MariaDb, Options, USER},
+    mariadb::{MariaDb, Options, Product, USER},
     ports,
     proxy::Proxy,
 };
 
 pub struct Target {
+    product: Product,
     mode: SqlMode,
     pub database: String,
     shared: Arc<MariaDb>,
@@ -29,18 +30,18 @@ pub struct Target {
     own: OnceCell<MariaDb>,
 }
 
-static SHARED: Mutex<Option<Arc<MariaDb>>> = Mutex::new(None);
+static SHARED: Mutex<[Option<Arc<MariaDb>>; 2]> = Mutex::new([None, None]);
 
 /// Returns the shared server.
-fn shared() -> Arc<MariaDb> {
+fn shared(product: Product) -> Arc<MariaDb> {
     let mut shared = SHARED.lock().unwrap_or_else(PoisonError::into_inner);
-    let start = || Arc::new(MariaDb::with(Options { settings: vec!["--max-connections=600".into()], ..Options::default() }));
-    Arc::clone(shared.get_or_insert_with(start))
+    let start = || Arc::new(MariaDb::with(Options { product, settings: vec!["--max-connections=600".into()], ..Options::default() }));
+    Arc::clone(shared[product as usize].get_or_insert_with(start))
 }
 
-/// Ends the server, and removes its folder.
+/// Ends the servers, and removes their folders.
 pub fn end() {
-    SHARED.lock().unwrap_or_else(PoisonError::into_inner).take();
+    *SHARED.lock().unwrap_or_else(PoisonError::into_inner) = [None, None];
 }
 
 fn options(port: u16, database: &str, mode: SqlMode, namespace: &str) -> MysqlOptions {
@@ -53,9 +54,9 @@ fn options(port: u16, database: &str, mode: SqlMode, namespace: &str) -> MysqlOp
 }
 
 impl Target {
-    pub fn make(mode: SqlMode) -> Self {
-        let shared = shared();
-        let target = Self { mode, database: shared.database(), shared, own: OnceCell::new() };
+    pub fn make(product: Product, mode: SqlMode) -> Self {
+        let shared = shared(product);
+        let target = Self { product, mode, database: shared.database(), shared, own: OnceCell::new() };
         target.create_tables();
         target
     }
@@ -124,7 +125,7 @@ impl super::Target for Target {
     }
 
     async fn isolate(&self) {
-        let own = MariaDb::plain();
+        let own = MariaDb::with(Options { product: self.product, ..Options::default() });
         own.sql("mysql", &format!("CREATE DATABASE {}", self.database));
         self.own.set(own).expect("once");
         self.create_tables();
@@ -165,53 +166,5 @@ impl super::Server for Target {
 impl Drop for Target {
     fn drop(&mut self) {
         let _ = self.shared.try_sql("mysql", &format!("DROP DATABASE IF EXISTS {}", self.database));
-    }
-}
-
-/// A database on a MySQL server that the tests don't start.
-pub struct Elsewhere {
-    mode: SqlMode,
-    server: External,
-    database: String,
-}
-
-impl Elsewhere {
-    pub fn make(mode: SqlMode) -> Self {
-        let target = Self { mode, server: External::named(), database: format!("dlock_test_{:016x}", dlock::lock::random()) };
-        target.server.try_sql("mysql", &format!("CREATE DATABASE {}", target.database)).expect("a database");
-        target.server.try_sql(&target.database, &backend(target.options("dlock")).schema().expect("a schema")).expect("tables");
-        target
-    }
-
-    fn options(&self, namespace: &str) -> MysqlOptions {
-        let mut options = options(self.server.port, &self.database, self.mode, namespace);
-        options.sql.server = SqlServer::Tcp { host: self.server.host.clone(), port: self.server.port };
-        options.sql.user = Some(self.server.user.clone());
-        options.sql.password = self.server.password.clone().map(dlock::backends::Secret::new);
-        options
-    }
-}
-
-#[async_trait(?Send)]
-impl super::Target for Elsewhere {
-    async fn open(&self, namespace: &str) -> Box<dyn Backend> {
-        backend(self.options(namespace))
-    }
-
-    async fn unreachable(&self) -> Box<dyn Backend> {
-        backend(options(ports::free(), "mysql", self.mode, "dlock"))
-    }
-
-    async fn lose_data(&self) {
-        tokio::time::sleep(std::time::Duration::from_millis(200)).await;
-        self.server
-            .try_sql(&self.database, "DELETE FROM dlock; DELETE FROM dlock_waiters; DELETE FROM dlock_sessions; DELETE FROM dlock_readers")
-            .expect("lost data");
-    }
-}
-
-impl Drop for Elsewhere {
-    fn drop(&mut self) {
-        let _ = self.server.try_sql("mysql", &format!("DROP DATABASE IF EXISTS {}", self.database));
     }
 }

@@ -21,7 +21,7 @@ use dlock::{
     lock::Backend,
 };
 
-use crate::support;
+use crate::support::{self, mariadb::Product};
 
 /// A kind of store.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -46,7 +46,7 @@ pub enum Kind {
     MariadbLease,
     MariadbRow,
     MariadbAdvisory,
-    /// A MySQL server that the tests don't start, named by `DLOCK_TEST_MYSQL_URL`.
+    /// MySQL itself, of a newer release than the system's, which `tests/run` unpacks.
     MysqlLease,
     MysqlRow,
     MysqlAdvisory,
@@ -124,15 +124,15 @@ impl Kind {
             Self::ZooKeeper | Self::ZooKeeper3 => return support::zookeeper::ZooKeeper::missing(),
             Self::PostgresLease | Self::PostgresRow | Self::PostgresAdvisory => return support::postgres::missing(),
             Self::MariadbLease | Self::MariadbRow | Self::MariadbAdvisory => return support::mariadb::missing(),
-            Self::MysqlLease | Self::MysqlRow | Self::MysqlAdvisory => return support::mariadb::External::missing(),
+            Self::MysqlLease | Self::MysqlRow | Self::MysqlAdvisory => return Product::MySql.missing(),
         };
         let missing = programs.iter().find(|program| support::find_program(program).is_none());
         missing.map(|program| format!("{program} is not installed"))
     }
 
-    /// Whether the store may be missing even in CI: no distribution that the tests run on packages it.
+    /// Whether the store may be missing even in CI: it is fetched from another release than the system's.
     pub fn is_optional(self) -> bool {
-        matches!(self, Self::MysqlLease | Self::MysqlRow | Self::MysqlAdvisory)
+        self.is_mysql_itself()
     }
 
     /// Whether the store uses the runtime's clock, so that the test can stop it.
@@ -191,19 +191,27 @@ impl Kind {
         )
     }
 
-    /// Whether the server is a MariaDB that the tests start.
-    pub fn is_mariadb(self) -> bool {
-        matches!(self, Self::MariadbLease | Self::MariadbRow | Self::MariadbAdvisory)
+    /// Whether the server is MariaDB or MySQL.
+    pub fn speaks_mysql(self) -> bool {
+        matches!(
+            self,
+            Self::MariadbLease | Self::MariadbRow | Self::MariadbAdvisory | Self::MysqlLease | Self::MysqlRow | Self::MysqlAdvisory
+        )
     }
 
-    /// Whether the store is a SQL server that the tests start.
-    pub fn is_own_sql_server(self) -> bool {
-        self.is_postgres() || self.is_mariadb()
+    /// Whether the server is MariaDB or MySQL, with `mode=lease`.
+    pub fn is_mysql_lease(self) -> bool {
+        matches!(self, Self::MariadbLease | Self::MysqlLease)
+    }
+
+    /// Whether the server is MySQL itself.
+    pub fn is_mysql_itself(self) -> bool {
+        matches!(self, Self::MysqlLease | Self::MysqlRow | Self::MysqlAdvisory)
     }
 
     /// Whether the store is a SQL server.
     pub fn is_sql(self) -> bool {
-        self.is_postgres() || self.is_mariadb() || matches!(self, Self::MysqlLease | Self::MysqlRow | Self::MysqlAdvisory)
+        self.is_postgres() || self.speaks_mysql()
     }
 
     /// Whether the store is PostgreSQL.
@@ -245,7 +253,14 @@ impl Kind {
     pub fn has_server(self) -> bool {
         matches!(
             self,
-            Self::Redis | Self::Tair | Self::TairVersion | Self::Etcd | Self::ZooKeeper | Self::PostgresLease | Self::MariadbLease
+            Self::Redis
+                | Self::Tair
+                | Self::TairVersion
+                | Self::Etcd
+                | Self::ZooKeeper
+                | Self::PostgresLease
+                | Self::MariadbLease
+                | Self::MysqlLease
         )
     }
 
@@ -262,12 +277,12 @@ impl Kind {
             Self::PostgresLease => Box::new(postgres::Target::make(SqlMode::Lease)),
             Self::PostgresRow => Box::new(postgres::Target::make(SqlMode::Row)),
             Self::PostgresAdvisory => Box::new(postgres::Target::make(SqlMode::Advisory)),
-            Self::MariadbLease => Box::new(mariadb::Target::make(SqlMode::Lease)),
-            Self::MariadbRow => Box::new(mariadb::Target::make(SqlMode::Row)),
-            Self::MariadbAdvisory => Box::new(mariadb::Target::make(SqlMode::Advisory)),
-            Self::MysqlLease => Box::new(mariadb::Elsewhere::make(SqlMode::Lease)),
-            Self::MysqlRow => Box::new(mariadb::Elsewhere::make(SqlMode::Row)),
-            Self::MysqlAdvisory => Box::new(mariadb::Elsewhere::make(SqlMode::Advisory)),
+            Self::MariadbLease => Box::new(mariadb::Target::make(Product::MariaDb, SqlMode::Lease)),
+            Self::MariadbRow => Box::new(mariadb::Target::make(Product::MariaDb, SqlMode::Row)),
+            Self::MariadbAdvisory => Box::new(mariadb::Target::make(Product::MariaDb, SqlMode::Advisory)),
+            Self::MysqlLease => Box::new(mariadb::Target::make(Product::MySql, SqlMode::Lease)),
+            Self::MysqlRow => Box::new(mariadb::Target::make(Product::MySql, SqlMode::Row)),
+            Self::MysqlAdvisory => Box::new(mariadb::Target::make(Product::MySql, SqlMode::Advisory)),
             Self::Sentinel => Box::new(sentinel::Target::make()),
             Self::Cluster => Box::new(cluster::Target::make()),
             Self::Redlock => Box::new(redlock::Target::make()),
