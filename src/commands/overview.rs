@@ -98,7 +98,7 @@ pub async fn each<T>(
     keys.extend(held.iter().map(|state| state.key.clone()));
     keys.sort();
     keys.dedup();
-    keys.retain(|key| *key != Key::probe());
+    keys.retain(|key| !key.is_probe());
     let found = ask_each(backend, keys, context, async |backend, key| {
         let past =
             ask(backend, &BootClock, context.limits(), ("list", Some(key)), async |b: &mut dyn Backend| b.history(key).await).await?;

@@ -50,6 +50,16 @@ impl Key {
         Self("\u{1f}doctor".into())
     }
 
+    /// Returns [`Key::probe`] for this kind of backend. The modes of a SQL table refuse each other's locks, so each has a key of its own.
+    pub fn probe_of(backend: &str) -> Self {
+        backend.split_once(" mode=").map_or_else(Self::probe, |(_, mode)| Self(format!("{} {mode}", Self::probe().0)))
+    }
+
+    /// Whether `doctor` tests a store with the lock of this key.
+    pub fn is_probe(&self) -> bool {
+        self.0.starts_with(&Self::probe().0)
+    }
+
     /// Returns the key as typed.
     pub fn as_str(&self) -> &str {
         &self.0

@@ -174,7 +174,7 @@ impl cas::Store for MemoryClient {
 
     async fn scan(&mut self, start: &str, _: &Progress) -> Result<Vec<(Key, Snapshot<u64>)>> {
         let (now_us, slots) = (self.now_us(), self.store.slots.borrow());
-        let ours = slots.iter().filter(|((namespace, key), _)| namespace == self.namespace.as_str() && *key != Key::probe());
+        let ours = slots.iter().filter(|((namespace, key), _)| namespace == self.namespace.as_str() && !key.is_probe());
         let found = ours.filter(|((_, key), _)| key.as_str().starts_with(start));
         Ok(found.map(|((_, key), slot)| (key.clone(), slot.snapshot(now_us))).collect())
     }

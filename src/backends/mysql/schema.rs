@@ -20,6 +20,14 @@ fn columns(table: &str) -> impl Iterator<Item = (&'static str, &'static str)> {
     columns.map(|(name, definition)| (name, definition.trim().trim_end_matches(',')))
 }
 
+/// Returns assignments that carry run records, which later runs depend on, from one row of a lock to the other of its rows, with a comma at
+/// the end. A row without a record changes none.
+pub(super) fn carry(from: &str, to: &str) -> String {
+    let record = columns("sessions").map(|(name, _)| name).skip_while(|name| *name != "paced_at");
+    let assign = |name| format!("{to}.{name} = IF({from}.paced_at IS NULL AND {from}.start_at IS NULL, {to}.{name}, {from}.{name}), ");
+    record.map(assign).collect::<String>() + &format!("{to}.fence = GREATEST({to}.fence, COALESCE({from}.fence, 0)), ")
+}
+
 /// Returns what `dlock init` does where there are no tables yet, as SQL.
 pub(super) fn text(tables: &Tables) -> String {
     tables.show(include_str!("sql/schema.sql"))
@@ -29,11 +37,12 @@ pub(super) fn text(tables: &Tables) -> String {
 /// to this mode. A repeated call changes nothing.
 pub(super) async fn create(session: &mut Connection, tables: &Tables, mode: SqlMode) -> Result<Init> {
     let done = upgrade(session, tables).await?;
-    let mode = if mode == SqlMode::Lease { Value::Null } else { Value::Text(mode.name()) };
-    let give = "UPDATE :table AS l SET mode = :mode, revision = revision + 1 WHERE l.mode IS NOT NULL AND NOT (l.mode <=> :mode)
-                   AND NOT EXISTS (SELECT 1 FROM :sessions AS s WHERE s.name = l.name AND s.session IS NOT NULL)
+    // The session modes have their run records in the same rows.
+    let (mode, carry) = if mode == SqlMode::Lease { (Value::Null, carry("s", "l")) } else { (Value::Text(mode.name()), String::new()) };
+    let give = "UPDATE :table AS l LEFT JOIN :sessions AS s ON s.name = l.name SET :carry l.mode = :mode, l.revision = l.revision + 1
+                 WHERE l.mode IS NOT NULL AND NOT (l.mode <=> :mode) AND s.session IS NULL
                    AND NOT EXISTS (SELECT 1 FROM :readers AS r WHERE r.name = l.name);";
-    session.ask(&tables.fill(give, &[("mode", mode)])).await?;
+    session.ask(&tables.fill(give, &[("mode", mode), ("carry", Value::Sql(&carry))])).await?;
     Ok(done)
 }
 

@@ -26,6 +26,7 @@ use super::{
     names::advisory,
     options::MysqlOptions,
     readers::own_presence,
+    schema,
     session_holders::{left_for, look_sql, read_holders},
     session_lock::{MysqlLock, MysqlSessionPart, ReadMark, first_row, read_mark},
     starts,
@@ -226,15 +227,17 @@ impl SessionStore for MysqlSessions {
 
     async fn claim(&mut self, lock: &mut MysqlLock, request: &Request) -> Result<(Option<String>, bool)> {
         let (root, life) = (request.token.hold_text(), Life::of(&lock.session.server));
+        let carry = schema::carry("l", "s");
         let values = [
             ("name", Value::Bytes(&lock.name)),
+            ("carry", Value::Sql(&carry)),
             ("root", Value::Text(&root)),
             ("mode", Value::Text(lock.mode.name())),
             ("alone", Value::Int((!lock.shared).into())),
         ];
         let clear = self.client.tables.fill(include_str!("sql/clear_hold.sql"), &[&values[..], &life.values()].concat());
         let answers = self.over(lock, &clear).await?;
-        let mut fields = first_row(&answers, 3)?;
+        let mut fields = first_row(&answers, 4)?;
         Ok((fields.text_or_null()?, fields.int()? != 0))
     }
 

@@ -2,7 +2,11 @@
 
 use std::time::Duration;
 
-use super::{connection::PostgresSession, names::Tables, statement::Value};
+use super::{
+    connection::PostgresSession,
+    names::Tables,
+    statement::{Value, fill},
+};
 use crate::{
     backends::sql::{LAYOUT, Names, SHARED_BY, SqlMode, SqlOptions},
     lock::{Error, Init, Kind, Result},
@@ -22,11 +26,25 @@ pub(super) fn text(tables: &Tables) -> String {
 /// nothing, and takes no lock on the tables.
 pub(super) async fn create(session: &mut PostgresSession, tables: &Tables, mode: SqlMode) -> Result<Init> {
     let done = upgrade(session, tables).await?;
+    // The session modes have their run records in the same rows.
+    let carry = "UPDATE {table} AS l SET fence = greatest(l.fence, f.fence), ({record}) = ROW ({f_record}) FROM {fences} AS f
+                  WHERE f.name = l.name AND l.mode IS NOT NULL AND coalesce(f.paced_at, f.start_at) IS NOT NULL
+                    AND NOT EXISTS (SELECT FROM {sessions} AS s WHERE s.name = l.name);";
+    let carry = if mode == SqlMode::Lease { with_record(carry) } else { String::new() };
     let sql = "UPDATE {table} AS l SET mode = $1, revision = l.revision + 1
                 WHERE l.mode IS NOT NULL AND l.mode IS DISTINCT FROM $1 AND NOT EXISTS (SELECT FROM {sessions} AS s WHERE s.name = l.name)";
     let mode = (mode != SqlMode::Lease).then(|| mode.name());
-    session.query(&tables.fill(sql), &[Value::Maybe(mode)]).await?;
+    // One request is one transaction.
+    session.run(&fill(&tables.fill(&(carry + sql)), &[Value::Maybe(mode)])).await?;
     Ok(done)
+}
+
+/// Fills the columns of run records, which later runs depend on, into a statement.
+pub(super) fn with_record(sql: &str) -> String {
+    let names: Vec<_> = include_str!("sql/starts_schema.sql").split_whitespace().collect();
+    let names: Vec<_> = names.windows(2).filter(|pair| pair[0] == "EXISTS").map(|pair| pair[1]).collect();
+    let of = |row: &str| names.iter().map(|name| format!("{row}{name}")).collect::<Vec<_>>().join(", ");
+    sql.replace("{record}", &of("")).replace("{f_record}", &of("f.")).replace("{new_record}", &of("excluded."))
 }
 
 async fn upgrade(session: &mut PostgresSession, tables: &Tables) -> Result<Init> {

@@ -14,6 +14,7 @@ use super::{
     connection::{PostgresSession, SessionId},
     history,
     options::PostgresOptions,
+    schema,
     session_holders::{left_for, look_sql, read_holders},
     session_lock::{PostgresLock, PostgresSessionPart, no_row},
     starts,
@@ -208,7 +209,7 @@ impl SessionStore for PostgresSessions {
     async fn claim(&mut self, lock: &mut PostgresLock, request: &Request) -> Result<(Option<String>, bool)> {
         let hold = request.token.hold_text();
         let values = [Value::Text(&lock.name), Value::Text(&hold), Value::Bool(lock.shared), Value::Text(lock.mode.name())];
-        let sql = fill(&self.client.tables.fill(include_str!("sql/clear_hold.sql")), &values);
+        let sql = fill(&self.client.tables.fill(&schema::with_record(include_str!("sql/clear_hold.sql"))), &values);
         let rows = self.over(lock, &sql, &[]).await?;
         let mut fields = Fields::of(rows.first().ok_or_else(no_row)?);
         Ok((fields.text_or_null()?, fields.flag()?))

@@ -1,6 +1,6 @@
 //! The probe lock of `doctor`, acquired as `run` acquires a lock.
 //!
-//! The probe's name can't be typed ([`Key::probe`]), so no user has it. The name is always the same, so at most one fence
+//! The probe's name can't be typed ([`Key::probe`]), so no user has it. The name is always the same for a store and its mode, so at most one fence
 //! record remains. Two concurrent doctors wait for each other.
 
 use std::{cell::Cell, time::Duration};
@@ -56,7 +56,8 @@ pub(super) async fn try_out(
         }
     };
     let ttl = settings.ttl.unwrap_or_else(|| backend.identity().capabilities.clamp_ttl(Ttl::DEFAULT));
-    let stopped = |signal: Signal| Some(stopped_by(signal, &Key::probe(), &context.out));
+    let key = Key::probe_of(backend.identity().capabilities.backend);
+    let stopped = |signal: Signal| Some(stopped_by(signal, &key, &context.out));
     let lease = match take(backend, ttl, settings, context, &mut signals).await {
         Ok(Outcome::Granted(lease)) => lease,
         Ok(Outcome::Stopped(signal)) => return stopped(signal),
@@ -108,16 +109,17 @@ async fn take(
     context: &Context,
     signals: &mut Signals,
 ) -> Result<Outcome<Signal>> {
-    let request = request(ttl, settings.ttl.is_some(), context);
+    let key = Key::probe_of(backend.identity().capabilities.backend);
+    let request = request(key, ttl, settings.ttl.is_some(), context);
     let wait_policy = WaitPolicy::For(context.answer);
     acquire(backend, &BootClock, request, wait_policy, context.limits(), interrupted(signals), |_| {}).await
 }
 
-fn request(ttl: Ttl, ttl_asked: bool, context: &Context) -> Request {
+fn request(key: Key, ttl: Ttl, ttl_asked: bool, context: &Context) -> Request {
     Request {
         ttl_asked,
         metadata: Some(collect_metadata(context.host.as_deref(), None, Some("dlock doctor".into()))),
-        ..Request::new(Key::probe(), ttl)
+        ..Request::new(key, ttl)
     }
 }
 
@@ -190,7 +192,7 @@ async fn hand_over(
     let waiting = acquire(
         &mut *other,
         &BootClock,
-        request(lease.ttl, false, context),
+        request(lease.key.clone(), lease.ttl, false, context),
         WaitPolicy::For(limits.answer),
         limits,
         interrupted(signals),

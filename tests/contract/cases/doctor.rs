@@ -104,7 +104,7 @@ async fn a_healthy_store_has_no_unsafe_finding(lab: &Lab) {
 
 async fn the_probe_key_is_no_user_key(lab: &Lab) {
     let (mut a, mut b) = (lab.client().await, lab.client().await);
-    let probe = Key::probe();
+    let probe = Key::probe_of(a.capabilities().backend);
     assert!(Key::new(probe.as_str()).is_err(), "a user can type the probe's key");
     let held = a.hold(&probe).await;
     assert!(a.keys("").await.is_empty(), "the probe is listed");

@@ -3,13 +3,14 @@
 use std::time::Duration;
 
 use dlock::{
+    backends::sql::SqlMode,
     lease::{self, BootClock, Limits, Outcome, WaitPolicy},
     lock::{Attempt, Fence, Init, Kind as ErrorKind, Progress, Release, ReleaseInfo, Request, Rule, RunPolicy, RunState},
 };
 
 use super::{
     Case, cases,
-    run_policy::{WINDOW, asking, guarded, once},
+    run_policy::{WINDOW, asking, guarded, kept, once},
 };
 use crate::{
     lab::{Client, LONG, Lab, SLACK, key, request, soon},
@@ -34,6 +35,7 @@ pub fn all() -> Vec<Case> {
         a_sessions_start_whose_answer_was_lost_is_one_start,
         a_sessions_start_given_up_on_is_undone,
     ]);
+    all.extend(cases![is_sql => a_record_of_another_mode_counts]);
     all.extend(cases![|kind| kind == Kind::PostgresLease => a_run_with_a_policy_is_one_round_trip]);
     all
 }
@@ -67,6 +69,30 @@ const COLUMNS: [&str; 16] = [
     "warned_fence",
     "warned_level",
 ];
+
+/// A free lock whose run record denies a run denies it in every mode, or refuses the mode; also after `dlock init` has moved it.
+async fn a_record_of_another_mode_counts(lab: &Lab) {
+    let guard = |place: &str| RunPolicy { place: place.into(), skew_guard: Some(WINDOW), ..once(WINDOW, 0, false) };
+    let policies = [(once(WINDOW, 0, false), once(WINDOW, 0, false)), (kept(WINDOW), kept(WINDOW)), (guard("a"), guard("b"))];
+    let own = lab.client_with("dlock", |_| ());
+    for (nth, (first, second)) in policies.iter().enumerate() {
+        for mode in [SqlMode::Lease, SqlMode::Row, SqlMode::Advisory] {
+            let name = format!("job{nth}-{}", mode.name());
+            let (mut a, mut b) = (lab.client().await, lab.client_with("dlock", |options| options.mode = mode));
+            a.run(&asking(&name, first), RunState::Ok).await;
+            match b.0.try_acquire(&asking(&name, second)).await {
+                Ok(Attempt::Denied(_)) => {}
+                Err(error) if error.kind == ErrorKind::Config => assert!(error.hint.is_some(), "{error:?}"),
+                other => panic!("{first:?} in {:?}, then {mode:?}: {other:?}", own.0.identity()),
+            }
+            for client in [&mut b, &mut a] {
+                client.0.init().await.expect("init");
+                let denied = client.0.try_acquire(&asking(&name, second)).await;
+                assert!(matches!(denied, Ok(Attempt::Denied(_))), "{mode:?} after init: {denied:?}");
+            }
+        }
+    }
+}
 
 async fn tables_without_starts_are_upgraded(lab: &Lab) {
     let mut a = lab.client().await;
