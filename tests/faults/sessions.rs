@@ -26,6 +26,8 @@ macro_rules! on_sessions {
         on_store!(postgres_advisory: $($name),*);
         on_store!(mariadb_row: $($name),*);
         on_store!(mariadb_advisory: $($name),*);
+        on_store!(mysql_row: $($name),*);
+        on_store!(mysql_advisory: $($name),*);
     };
 }
 

@@ -22,6 +22,7 @@ macro_rules! on_stores_with_shares {
         on_store!(etcd: $($name),*);
         on_store!(postgres: $($name),*);
         on_store!(mariadb: $($name),*);
+        on_store!(mysql: $($name),*);
         on_store!(zookeeper: $($name),*);
     };
 }

@@ -9,7 +9,7 @@ pub use crate::majority::redlock;
 use crate::support::{
     self, dlock,
     etcd::Etcd,
-    mariadb::{self, MariaDb},
+    mariadb::{self, MariaDb, Product},
     postgres::{self, Postgres},
     proxy::Proxy,
     redis::Redis,
@@ -67,6 +67,7 @@ macro_rules! on_every_store {
         $crate::stores::on_store!(etcd: $($name),*);
         $crate::stores::on_store!(postgres: $($name),*);
         $crate::stores::on_store!(mariadb: $($name),*);
+        $crate::stores::on_store!(mysql: $($name),*);
         $crate::stores::on_store!(zookeeper: $($name),*);
     };
 }
@@ -81,6 +82,7 @@ macro_rules! on_every_server {
         $crate::stores::on_store!(etcd: $($name),*);
         $crate::stores::on_store!(postgres: $($name),*);
         $crate::stores::on_store!(mariadb: $($name),*);
+        $crate::stores::on_store!(mysql: $($name),*);
         $crate::stores::on_store!(zookeeper: $($name),*);
     };
 }
@@ -353,35 +355,55 @@ impl Server for Database {
     }
 }
 
-/// A MariaDB database and its lock mode.
+/// A database of MariaDB or MySQL, and its lock mode.
 pub struct Schema {
     server: MariaDb,
     parameters: &'static str,
 }
 
-fn schema(test: &str, parameters: &'static str) -> Option<Schema> {
-    if let Some(why) = mariadb::missing() {
-        support::skip(test, &why);
+fn schema(test: &str, product: Product, parameters: &'static str) -> Option<Schema> {
+    if let Some(why) = product.missing() {
+        if product == Product::MySql {
+            support::say(&format!("SKIPPED {test}: {why}"));
+        } else {
+            support::skip(test, &why);
+        }
         return None;
     }
-    let schema = Schema { server: MariaDb::durable(), parameters };
+    let server = MariaDb::with(mariadb::Options { product, durable: true, ..Default::default() });
+    let schema = Schema { server, parameters };
     schema.create_tables();
     Some(schema)
 }
 
 /// Rows with an expiry.
 pub fn mariadb(test: &str) -> Option<Schema> {
-    schema(test, "")
+    schema(test, Product::MariaDb, "")
 }
 
 /// Rows locked by transactions.
 pub fn mariadb_row(test: &str) -> Option<Schema> {
-    schema(test, "&mode=row")
+    schema(test, Product::MariaDb, "&mode=row")
 }
 
 /// `GET_LOCK`.
 pub fn mariadb_advisory(test: &str) -> Option<Schema> {
-    schema(test, "&mode=advisory")
+    schema(test, Product::MariaDb, "&mode=advisory")
+}
+
+/// As [`mariadb`], on MySQL itself.
+pub fn mysql(test: &str) -> Option<Schema> {
+    schema(test, Product::MySql, "")
+}
+
+/// As [`mariadb_row`], on MySQL itself.
+pub fn mysql_row(test: &str) -> Option<Schema> {
+    schema(test, Product::MySql, "&mode=row")
+}
+
+/// As [`mariadb_advisory`], on MySQL itself.
+pub fn mysql_advisory(test: &str) -> Option<Schema> {
+    schema(test, Product::MySql, "&mode=advisory")
 }
 
 impl Schema {

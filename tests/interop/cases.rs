@@ -86,8 +86,10 @@ struct Pair<'a> {
 /// Prints why a case is skipped, if it is.
 pub fn skipped(test: &str, language: Language, store: Store) -> bool {
     let why = language.missing().or_else(|| store.missing());
-    if let Some(why) = &why {
-        support::skip(test, why);
+    match &why {
+        Some(why) if store.is_optional() => support::say(&format!("SKIPPED {test}: {why}")),
+        Some(why) => support::skip(test, why),
+        None => {}
     }
     why.is_some()
 }

@@ -3,7 +3,7 @@
 use crate::{
     cases::{self, Compatible, Excluded, Independent, Interaction, Library},
     program::Language::{Java, Node, Python},
-    stores::Store::{self, Etcd, MariaDb, Postgres, Redis, Redlock, RedlockOfOne, ZooKeeper},
+    stores::Store::{self, Etcd, MariaDb, MySql, Postgres, Redis, Redlock, RedlockOfOne, ZooKeeper},
 };
 
 /// All modes; none is compatible with the library's lock.
@@ -124,6 +124,7 @@ share! {
     etcd_lock_service: shares(Python("queues:lock-service"), Etcd, |key, _| format!("dlock/{key}"));
     shedlock_on_postgresql: shares(Python("sql:shedlock"), Postgres(""), prefixed);
     shedlock_on_mariadb: shares(Python("sql:shedlock"), MariaDb(""), prefixed);
+    shedlock_on_mysql: shares(Python("sql:shedlock"), MySql(""), prefixed);
     psql: Library {
         modes: NO_PERMITS,
         ..shares(Python("sql:advisory"), Postgres("?mode=advisory"), |key, _| format!("hashtextextended('dlock:{key}', 0)"))
@@ -136,6 +137,10 @@ share! {
     mariadb: Library {
         modes: EXCLUSIVE,
         ..shares(Python("sql:advisory"), MariaDb("?mode=advisory"), |key, database| format!("'{database}.dlock/dlock:{key}'"))
+    };
+    mysql: Library {
+        modes: EXCLUSIVE,
+        ..shares(Python("sql:advisory"), MySql("?mode=advisory"), |key, database| format!("'{database}.dlock/dlock:{key}'"))
     };
     mariadb_with_a_raw_name: Library {
         modes: EXCLUSIVE,

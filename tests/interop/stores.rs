@@ -6,7 +6,7 @@ use crate::support::{
     dlock,
     etcd::Etcd,
     find_program,
-    mariadb::{self, MariaDb},
+    mariadb::{MariaDb, Options, Product},
     postgres::{self, Postgres},
     redis::Redis,
     redlock::Nodes,
@@ -25,6 +25,8 @@ pub enum Store {
     Etcd,
     Postgres(&'static str),
     MariaDb(&'static str),
+    /// MySQL itself.
+    MySql(&'static str),
 }
 
 /// A running server, shared with other cases, and its addresses.
@@ -52,6 +54,7 @@ static ZOOKEEPER: Mutex<Weak<ZooKeeper>> = Mutex::new(Weak::new());
 static ETCD: Mutex<Weak<Etcd>> = Mutex::new(Weak::new());
 static POSTGRES: Mutex<Weak<Postgres>> = Mutex::new(Weak::new());
 static MARIADB: Mutex<Weak<MariaDb>> = Mutex::new(Weak::new());
+static MYSQL: Mutex<Weak<MariaDb>> = Mutex::new(Weak::new());
 
 impl Store {
     /// Returns what this server lacks here, if anything.
@@ -65,8 +68,14 @@ impl Store {
             Self::ZooKeeper => ZooKeeper::missing(),
             Self::Etcd => without(&Etcd::PROGRAMS),
             Self::Postgres(_) => postgres::missing().or_else(|| without(&["psql"])),
-            Self::MariaDb(_) => mariadb::missing(),
+            Self::MariaDb(_) => Product::MariaDb.missing(),
+            Self::MySql(_) => Product::MySql.missing(),
         }
+    }
+
+    /// Whether the store may be missing even in CI: it is fetched from another release than the system's.
+    pub fn is_optional(self) -> bool {
+        matches!(self, Self::MySql(_))
     }
 
     pub fn start(self) -> Server {
@@ -103,14 +112,17 @@ impl Store {
                 let address = server.url(&database);
                 initialized(Server { url: format!("{address}{parameters}"), address, database, _running: server })
             }
-            Self::MariaDb(parameters) => {
-                let server = shared(&MARIADB, MariaDb::plain);
-                let database = server.database();
-                let address = format!("{},{database}", server.socket().display());
-                initialized(Server { url: format!("{}{parameters}", server.url(&database)), address, database, _running: server })
-            }
+            Self::MariaDb(parameters) => speaking_mysql(Product::MariaDb, &MARIADB, parameters),
+            Self::MySql(parameters) => speaking_mysql(Product::MySql, &MYSQL, parameters),
         }
     }
+}
+
+fn speaking_mysql(product: Product, slot: &Mutex<Weak<MariaDb>>, parameters: &str) -> Server {
+    let server = shared(slot, || MariaDb::with(Options { product, ..Options::default() }));
+    let database = server.database();
+    let address = format!("{},{database}", server.socket().display());
+    initialized(Server { url: format!("{}{parameters}", server.url(&database)), address, database, _running: server })
 }
 
 fn initialized(server: Server) -> Server {

@@ -180,6 +180,10 @@ impl MariaDb {
         format!("{}://{USER}@127.0.0.1:{}/{database}", self.options.product.scheme(), self.port)
     }
 
+    pub fn product(&self) -> Product {
+        self.options.product
+    }
+
     pub fn socket(&self) -> PathBuf {
         self.folder.path().join("s.sock")
     }

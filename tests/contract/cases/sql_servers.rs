@@ -79,7 +79,8 @@ impl Own {
             options.sql.database = Some("postgres".into());
             Self::Postgres(server, options)
         } else {
-            let server = MariaDb::durable();
+            let product = lab.mariadb().server().product();
+            let server = MariaDb::with(mariadb::Options { product, durable: true, ..Default::default() });
             server.sql("mysql", "CREATE DATABASE app");
             let mut options = lab.mariadb().options("dlock");
             options.sql.database = Some("app".into());
