@@ -135,7 +135,7 @@ mod tests {
         let mut options = MysqlOptions::new(SqlServer::Tcp { host: "h".into(), port: 1 });
         options.sql.database = Some("app".into());
         let name = |options: &MysqlOptions, key: &str| advisory(options, &Key::new(key).unwrap(), &format!("dlock:{key}"));
-        assert_eq!(name(&options, "job"), "_utf8mb4 X'6170702E646C6F636B2F646C6F636B3A6A6F62'");
+        assert_eq!(name(&options, "job"), "_utf8mb4 X'6170702E646C6F636B2F646C6F636B3A6A6F62' COLLATE utf8mb4_bin");
         let elsewhere = MysqlOptions {
             sql: sql::SqlOptions { database: Some("Other".into()), table: "App.dlock".into(), ..options.sql.clone() },
             ..options.clone()
@@ -146,10 +146,14 @@ mod tests {
         assert_ne!(name(&options, "job"), name(&other, "job"));
         for odd in ["JOB", "job ", "caf\u{e9}", &"x".repeat(60)] {
             // In hexadecimal, of 64 characters: dlock#
-            assert!(name(&options, odd).starts_with("_utf8mb4 X'646C6F636B23") && name(&options, odd).len() == 12 + 128, "{odd}");
+            assert!(
+                name(&options, odd).starts_with("_utf8mb4 X'646C6F636B23")
+                    && name(&options, odd).len() == 12 + 128 + " COLLATE utf8mb4_bin".len(),
+                "{odd}"
+            );
         }
         options.raw_names = true;
-        assert_eq!(name(&options, "job"), "_utf8mb4 X'6A6F62'");
+        assert_eq!(name(&options, "job"), "_utf8mb4 X'6A6F62' COLLATE utf8mb4_bin");
         assert_ne!(advisory_name(&options, &Key::new("dlock#0").unwrap(), ""), "dlock#0", "it could be another's hash");
         // SELECT LEFT(SHA2('JOB', 256), 58)
         let hashed = advisory_name(&options, &Key::new("JOB").unwrap(), "");

@@ -129,7 +129,13 @@ mod tests {
     fn a_command_that_is_killed_leaves_nothing() {
         let mark = format!("{}.25", 7000 + std::process::id() % 1000);
         of(&format!("sleep {mark} & sleep {mark}")).unwrap_err();
-        let left = std::fs::read_dir("/proc").unwrap().filter_map(|entry| std::fs::read(entry.ok()?.path().join("cmdline")).ok());
-        assert!(!left.into_iter().any(|line| String::from_utf8_lossy(&line).contains(&mark)));
+        let lines = || std::fs::read_dir("/proc").unwrap().filter_map(|entry| std::fs::read(entry.ok()?.path().join("cmdline")).ok());
+        let is_left = || lines().any(|line| String::from_utf8_lossy(&line).contains(&mark));
+        // A process that was killed takes a moment to end.
+        let began = now();
+        while is_left() {
+            assert!(now() - began < Duration::from_secs(10), "a process of the command is left");
+            std::thread::sleep(Duration::from_millis(10));
+        }
     }
 }

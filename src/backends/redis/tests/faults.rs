@@ -8,7 +8,7 @@ use crate::{
         Secret, Tls,
         redis::{Redis, RedisOptions, RedisServer},
     },
-    lock::{Attempt, Backend as _, Effect, Intent, Kind, Mode, Progress, Release, Renewal, Request, Scope, Wake},
+    lock::{Attempt, Backend as _, Effect, Intent, Kind, Mode, Origin, Progress, Release, Renewal, Request, Scope, Wake},
 };
 
 #[tokio::test]
@@ -114,7 +114,7 @@ async fn a_replicas_copy_of_a_hold_does_not_count() {
         pause(20).await;
     }
     let error = copy.backend().renew(&held.key, &held.token, Intent::Probe).await.unwrap_err();
-    assert!(error.kind == Kind::Unavailable && error.message.contains("replica"), "{error:?}");
+    assert!(error.origin == Origin::WrongServer && error.message.contains("replica"), "{error:?}");
     assert!(matches!(server.backend().renew(&held.key, &held.token, Intent::Probe).await.unwrap(), crate::lock::Renewal::Kept { .. }));
 }
 
@@ -286,7 +286,7 @@ async fn a_replica_and_a_cluster_node_are_refused() {
     let master = TestServer::start();
     let replica = TestServer::with(&["--replicaof", "127.0.0.1", &master.port.to_string(), "--repl-diskless-sync-delay", "0"]);
     let error = replica.backend().try_acquire(&request("job")).await.unwrap_err();
-    assert_eq!((error.kind, error.effect), (Kind::Unavailable, Effect::NotApplied), "{error:?}");
+    assert_eq!((error.kind, error.effect, error.origin), (Kind::Config, Effect::NotApplied, Origin::WrongServer), "{error:?}");
     let node = TestServer::with(&["--cluster-enabled", "yes", "--cluster-port", &super::ports::free().to_string()]);
     let error = node.backend().try_acquire(&request("job")).await.unwrap_err();
     assert!(matches!(error.kind, Kind::Unavailable | Kind::Config), "{error:?}");
