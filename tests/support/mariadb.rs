@@ -108,10 +108,10 @@ fn run(command: std::process::Command, what: &str) -> String {
 
 /// Returns a fresh data directory, which is created once and copied for each server of this process.
 fn template(product: Product) -> PathBuf {
+    static TEMPLATE: OnceLock<TempDir> = OnceLock::new();
     if product == Product::MySql {
         return mysql();
     }
-    static TEMPLATE: OnceLock<TempDir> = OnceLock::new();
     let folder = TEMPLATE.get_or_init(|| {
         let folder = super::folder();
         let mut install = process::command("mariadb-install-db");
@@ -208,7 +208,7 @@ impl MariaDb {
         let log = self.folder.path().join("server.log");
         let file = fs::OpenOptions::new().create(true).append(true).open(&log).expect("a log");
         let product = self.options.product;
-        let mut command = process::command(&product.program());
+        let mut command = process::command(product.program());
         let _ = fs::remove_file(self.socket());
         match product {
             Product::MariaDb => command.args(["--no-defaults", "--innodb-log-file-size=4M", "--aria-pagecache-buffer-size=1M"]),

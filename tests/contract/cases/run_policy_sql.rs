@@ -166,14 +166,17 @@ async fn a_run_that_started_during_the_wait_for_the_row_counts(lab: &Lab) {
     let held = request(&key("job"), LONG);
     a.run(&held, RunState::Started).await;
     let run = lab.meanwhile(lab.either(
-        "BEGIN; SELECT 1 FROM dlock FOR UPDATE; SELECT pg_sleep(0.5);
+        "BEGIN; SELECT 1 FROM dlock FOR UPDATE; SELECT pg_sleep(0.8);
          UPDATE dlock SET start_at = timezone('utc', clock_timestamp()), start_fence = fence + 1, fence = fence + 1, start_stage = 'ok',
                 start_tries = 1, start_window_ms = 3600000, revision = revision + 2; COMMIT",
-        "START TRANSACTION; SELECT 1 FROM dlock FOR UPDATE; SELECT SLEEP(0.5);
+        "START TRANSACTION; SELECT 1 FROM dlock FOR UPDATE; SELECT SLEEP(0.8);
          UPDATE dlock SET start_at = SYSDATE(6) - INTERVAL TIMESTAMPDIFF(SECOND, UTC_TIMESTAMP(), NOW()) SECOND, start_fence = fence + 1,
                 fence = fence + 1, start_stage = 'ok', start_tries = 1, start_window_ms = 3600000, revision = revision + 2; COMMIT",
     ));
-    lab.pass(Duration::from_millis(150)).await;
+    // Its client may start slowly.
+    while !lab.sql("SELECT 1 FROM dlock FOR UPDATE SKIP LOCKED").is_empty() {
+        lab.pass(Duration::from_millis(10)).await;
+    }
     let refusal = b.denied(&asking("job", &wanted)).await;
     assert_eq!(refusal.rule, Rule::Once(RunState::Ok));
     run.join().expect("the other run");
