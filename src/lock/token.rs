@@ -170,7 +170,7 @@ mod tests {
         assert_eq!(format!("{:?}", handed_over.session), "Some(Session(…))");
         assert_eq!(handed_over.nested().session, None, "it will have its own");
         let kept = Token { kept_by_run: true, ..token };
-        assert!(kept.reveal().ends_with(".run") && !kept.nested().kept_by_run);
+        assert!(kept.reveal().ends_with(KEPT_BY_RUN) && !kept.nested().kept_by_run);
         assert_eq!(kept.reveal().parse::<Token>().unwrap(), kept);
         for bad in [
             "",

@@ -70,12 +70,14 @@ fn many_values_of_redis() {
     assert_small(&format!("redis://127.0.0.1:{}", server(&[b""], b"*1\r\n")));
 }
 
+/// What PostgreSQL says after a login, and of a result with one column.
+const LOGIN: &[u8] = b"R\0\0\0\x08\0\0\0\0Z\0\0\0\x05I";
+const COLUMN: &[u8] = b"T\0\0\0\x1a\0\x01x\0\0\0\0\0\0\0\0\0\0\x19\xff\xff\xff\xff\xff\xff\0\0";
+
 #[test]
 fn a_long_message_of_postgresql() {
     assert_small(&format!("postgres://u@127.0.0.1:{}/d?sslmode=disable", server(&[b"R\x20\0\0\0"], b"x")));
     // Many rows of one answer, after the login.
-    const LOGIN: &[u8] = b"R\0\0\0\x08\0\0\0\0Z\0\0\0\x05I";
-    const COLUMN: &[u8] = b"T\0\0\0\x1a\0\x01x\0\0\0\0\0\0\0\0\0\0\x19\xff\xff\xff\xff\xff\xff\0\0";
     assert_small(&format!("postgres://u@127.0.0.1:{}/d?sslmode=disable", server(&[LOGIN, COLUMN], b"D\0\0\0\x0a\0\x01\xff\xff\xff\xff")));
 }
 

@@ -42,7 +42,7 @@ impl Switch {
                 if shared.over.load(Ordering::SeqCst) {
                     break;
                 }
-                shared.serve(client);
+                shared.serve(&client);
             }
         });
         Self { port, host, state }
@@ -71,11 +71,11 @@ impl Drop for Switch {
 }
 
 impl State {
-    fn serve(&self, client: TcpStream) {
+    fn serve(&self, client: &TcpStream) {
         let Ok(server) = TcpStream::connect((Ipv4Addr::LOCALHOST, self.target.load(Ordering::SeqCst))) else { return };
         let _ = (client.set_nodelay(true), server.set_nodelay(true));
         let mut open = self.open.lock().unwrap_or_else(PoisonError::into_inner);
-        for (from, to) in [(&client, &server), (&server, &client)] {
+        for (from, to) in [(client, &server), (&server, client)] {
             let (Ok(mut from), Ok(mut to), Ok(kept)) = (from.try_clone(), to.try_clone(), from.try_clone()) else { return };
             open.push(kept);
             thread::spawn(move || {

@@ -16,7 +16,7 @@ use crate::{
         net::transport,
         sql::{Fields, SqlDatabase, SqlMode, SqlOptions, rights},
     },
-    lock::{Capabilities, Check, Error, Finding, Grants, Init, Kind, Notice, PASSWORD, Result, Role, check},
+    lock::{Capabilities, Check, Error, Finding, Grants, Init, Notice, Origin, PASSWORD, Result, Role, check},
 };
 
 /// The checks of `dlock doctor`.
@@ -136,9 +136,9 @@ fn fine(check: &str) -> &'static str {
 
 fn refusals(session: &Connection, options: &MysqlOptions) -> Vec<(&'static str, Finding)> {
     let of = |refused: Result<()>| {
-        let Error { kind, message, hint, .. } = refused.err()?;
-        let check = match kind {
-            Kind::Unavailable => "role",
+        let Error { origin, message, hint, .. } = refused.err()?;
+        let check = match origin {
+            Origin::WrongServer => "role",
             _ if message.contains("statements need") => return None,
             _ if message.contains("proxy") => "proxy",
             _ => "cluster",

@@ -56,7 +56,7 @@ impl<S: AsyncRead + Unpin + ?Sized> AsyncRead for Bounded<'_, S> {
         let read = Pin::new(&mut *self.stream).poll_read(context, into);
         let new = &into.filled()[before..];
         self.bytes += new.len();
-        self.lines += new.iter().filter(|byte| **byte == b'\n').count();
+        self.lines += new.iter().map(|byte| usize::from(*byte == b'\n')).sum::<usize>();
         if self.is_over() { Poll::Ready(Err(io::ErrorKind::InvalidData.into())) } else { read }
     }
 }

@@ -119,9 +119,9 @@ impl TairStore {
         if takes {
             connection.drop_unsent_on_close(false);
         }
-        let errors =
+        let mut errors =
             replies.iter().filter_map(|reply| if let Value::ServerError(error) = reply { Some(failure::refused(error)) } else { None });
-        match errors.filter(Error::ends_connection).next() {
+        match errors.find(Error::ends_connection) {
             Some(error) => self.options.server.left(&error),
             None => self.connection = Some(connection),
         }
