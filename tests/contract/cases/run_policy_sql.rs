@@ -5,7 +5,7 @@ use std::time::Duration;
 use dlock::{
     backends::sql::SqlMode,
     lease::{self, BootClock, Limits, Outcome, WaitPolicy},
-    lock::{Attempt, Fence, Init, Kind as ErrorKind, Progress, Release, ReleaseInfo, Request, Rule, RunPolicy, RunState},
+    lock::{Attempt, Init, Kind as ErrorKind, Progress, Release, ReleaseInfo, Request, Rule, RunPolicy, RunState},
 };
 
 use super::{
