@@ -8,16 +8,21 @@ use crate::{
 };
 
 /// Options of other programs in the texts.
-const FOREIGN: [&str; 9] = [
+const FOREIGN: [&str; 14] = [
     "--auto-compaction-retention", // etcd
     "--bump-revision",             // etcdctl
     "--endpoints",                 // etcdctl
     "--experimental-enable-lease-checkpoint",
-    "--from",           // COPY in a Containerfile
-    "--locked",         // cargo
-    "--mark-compacted", // etcdctl
-    "--path",           // cargo
-    "--port",           // a job of the examples
+    "--from",               // COPY in a Containerfile
+    "--locked",             // cargo
+    "--mark-compacted",     // etcdctl
+    "--path",               // cargo
+    "--init",               // docker
+    "--name",               // docker
+    "--rm",                 // docker
+    "--scope",              // systemd-run
+    "--single-transaction", // mysqldump
+    "--port",               // a job of the examples
 ];
 
 fn read(path: &str) -> String {
