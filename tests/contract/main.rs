@@ -27,6 +27,27 @@ fn runs_alone(case: &cases::Case) -> bool {
     case.name.starts_with("many_waiters")
 }
 
+/// What the cases are about that MySQL itself gets in the short form: the statements in which it is unlike MariaDB, and the run record. The
+/// SQL is shared, and a second server of this size slows down the cases of all others. `tests/run --all` runs everything.
+const MYSQL_IN_SHORT: [&str; 11] = [
+    "collation",
+    "mode",
+    "the_record",
+    "puts_back",
+    "once",
+    "cancelled",
+    "success",
+    "unknown_outcome",
+    "fence_rises",
+    "verified_by",
+    "names",
+];
+
+/// Whether the short form leaves the case out.
+fn is_long_form(kind: targets::Kind, case: &cases::Case) -> bool {
+    kind.is_mysql_itself() && support::long_or(false, true) && !MYSQL_IN_SHORT.iter().any(|part| case.name.contains(part))
+}
+
 /// Sorts the long cases first, and mixes the others: consecutive cases of one store would keep its server busy and the machine idle.
 fn position(name: &str) -> (bool, u64) {
     let is_long = ["::random_", "::no_run_is_denied", "within_bounds", "server_that_crashed"].iter().any(|part| name.contains(part));
@@ -51,7 +72,7 @@ fn main() {
     arguments.test_threads.get_or_insert(AT_ONCE);
     // Measured before the cases themselves use the processors.
     lab::short();
-    let (mut trials, mut alone) = (Vec::new(), Vec::new());
+    let (mut trials, mut alone, mut left_out) = (Vec::new(), Vec::new(), 0);
     for kind in targets::ALL {
         let missing = kind.missing();
         if let Some(why) = &missing {
@@ -61,9 +82,14 @@ fn main() {
         for case in cases::all().into_iter().filter(|case| (case.on)(kind)) {
             let name = format!("{}::{}", kind.name(), case.name);
             let list = if runs_alone(&case) { &mut alone } else { &mut trials };
+            let ignored = missing.is_some() || is_long_form(kind, &case);
+            left_out += usize::from(missing.is_none() && ignored);
             let trial = Trial::test(name.clone(), move || run(kind, &case, &name));
-            list.push(trial.with_ignored_flag(missing.is_some()));
+            list.push(trial.with_ignored_flag(ignored));
         }
+    }
+    if left_out > 0 {
+        support::say(&format!("SKIPPED {left_out} cases on MySQL itself: tests/run --all runs them"));
     }
     trials.sort_by_cached_key(|trial| position(trial.name()));
     trials.append(&mut alone);
