@@ -54,7 +54,7 @@ impl RunPolicy {
         [self.skew_guard, self.at_least, once].into_iter().flatten().max().unwrap_or_default()
     }
 
-    /// Whether the run replaces the records of earlier runs for good ([`RunPolicy::forgetting`]).
+    /// Whether the run permanently replaces the records of earlier runs ([`RunPolicy::forgetting`]).
     pub fn forgets(&self) -> bool {
         self.anyway && self.once.is_some_and(|once| once.window.is_zero())
     }

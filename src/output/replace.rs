@@ -28,7 +28,7 @@ pub fn check_replaceable(path: &Path) -> io::Result<()> {
 pub enum Access {
     /// Its owner.
     Private,
-    /// Those who could read the replaced file; all users if there was none, whatever the umask says.
+    /// The users that could read the replaced file; all users if there was none, whatever the umask says.
     Public,
 }
 

@@ -98,7 +98,7 @@ struct Member {
 
 impl Etcd {
     async fn look_at_cluster(&mut self) -> EtcdResult<Vec<Finding>> {
-        // Open to every user before etcd 3.5.17 or so, then to the role root only: a user who is logged in can still take locks.
+        // Open to every user before etcd 3.5.17 or so, then to the role root only: any logged-in user can still take locks.
         let status: EtcdResult<StatusResponse> = self.client.ask("/etcdserverpb.Maintenance/Status", StatusRequest {}, Style::Unary).await;
         let status = match status {
             Ok(status) => Some(status),

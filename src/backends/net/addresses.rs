@@ -157,7 +157,7 @@ fn look_up(host: &str, port: u16) -> Result<(bool, watch::Receiver<Answer>, bool
                 known.failed.retain(|address| found.contains(address));
             }
         });
-        // Nobody may wait for it any more.
+        // All callers may be gone by then.
         let _ = tell.send(Some(found.map_err(Arc::new)));
     };
     let started = thread::Builder::new().name("resolver".into()).spawn(work);
