@@ -22,7 +22,7 @@ use super::{Context, TakingArgs};
 use crate::{
     exit,
     lease::{Budget, Claim, Held, WaitPolicy, in_order},
-    lock::{Backend, Entry, Error, Key, Kind, LastResort, Metadata, Mode, Request, Result, Tether, Token, Ttl, length},
+    lock::{Backend, Entry, Error, Key, Kind, LastResort, Metadata, Mode, Request, Result, Token, Ttl, length},
     output::{MetricsFile, Output, RunResult, StatusFile, Syslog, SyslogPolicy, Verdict, drain, plain},
     supervise::{self, CapturedOutput, Contain, Leftover, OnLost, Plan, Signals, fork_guardian},
 };
@@ -278,7 +278,9 @@ fn attempt(settings: &RunSettings, context: &Context, backend: Box<dyn Backend>,
 }
 
 fn prepare(backend: &mut dyn Backend) -> Result<Option<LastResort>> {
-    let prepared = backend.tether().map(Tether::prepare).transpose();
+    // Root's command may go on as another user, who could then keep or free any lock of root's.
+    let command_keeps = !rustix::process::geteuid().is_root();
+    let prepared = backend.tether().map(|tether| tether.prepare(command_keeps)).transpose();
     prepared.map(Option::flatten).map_err(|error| error.about("prepare", &backend.identity().url, None))
 }
 

@@ -131,9 +131,11 @@ impl Identity {
 pub trait Tether {
     /// Opens what the guardian must share, before dlock forks it. Starts no thread and no connection.
     ///
+    /// With `command_keeps` the command's processes share it too, so that the hold lasts even if dlock and the guardian are killed at once.
+    ///
     /// # Errors
     /// As for any other call, with nothing applied.
-    fn prepare(&mut self) -> Result<Option<LastResort>> {
+    fn prepare(&mut self, _command_keeps: bool) -> Result<Option<LastResort>> {
         Ok(None)
     }
 

@@ -9,8 +9,14 @@ use super::{Break, Fence, Metadata, RunRecord, RunState};
 /// How many runs of each lock a store keeps, and the same number again of runs that ended badly.
 pub const REMEMBERED: usize = 100;
 
-/// For how many hosts per lock a store counts skips.
+/// For how many hosts per lock a store counts skips: those that skipped last.
 pub const SKIPPING_HOSTS: usize = 256;
+
+/// Returns those of a lock's skipping hosts that the store forgets. Each comes with the time of its last skip.
+pub fn forgotten_hosts<T>(mut hosts: Vec<(Option<u64>, T)>) -> Vec<T> {
+    hosts.sort_by_key(|(last_ms, _)| std::cmp::Reverse(*last_ms));
+    hosts.drain(SKIPPING_HOSTS.min(hosts.len())..).map(|(_, host)| host).collect()
+}
 
 /// How a hold ended.
 #[derive(Clone, Debug, PartialEq, Eq)]

@@ -26,7 +26,7 @@ pub use breaking::{Break, Intent};
 pub use capabilities::{Capabilities, Pace};
 pub use encoding::{Encoding, printable};
 pub use error::{Effect, Error, Kind, Origin, Result};
-pub use history::{End, History, HistoryEntry, Note, REMEMBERED, ReleaseInfo, SKIPPING_HOSTS, Scope, SkipCount};
+pub use history::{End, History, HistoryEntry, Note, REMEMBERED, ReleaseInfo, SKIPPING_HOSTS, Scope, SkipCount, forgotten_hosts};
 pub use key::{Key, Namespace};
 pub use library::{Excludes, Library, Neighbour, Sharing};
 pub use request::{Entry, Mode, Request};

@@ -154,6 +154,9 @@ const COLUMNS: [Column; 6] = [
     Column::new("END", 3).cut_by(Cut::End(14)),
 ];
 
+/// How many of the hosts that skipped are shown by name: those that skipped last. JSON has all.
+const SHOWN_HOSTS: usize = 8;
+
 /// Returns the table of runs, followed by the run records that may deny later runs, and the skips.
 pub fn view(runs: &[RunOf], last: usize, record: &RunRecord, skips: &[SkipCount], now: &Now, style: TableStyle) -> String {
     let mut text = String::new();
@@ -176,8 +179,16 @@ pub fn view(runs: &[RunOf], last: usize, record: &RunRecord, skips: &[SkipCount]
             skips.iter().filter_map(|skips| skips.since_ms).min().map(|since| format!(" since {}", now.local(since))).unwrap_or_default();
         let alike = skips.iter().all(|skips| skips.reason == latest.reason);
         let reason = |skips: &SkipCount| if alike { String::new() } else { format!(" ({})", holders::clean(&skips.reason, 40)) };
-        let each: Vec<String> =
-            skips.iter().map(|skips| format!("{} {}{}", holders::clean(&skips.host, 40), skips.count, reason(skips))).collect();
+        let mut shown: Vec<&SkipCount> = skips.iter().collect();
+        if skips.len() > SHOWN_HOSTS {
+            shown.sort_by_key(|skips| std::cmp::Reverse(skips.last_ms));
+        }
+        let others = shown.split_off(SHOWN_HOSTS.min(shown.len()));
+        let mut each: Vec<String> =
+            shown.iter().map(|skips| format!("{} {}{}", holders::clean(&skips.host, 40), skips.count, reason(skips))).collect();
+        if !others.is_empty() {
+            each.push(format!("{} other hosts {}", others.len(), others.iter().map(|skips| skips.count).sum::<u64>()));
+        }
         let last = latest.last_ms.map(|last| format!("{} ", now.local(last))).unwrap_or_default();
         let (host, reason) = (holders::clean(&latest.host, 40), holders::clean(&latest.reason, 80));
         notes.push(format!("skipped{since}: {}; last {last}{host}, {reason}", each.join(", ")));
@@ -198,7 +209,7 @@ fn record_notes(record: &RunRecord, now: &Now) -> Vec<String> {
     let window_of = |ms: u64| lock::length(std::time::Duration::from_millis(ms));
     if let Some(cooldown) = &record.cooldown {
         let kept = [(cooldown.at_least_ms, "kept from all hosts", "at least"), (cooldown.guard_ms, "kept from other hosts", "skew guard")];
-        for (ms, what, option) in kept.into_iter().filter(|(ms, ..)| cooldown.at_ms.saturating_add(*ms) > now.unix_ms()) {
+        for (ms, what, option) in kept.into_iter().filter(|(ms, ..)| cooldown.within(*ms, now.unix_ms()).is_some()) {
             let until = now.local(cooldown.at_ms.saturating_add(ms));
             notes.push(format!("{what} until {until}: {option} {} ({})", window_of(ms), whose(&cooldown.metadata, cooldown.fence)));
         }
@@ -350,7 +361,24 @@ Thu 19 03:00:00  web1  12s     6m 2s     1041  ok
         assert!(text.contains("kept from all hosts until ") && text.contains(": at least 30s (web1, fence 7)\n"), "{text}");
         assert!(text.contains("kept from other hosts until ") && text.contains(": skew guard 5s (web1, fence 7)\n"), "{text}");
         assert!(text.contains("once in 30m: begun ") && text.ends_with(" (another process, fence 3): failed, try 2\n"), "{text}");
-        record.cooldown = record.cooldown.map(|cooldown| Cooldown { at_ms: 0, ..cooldown });
-        assert!(!shown(&record).contains("kept"), "an ended cooldown is not shown");
+        for (at_ms, why) in [(0, "an ended cooldown"), (at_ms + 3_600_000, "a cooldown in the future, which denies nothing")] {
+            record.cooldown = record.cooldown.map(|cooldown| Cooldown { at_ms, ..cooldown });
+            assert!(!shown(&record).contains("kept"), "{why}");
+        }
+    }
+
+    #[test]
+    fn of_many_hosts_the_last_ones_are_named() {
+        let skips: Vec<_> = (0..20)
+            .map(|n| SkipCount {
+                host: format!("pod-{n:02}"),
+                count: 2,
+                since_ms: None,
+                last_ms: Some(1000 + n),
+                reason: "busy".into(),
+            })
+            .collect();
+        let text = view(&[], 20, &RunRecord::default(), &skips, &now(), TableStyle { width: Some(400), color: false });
+        assert!(text.contains("skipped: pod-19 2, pod-18 2, ") && text.contains(", pod-12 2, 12 other hosts 24; last "), "{text}");
     }
 }

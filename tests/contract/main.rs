@@ -19,8 +19,8 @@ use std::{
 
 use libtest_mimic::{Arguments, Failed, Trial};
 
-/// The number of concurrent cases. They mostly wait for leases to end, so there can be more of them than cores.
-const AT_ONCE: usize = 16;
+/// The number of concurrent cases. Half of them wait for leases to end, so there can be more of them than cores.
+const AT_ONCE: usize = 8;
 
 /// Whether a case has so many clients that a small machine can run only this case. Such cases run last, one at a time.
 fn runs_alone(case: &cases::Case) -> bool {

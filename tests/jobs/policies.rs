@@ -14,6 +14,7 @@ use crate::support::{
     self,
     dlock::{self, unique},
     process::{self, Ended, Process, Sweep},
+    procfs,
 };
 
 const LIMIT: Duration = Duration::from_secs(60);
@@ -127,6 +128,75 @@ fn a_key_runs_to_success_once() {
     assert_eq!(lab.run("--once --keep 1h --retry-crashed", "exit 0").code(), 0, "a run that was stopped is not known to be done");
     lab.assert_denied(&lab.run(once, "exit 0"), "once");
     lab.assert_denied(&lab.run(once, "exit 0"), "once");
+}
+
+/// As after a clock that was set back.
+#[test]
+fn a_start_in_the_future_is_told() {
+    let lab = Lab::new();
+    let run = || dlock::run(&lab.backend, &["run", "-k", &lab.key, "--once-per", "1m", "--skew-guard", "5s", "--", "true"]);
+    assert_eq!(run().code(), 0);
+    assert_eq!(run().stderr, "", "a run that is not due yet is no news");
+    let script = "import json, sqlite3, sys
+store = sqlite3.connect(sys.argv[1])
+(text,) = store.execute('SELECT document FROM locks').fetchone()
+document = json.loads(text)
+for record in document['p'].values():
+    record['s'] += 3_600_000
+store.execute('UPDATE locks SET document = ?', (json.dumps(document),))
+store.commit()";
+    let mut python = process::command("python3");
+    python.args(["-c", script]).arg(lab.file().join("locks.db"));
+    let moved = Process::collect(python).wait(LIMIT);
+    assert_eq!(moved.code(), 0, "{moved:?}");
+    let denied = run();
+    assert_eq!(denied.code(), 75, "{denied:?}");
+    assert!(denied.stderr.contains(" in the future by the store's clock"), "{denied:?}");
+    assert!(denied.stderr.contains(&format!("dlock forget {}", lab.key)), "{denied:?}");
+    let history = dlock::run(&lab.backend, &["history", &lab.key]);
+    assert!(!history.stdout.contains("kept from"), "{history:?}");
+    assert_eq!(dlock::run(&lab.backend, &["forget", &lab.key, "--yes", "--reason", "the clock was set back"]).code(), 0);
+    assert_eq!(run().code(), 0);
+}
+
+/// The command of a user keeps the lock even if dlock and the guardian are killed at once. Root's may go on as another user.
+#[test]
+fn only_a_users_command_shares_the_lock_file() {
+    let lab = Lab::new();
+    let root = rustix::process::geteuid().is_root();
+    if root {
+        let shown = lab.run("", "ls -l /proc/self/fd");
+        assert!(shown.code() == 0 && !shown.stdout.contains("locks.db"), "{shown:?}");
+    }
+    let lab = Lab::new();
+    let ready = lab.file().join("ready");
+    let script = format!("setsid sh -c 'ls -l /proc/self/fd > {0}.list; mv {0}.list {0}; sleep 3' > /dev/null 2>&1 & wait", ready.display());
+    let program = lab.file().join("program");
+    support::program::copy(dlock::binary(), &program, 0o755);
+    let as_user = |script: &str| {
+        let mut command = process::command(if root { Path::new("setpriv") } else { &program });
+        if root {
+            command.args(["--reuid=65534", "--regid=65534", "--clear-groups"]).arg(&program);
+        }
+        command.args(lab.words("", script)).env_remove("HOME").env("DLOCK_BACKEND", &lab.backend);
+        Process::collect(command)
+    };
+    if root {
+        std::os::unix::fs::chown(lab.file(), Some(65534), Some(65534)).expect("another owner");
+    }
+    let run = as_user(&script);
+    support::must("the command runs", LIMIT, || ready.exists());
+    let guardian = procfs::children(run.pid()).iter().find(|stat| stat.name == "lock-guard").expect("a guardian").pid;
+    for signal in [Signal::STOP, Signal::KILL] {
+        process::signal(guardian, signal);
+        run.signal(signal);
+    }
+    run.wait(LIMIT);
+    let shown = fs::read_to_string(&ready).expect("a list");
+    assert!(shown.contains("locks.db.lock"), "{shown}");
+    let denied = as_user("exit 0").wait(LIMIT);
+    assert_eq!(denied.code(), 75, "the daemon lives: {denied:?}");
+    support::must("the daemon has ended", LIMIT, || as_user("exit 0").wait(LIMIT).code() == 0);
 }
 
 #[test]

@@ -16,7 +16,7 @@ use sha2::{Digest as _, Sha256};
 use super::{
     client::{EtcdClient, EtcdResult},
     failure::Trouble,
-    messages::{Compare, RequestOp},
+    messages::{Compare, KeyValue, RequestOp},
     names::EtcdNames,
     ops::{self, TxnAnswers},
     queue::LockAtRevision,
@@ -25,7 +25,7 @@ use super::{
 };
 use crate::{
     backends::queue::history::{SkipRecord, released, too_many},
-    lock::{History, HistoryEntry, Key, Note, ReleaseInfo, SKIPPING_HOSTS, SkipCount},
+    lock::{History, HistoryEntry, Key, Note, ReleaseInfo, SKIPPING_HOSTS, SkipCount, forgotten_hosts},
 };
 
 /// Returns the history entry of a released hold; `None` if nothing was done under it.
@@ -171,18 +171,23 @@ pub(super) async fn history(client: &mut EtcdClient, key: &Key) -> EtcdResult<Hi
     found.extend(look.vanished().filter_map(StoredRecord::history_entry));
     let all = answers.keys()?;
     let mut skips = Vec::new();
-    for kv in &all {
-        let Ok(skip) = serde_json::from_slice::<SkipRecord>(&kv.value) else { continue };
-        let since = [&kv.key[..], SINCE].concat();
-        let since_ms = all.iter().find(|kv| kv.key == since).and_then(|kv| str::from_utf8(&kv.value).ok()?.parse().ok());
+    for (kv, skip) in skips_among(&all) {
+        let since = since_of(&String::from_utf8_lossy(&kv.key));
+        let since_ms = all.iter().find(|kv| kv.key == since.as_bytes()).and_then(|kv| str::from_utf8(&kv.value).ok()?.parse().ok());
         let count = u64::try_from(kv.version).unwrap_or_default();
         skips.push(SkipCount { host: skip.host, count, since_ms, last_ms: Some(skip.at_ms), reason: skip.reason });
     }
     Ok(History { record: look.runs.record(), ..History::new(found, skips) })
 }
 
-/// The end of the key's name that tells since when a host's skips are counted.
-const SINCE: &[u8] = b"/since";
+fn skips_among(all: &[KeyValue]) -> impl Iterator<Item = (&KeyValue, SkipRecord)> {
+    all.iter().filter_map(|kv| Some((kv, serde_json::from_slice(&kv.value).ok()?)))
+}
+
+/// Returns the name of the key that tells since when a host's skips are counted.
+fn since_of(name: &str) -> String {
+    format!("{name}/since")
+}
 
 /// Writes a note that comes without a grant or a release.
 pub(super) async fn note(client: &mut EtcdClient, key: &Key, note: &Note) -> EtcdResult<()> {
@@ -206,13 +211,16 @@ async fn skipped(client: &mut EtcdClient, names: &EtcdNames, host: &str, reason:
     let mut host_id = [0; 16];
     host_id.copy_from_slice(&Sha256::digest(host)[..16]);
     let name = format!("{}{:032x}", names.skips(), u128::from_be_bytes(host_id));
-    let since = format!("{name}{}", String::from_utf8_lossy(SINCE));
+    let since = since_of(&name);
     let skip = SkipRecord { host: host.into(), reason: reason.into(), at_ms };
     let once_more = ops::put(&name, serde_json::to_vec(&skip).unwrap_or_default(), 0);
     let new = vec![once_more.clone(), ops::put(&since, at_ms.to_string(), 0), ops::count(&names.skips())];
     let mut answers = client.txn(vec![ops::absent(&since)], new, vec![once_more]).await?;
     if answers.succeeded && answers.last_count() > 2 * SKIPPING_HOSTS {
-        client.run(vec![ops::delete(&name), ops::delete(&since)]).await?;
+        let all = client.run(vec![ops::under(&names.skips(), false)]).await?.keys()?;
+        let forgotten = forgotten_hosts(skips_among(&all).map(|(kv, skip)| (Some(skip.at_ms), &kv.key)).collect());
+        let gone = forgotten.into_iter().map(|name| String::from_utf8_lossy(name)).flat_map(|name| [since_of(&name), name.into_owned()]);
+        client.run(gone.take(ops::MOST_OPS).map(|name| ops::delete(&name)).collect()).await?;
     }
     Ok(())
 }

@@ -17,7 +17,7 @@ use tokio::{sync::Notify, time::Instant};
 
 use super::cas::{self, Base, CasBackend, Change, ReadFor, Snapshot, in_order};
 use crate::lock::{
-    Capabilities, Fence, HistoryEntry, Identity, Key, Namespace, Note, Progress, REMEMBERED, Request, Result, SKIPPING_HOSTS, SkipCount,
+    Capabilities, Fence, HistoryEntry, Identity, Key, Namespace, Note, Progress, REMEMBERED, Request, Result, SkipCount, forgotten_hosts,
     Wake, Which, document::Document,
 };
 
@@ -75,8 +75,10 @@ impl StoredLock {
     fn skip(&mut self, host: &str, reason: &str, now: Option<u64>) {
         if let Some(skips) = self.skips.iter_mut().find(|skips| skips.host == host) {
             *skips = SkipCount { count: skips.count + 1, last_ms: now, reason: reason.to_owned(), ..skips.clone() };
-        } else if self.skips.len() < SKIPPING_HOSTS {
+        } else {
             self.skips.push(SkipCount { host: host.to_owned(), count: 1, since_ms: now, last_ms: now, reason: reason.to_owned() });
+            let forgotten = forgotten_hosts(self.skips.iter().map(|skips| (skips.last_ms, skips.host.clone())).collect());
+            self.skips.retain(|skips| !forgotten.contains(&skips.host));
         }
     }
 

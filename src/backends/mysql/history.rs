@@ -71,19 +71,25 @@ pub(super) async fn read(session: &mut Connection, tables: &Tables, name: &str) 
 
 /// Adds a history entry that no grant or release writes.
 pub(super) async fn note(session: &mut Connection, tables: &Tables, name: &str, note: &Note) -> Result<()> {
-    let batch = match note {
+    match note {
         Note::Skipped { host, reason, .. } => {
             let values = [
                 ("name", Value::Bytes(name)),
+                ("most", Value::Int(i64::try_from(SKIPPING_HOSTS).unwrap_or(i64::MAX))),
                 ("host", Value::Text(host)),
                 ("reason", Value::Text(reason)),
-                ("most", Value::Int(i64::try_from(SKIPPING_HOSTS).unwrap_or(i64::MAX))),
             ];
-            tables.fill(include_str!("sql/skip.sql"), &values)
+            let answers = session.ask(&tables.fill(include_str!("sql/skip.sql"), &values)).await?;
+            // Apart, since it locks the rows of all hosts.
+            if answers.last().is_some_and(|beyond| !beyond.rows.is_empty()) {
+                session.ask(&tables.fill(include_str!("sql/forget_hosts.sql"), &values[..2])).await?;
+            }
         }
-        Note::Lost(past) => tables.fill(include_str!("sql/lost.sql"), &Written::of(past)?.values(name)),
-    };
-    session.ask(&batch).await.map(|_| ())
+        Note::Lost(past) => {
+            session.ask(&tables.fill(include_str!("sql/lost.sql"), &Written::of(past)?.values(name))).await?;
+        }
+    }
+    Ok(())
 }
 
 /// Returns the SQL that claims a warning.

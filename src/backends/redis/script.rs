@@ -14,13 +14,13 @@ macro_rules! script {
     };
 }
 
-pub(super) static ACQUIRE: Script = script!("lua/acquire.lua", "e36fc0084bc5fd6aca7f774ef27b6e891726c01d");
-pub(super) static SHARE: Script = script!("lua/share.lua", "1f9dfa5cb833e0c7220f5aa426063c97cee2587c");
-pub(super) static RENEW: Script = script!("lua/renew.lua", "f98dd2704178ca2e458cab90ed0f2b5230929636");
-pub(super) static RELEASE: Script = script!("lua/release.lua", "ea13e0ab0ad6275251dbc2320da2c1147f7b79a5");
-pub(super) static BREAK: Script = script!("lua/break.lua", "4c8abf973f35dfde9d52324e8cdbfaf7898d888b");
-pub(super) static NOTE: Script = script!("lua/note.lua", "7a21dca2389ca30b2c14dd0d9e46d3751bcc2952");
-pub(super) static ABANDON: Script = script!("lua/abandon.lua", "83df0411e104232c9fc1b31b9c5cbd631fddd089");
+pub(super) static ACQUIRE: Script = script!("lua/acquire.lua", "68f375d77a68c3d85e365d36513e0ad5366c55ff");
+pub(super) static SHARE: Script = script!("lua/share.lua", "be11ea690ef89a54c7d4e88e373020ce08032526");
+pub(super) static RENEW: Script = script!("lua/renew.lua", "7973b2287e0612f18eb6acfb30939868dcea9ecd");
+pub(super) static RELEASE: Script = script!("lua/release.lua", "ccb14bcfe8a9965957c6503558495d417c4254f9");
+pub(super) static BREAK: Script = script!("lua/break.lua", "aea7f0d845578e96f28ef394659ea855cc36e584");
+pub(super) static NOTE: Script = script!("lua/note.lua", "e5b936a8d0f49bbe8305903ece274109fb5f3384");
+pub(super) static ABANDON: Script = script!("lua/abandon.lua", "d0b13a501655d45b1944ee7bf1c7c2eebd35cde3");
 
 impl Script {
     /// Creates a script from its code and its SHA-1.

@@ -11,13 +11,13 @@ macro_rules! script {
     };
 }
 
-pub(super) static TAKE: Script = script!("lua/take.lua", "9e9d221bdfcff7748e620348688cb5a1ddbd5acf");
-pub(super) static COMMIT: Script = script!("lua/commit.lua", "6bcf93cb0ddae45e1e5861d53f57ce1080612360");
-pub(super) static RENEW: Script = script!("lua/renew.lua", "7949b0c3100e2cfad1251632293837cd2da198b6");
-pub(super) static RELEASE: Script = script!("lua/release.lua", "55a4aa7bed76dbc13b70cdac526893f3437dd5d1");
-pub(super) static BREAK: Script = script!("lua/break.lua", "aeea96316d9984277765429579dce792c61c25ea");
-pub(super) static NOTE: Script = script!("lua/note.lua", "19f1b81103a6a2f1a8cf7340da761b11da9afed9");
-pub(super) static ABANDON: Script = script!("lua/abandon.lua", "66c9c967c9f8706c3275bbdbe201dc90aef23eb7");
+pub(super) static TAKE: Script = script!("lua/take.lua", "1f09c5b5d67d941486aacb46c57d4e1ecfea3d48");
+pub(super) static COMMIT: Script = script!("lua/commit.lua", "7e5af9215dcdf8a14cad8541970dc702d49d7bfd");
+pub(super) static RENEW: Script = script!("lua/renew.lua", "d310084a4ca2ef9f4751f2b82a00e0a0635b7d53");
+pub(super) static RELEASE: Script = script!("lua/release.lua", "01c63dc841250a204d13099fd8c4f9c9fdced917");
+pub(super) static BREAK: Script = script!("lua/break.lua", "31ef4cd9aa2bcc1349d33948363c867bc6e2f2b0");
+pub(super) static NOTE: Script = script!("lua/note.lua", "e27873064b44e8350c041b85af45195f62f7806c");
+pub(super) static ABANDON: Script = script!("lua/abandon.lua", "d1ebdfd2d6c230b56e44a9d71cc1fbae4cfddf9c");
 
 #[cfg(test)]
 mod tests {

@@ -117,7 +117,7 @@ impl LockFile {
         name.into()
     }
 
-    /// Opens or creates the file. With `inherited`, the processes that this one starts have it too.
+    /// Opens or creates the file. With `inherited`, the programs that this process executes have it too.
     ///
     /// If the file or the database is missing, they may have been removed under a holder, which is about to notice. No process creates
     /// either before that took effect. So a process that finds both need not wait.

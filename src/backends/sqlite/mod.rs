@@ -354,9 +354,9 @@ impl Sqlite {
 
 #[async_trait(?Send)]
 impl Tether for Sqlite {
-    fn prepare(&mut self) -> Result<Option<LastResort>> {
+    fn prepare(&mut self, command_keeps: bool) -> Result<Option<LastResort>> {
         let client = self.client();
-        let file = client.open_lock_file(true)?;
+        let file = client.open_lock_file(command_keeps)?;
         client.file = Some(file.clone());
         client.prepared = true;
         Ok(Some(Box::new(move || {

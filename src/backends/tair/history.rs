@@ -16,7 +16,7 @@ use ::redis::{Pipeline, Value};
 use super::{TairStore, value::readable};
 use crate::{
     backends::redis::{failure, history::to_json, names::RedisNames, reply},
-    lock::{Fence, HistoryEntry, Key, Note, REMEMBERED, Result, SKIPPING_HOSTS, SkipCount, document::Document},
+    lock::{Fence, HistoryEntry, Key, Note, REMEMBERED, Result, SKIPPING_HOSTS, SkipCount, forgotten_hosts, document::Document},
 };
 
 /// How long entries are kept after the last run, in ms.
@@ -99,7 +99,15 @@ impl TairStore {
                 let [count, known] = &*replies else { return Err(failure::unreadable()) };
                 let count = readable(count)?.and_then(reply::int).and_then(|count| usize::try_from(count).ok()).unwrap_or_default();
                 if matches!(known, Value::Nil) && count >= 3 * SKIPPING_HOSTS {
-                    return Ok(());
+                    let mut look = ::redis::pipe();
+                    look.cmd("HGETALL").arg(&names.skips);
+                    let replies = self.look(&look).await?;
+                    let fields = replies.first().map_or(Ok(None), readable)?.and_then(reply::pairs).unwrap_or_default();
+                    let mut hosts: Vec<_> = read_skips(&fields).into_iter().map(|skips| (skips.last_ms, skips.host)).collect();
+                    hosts.push((Some(u64::MAX), host.clone()));
+                    for gone in forgotten_hosts(hosts) {
+                        step.cmd("HDEL").arg(&names.skips).arg(["n", "s", "l"].map(|field| format!("{field}:{gone}")).to_vec());
+                    }
                 }
                 step.cmd("HINCRBY").arg(&names.skips).arg(format!("n:{host}")).arg(1);
                 step.cmd("HSETNX").arg(&names.skips).arg(format!("s:{host}")).arg(at_ms);

@@ -29,7 +29,7 @@ use crate::{
         history::{SkipRecord, outdated, released, too_many},
         record::HoldRecord,
     },
-    lock::{End, History, HistoryEntry, Key, Note, ReleaseInfo, Result, SKIPPING_HOSTS, SkipCount},
+    lock::{End, History, HistoryEntry, Key, Note, ReleaseInfo, Result, SKIPPING_HOSTS, SkipCount, forgotten_hosts},
 };
 
 /// An ended hold, as its node contains it.
@@ -291,8 +291,22 @@ async fn skipped(session: &mut ZkSession, names: &ZkNames, skip: &SkipRecord) ->
     let asks = [WireRequest::Create(&path, &[], NodeKind::Persistent), WireRequest::Write(&path, &data)];
     let WrittenNode { new, many } = write(session, &names.memory(HistoryKind::SkipCount), &asks).await?;
     if new && many > SKIPPING_HOSTS {
-        session.ask(&[WireRequest::Delete(&path)]).await?;
+        forget_hosts(session, &names.memory(HistoryKind::SkipCount)).await?;
     }
+    Ok(())
+}
+
+/// Forgets the hosts beyond the limit whose last skip is longest ago.
+async fn forget_hosts(session: &mut ZkSession, folder: &str) -> ZkResult<()> {
+    let mut answers = session.ask(&[WireRequest::Children(folder)]).await?;
+    let paths: Vec<_> = listed(answers.pop())?.iter().map(|host| format!("{folder}/{host}")).collect();
+    let answers = session.ask(&paths.iter().map(|path| WireRequest::Exists(path)).collect::<Vec<_>>()).await?;
+    let hosts = paths.iter().zip(answers).filter_map(|(path, answer)| {
+        let Ok(Reply::Stat(stat)) = answer else { return None };
+        Some((u64::try_from(stat.mtime).ok(), path))
+    });
+    let gone: Vec<_> = forgotten_hosts(hosts.collect()).into_iter().map(|path| WireRequest::Delete(path)).collect();
+    session.ask(&gone).await?;
     Ok(())
 }
 

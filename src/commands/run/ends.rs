@@ -1,9 +1,11 @@
 //! The end of the wait for a lock, and the warnings and errors at the end of a run.
 
+use std::time::Duration;
+
 use super::{RunSettings, watch::RunWatch};
 use crate::{
     lease::may_warn,
-    lock::{Backend, Busy, Error, Key, Kind},
+    lock::{Backend, Busy, Denial, Error, Key, Kind, Rule},
     output::{self, Output, Syslog, age},
     supervise::{Signal, Signals, Supervisor, stop_self},
 };
@@ -38,6 +40,18 @@ pub(super) async fn wait_ended(signals: &mut Signals, supervisor: &mut Superviso
                 }
             }
         }
+    }
+}
+
+/// Warns of a start that lies in the future by the store's clock, and so denies runs for longer than they asked for.
+pub(super) fn warn_of_future_start(settings: &RunSettings, key: &Key, out: &Output, denial: &Denial) {
+    let (Rule::Once(_), Some(window), Some(left)) = (denial.rule, settings.policy.frequency.window(), denial.again_in) else { return };
+    let ahead = left.saturating_sub(window);
+    if ahead > window.min(Duration::from_secs(60)) {
+        let text = format!("{}: the last start lies {} in the future by the store's clock: no run until then", key.escaped(), age(ahead));
+        let shell = output::shell(key);
+        out.warn_with_hint(&text, &format!("if the store's clock was set back, dlock forget {shell} lets the next run start"));
+        Syslog::default().warn_of(settings.log, out, &text);
     }
 }
 

@@ -8,7 +8,7 @@ use tokio::sync::mpsc;
 
 use super::{
     RunSettings,
-    ends::{disturbed, wait_ended, warn_of_long_hold},
+    ends::{disturbed, wait_ended, warn_of_future_start, warn_of_long_hold},
     events::Events,
     outcome::Outcome,
     watch::{RunWatch, SupervisionEnd},
@@ -121,6 +121,7 @@ impl Job<'_> {
                 let cause = Cause::Denied(&denial, &option);
                 out.skipped(&Skip { key: &request.key, mode: request.mode, cause, waited, outcome: "not run" });
                 note_skip(&mut **backend, &request.key, self.metadata.as_ref(), &option).await;
+                warn_of_future_start(settings, &request.key, out, &denial);
                 let by = Some(request.key.clone());
                 Verdict { by, refused: Some((denial, option)), ..verdict(RunResult::Busy, settings.conflict_status) }
             }

@@ -105,7 +105,7 @@ impl Cooldown {
 
     /// Returns the rest of a length from the start, unless it is over. A clock that was set back by more than the length
     /// delays no run.
-    fn within(&self, length_ms: u64, now_ms: u64) -> Option<Duration> {
+    pub fn within(&self, length_ms: u64, now_ms: u64) -> Option<Duration> {
         let over = self.at_ms.saturating_add(length_ms);
         (now_ms.abs_diff(self.at_ms) < length_ms && now_ms < over).then(|| Duration::from_millis(over - now_ms))
     }

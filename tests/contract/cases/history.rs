@@ -5,7 +5,8 @@ use std::{cell::Cell, future::pending, time::Duration};
 use dlock::{
     lease::{self, BootClock, Limits, Outcome, WaitPolicy},
     lock::{
-        Amendment, Attempt, Break, End, Fence, History, HistoryEntry, Key, Mode, Note, REMEMBERED, Release, ReleaseInfo, Request, Scope,
+        Amendment, Attempt, Break, End, Fence, History, HistoryEntry, Key, Mode, Note, REMEMBERED, Release, ReleaseInfo, Request,
+        SKIPPING_HOSTS, Scope,
     },
 };
 
@@ -28,6 +29,7 @@ pub fn all() -> Vec<Case> {
         an_undone_grant_is_not_recorded,
         the_last_runs_and_the_last_failures_are_kept,
         skips_are_counted_by_host,
+        the_hosts_that_skipped_last_are_counted,
         a_note_of_a_loss_replaces_the_expired_entry,
         a_lock_has_its_own_history,
         any_text_comes_back_unchanged,
@@ -266,6 +268,23 @@ async fn skips_are_counted_by_host(lab: &Lab) {
     a.renewed(&held, None).await;
     a.free(&held).await;
     assert_eq!(history(&mut b, &job).await.skips[1].count, 2);
+}
+
+/// Hosts with a name for each run would otherwise use up all places.
+async fn the_hosts_that_skipped_last_are_counted(lab: &Lab) {
+    let mut a = lab.client().await;
+    let job = key("job");
+    for n in 0..SKIPPING_HOSTS + 2 {
+        let note = Note::Skipped { host: format!("pod-{n}"), reason: "busy".into(), at_ms: dlock::lease::wall_ms() };
+        a.0.amend(&job, Amendment::Note(&note)).await.expect("a note");
+        if n < 2 {
+            lab.pass(Duration::from_millis(3)).await;
+        }
+    }
+    let skips = history(&mut a, &job).await.skips;
+    assert_eq!(skips.len(), SKIPPING_HOSTS);
+    let is_known = |n: usize| skips.iter().any(|skips| skips.host == format!("pod-{n}"));
+    assert!(!is_known(0) && !is_known(1) && (2..SKIPPING_HOSTS + 2).all(is_known), "{skips:?}");
 }
 
 async fn a_note_of_a_loss_replaces_the_expired_entry(lab: &Lab) {

@@ -87,8 +87,15 @@ async fn a_record_of_another_mode_counts(lab: &Lab) {
             }
             for client in [&mut b, &mut a] {
                 client.0.init().await.expect("init");
-                let denied = client.0.try_acquire(&asking(&name, second)).await;
-                assert!(matches!(denied, Ok(Attempt::Denied(_))), "{mode:?} after init: {denied:?}");
+                let asked = std::time::Instant::now();
+                loop {
+                    match client.0.try_acquire(&asking(&name, second)).await {
+                        Ok(Attempt::Denied(_)) => break,
+                        // The session of an earlier question may end a little later.
+                        Ok(Attempt::Busy(busy)) if busy.transient && asked.elapsed() < soon() => lab.pass(Duration::from_millis(20)).await,
+                        other => panic!("{mode:?} after init: {other:?}"),
+                    }
+                }
             }
         }
     }

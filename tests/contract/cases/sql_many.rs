@@ -55,12 +55,13 @@ async fn many_readers_are_granted_at_once(lab: &Lab) {
 async fn one_release_admits_many_readers(lab: &Lab) {
     let (mut a, job) = (lab.client().await, key("job"));
     let held = a.hold(&job).await;
-    let mut clients = Vec::new();
-    for _ in 0..MANY {
+    // At once, since a waiter that does not ask for a while is taken for dead.
+    let mut clients = join_all((0..MANY).map(async |_| {
         let (mut client, wanted) = (lab.client().await, reader(waiting(&job, LONG)));
         client.refused(&wanted).await;
-        clients.push((client, wanted));
-    }
+        (client, wanted)
+    }))
+    .await;
     let release = async {
         lab.pass(SLACK * 2).await;
         a.free(&held).await;

@@ -229,9 +229,10 @@ async fn a_clock_that_was_set_back_prolongs_no_hold_of_a_crashed_server(lab: &La
 /// The grant writes the history entry first, at which it is delayed here, and then replaces the record.
 async fn a_lease_that_ends_during_the_next_grant_is_recorded(lab: &Lab) {
     let job = key("job");
-    let fence = leave_hold_for(lab, &job, LONG, Duration::from_millis(900)).await;
+    let fence = leave_hold_for(lab, &job, LONG, stretched(Duration::from_secs(2))).await;
     let mut b = lab.client().await;
-    b.refused(&request(&job, LONG)).await;
+    let left = b.refused(&request(&job, LONG)).await.expires_in.expect("an expiry");
+    lab.pass(left.saturating_sub(Duration::from_millis(900))).await;
     let delayed = lab.meanwhile(lab.either(
         "BEGIN; LOCK TABLE dlock_runs IN EXCLUSIVE MODE; SELECT pg_sleep(1.2); COMMIT",
         "LOCK TABLES dlock_runs WRITE; DO SLEEP(1.2); UNLOCK TABLES",

@@ -45,7 +45,7 @@ async fn every_reader_lets_a_vanished_writer_stop(lab: &Lab) {
     let job = key("job");
     let readers = [(); 3].map(|()| Request { mode: Mode::Shared, ..waiting(&job, LONG) });
     let (mut a, mut b, mut c) = (lab.client().await, lab.client().await, lab.client().await);
-    a.take(&request(&job, short())).await;
+    a.take(&request(&job, short() * 3)).await;
     b.refused(&readers[0]).await;
     c.refused(&readers[1]).await;
     drop(a);

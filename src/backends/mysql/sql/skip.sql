@@ -1,6 +1,5 @@
--- Counts a skipped run of a host. A new host is added only below the limit.
+-- Counts a skipped run of a host. Returns a row if there are more hosts than the limit.
 INSERT INTO :skips (name, print, host, times, since, last, reason)
-SELECT :name, SHA2(:host, 256), :host, 1, UTC_TIMESTAMP(6), UTC_TIMESTAMP(6), :reason FROM DUAL
- WHERE EXISTS (SELECT 1 FROM :skips AS k WHERE k.name = :name AND k.print = SHA2(:host, 256))
-    OR (SELECT COUNT(*) FROM :skips AS k WHERE k.name = :name) < :most
+VALUES (:name, SHA2(:host, 256), :host, 1, UTC_TIMESTAMP(6), UTC_TIMESTAMP(6), :reason)
     ON DUPLICATE KEY UPDATE times = times + 1, last = UTC_TIMESTAMP(6), reason = :reason;
+SELECT 1 FROM :skips WHERE name = :name LIMIT 1 OFFSET :most;

@@ -323,12 +323,25 @@ local function warn(key, fence, level)
   return 1
 end
 
--- Counts a skip of `host`; a new host only below `most` hosts. The hash `skips` maps it to "<count>:<since ms>:<last ms>:<reason>".
+-- Forgets the host whose last skip is longest ago.
+local function forget_host(skips)
+  local all, host, oldest = redis.call('HGETALL', skips), nil, math.huge
+  for n = 1, #all, 2 do
+    local last = tonumber(string.match(all[n + 1], '^%d+:%d+:(%d+):')) or 0
+    if last < oldest then
+      host, oldest = all[n], last
+    end
+  end
+  redis.call('HDEL', skips, host)
+end
+
+-- Counts a skip of `host`, among the `most` hosts that skipped last. The hash `skips` maps it to "<count>:<since ms>:<last ms>:<reason>".
 local function skipped(skips, host, reason, most)
   local now, known = clock(), redis.call('HGET', skips, host)
-  if known or redis.call('HLEN', skips) < tonumber(most) then
-    local count, since = string.match(known or '', '^(%d+):(%d+):')
-    redis.call('HSET', skips, host, whole((tonumber(count) or 0) + 1) .. ':' .. (since or whole(now)) .. ':' .. whole(now) .. ':' .. reason)
-    redis.call('PEXPIRE', skips, KEEP)
+  if not known and redis.call('HLEN', skips) >= tonumber(most) then
+    forget_host(skips)
   end
+  local count, since = string.match(known or '', '^(%d+):(%d+):')
+  redis.call('HSET', skips, host, whole((tonumber(count) or 0) + 1) .. ':' .. (since or whole(now)) .. ':' .. whole(now) .. ':' .. reason)
+  redis.call('PEXPIRE', skips, KEEP)
 end

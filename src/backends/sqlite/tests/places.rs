@@ -21,7 +21,7 @@ async fn the_first_use_creates_private_files() {
     assert!(look.inspect(&key("job")).await.unwrap().holders.is_empty());
     assert!(!directory.exists());
     let mut a = Sqlite::new(options);
-    a.prepare().unwrap();
+    a.prepare(true).unwrap();
     granted(&mut a, &request("job")).await;
     assert_eq!(fs::metadata(&directory).unwrap().permissions().mode() & 0o777, 0o700);
     let mut names = Vec::new();
@@ -51,7 +51,7 @@ async fn a_missing_directory_is_named() {
     let path = keep.path().join("missing/locks.db");
     let errors = [
         refused(&path).await,
-        backend(&path).prepare().map(|_| ()).unwrap_err(),
+        backend(&path).prepare(true).map(|_| ()).unwrap_err(),
         backend(&path).inspect(&key("job")).await.unwrap_err(),
         backend(&path).list("", &Progress::default()).await.unwrap_err(),
     ];

@@ -47,7 +47,7 @@ fn read_order() -> String {
 #[allow(clippy::zombie_processes)] // the child must go on
 async fn hold(path: &Path, child: &str, request: Request) {
     let mut backend = backend(path);
-    backend.prepare().unwrap();
+    backend.prepare(true).unwrap();
     let held = Request { waiting: true, ttl: ttl(1), ..request };
     say("ready");
     let grant = acquire(&mut backend, &held).await;
@@ -121,7 +121,7 @@ async fn mix(path: &Path, marks: &Path) {
 /// Waits for `job`, reports the time of the grant, and releases it at once.
 pub(super) async fn drain(path: &Path) {
     let mut backend = backend(path);
-    backend.prepare().unwrap();
+    backend.prepare(true).unwrap();
     let held = Request { waiting: true, ..request("job") };
     busy(&mut backend, &held).await;
     say("ready");

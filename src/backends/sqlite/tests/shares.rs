@@ -105,7 +105,7 @@ async fn the_next_waiter_has_a_killed_holders_permit_at_once() {
 async fn a_frozen_permit_lasts_until_the_final_deadline() {
     let (_keep, path) = place();
     let mut frozen = backend(&path);
-    let last_resort = frozen.prepare().unwrap().unwrap();
+    let last_resort = frozen.prepare(true).unwrap().unwrap();
     let held = Request { ttl: ttl(1), ..permit(1, "job") };
     granted(&mut frozen, &held).await;
     tokio::time::sleep(Duration::from_millis(1200)).await;
