@@ -82,6 +82,12 @@ impl Redis {
         let run_state = info.run_state.map_or("", RunState::as_str);
         let told = [&*names.channel, &names.rw_channel, &names.fair_queue, sharded];
         let arguments = [&[&*owner, &hold, tree], &told[..], &[&how, bad, run_state, &names.wakes], &sides].concat();
+        let number = self.unanswered.next(token);
+        if number == 1 {
+            return self.eval_arriving(conn, &script::RELEASE, &[&names.lock], &sides, &arguments).await;
+        }
+        let (late, number) = (names.late.clone() + &hold, number.to_string());
+        let (sides, arguments) = ([&sides[..], &[&late]].concat(), [&arguments[..], &[&late, &number]].concat());
         self.eval_arriving(conn, &script::RELEASE, &[&names.lock], &sides, &arguments).await
     }
 }

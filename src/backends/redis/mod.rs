@@ -13,6 +13,7 @@ pub mod examine;
 pub(super) mod failure;
 pub(super) mod history;
 mod hold;
+mod late;
 pub(super) mod names;
 mod options;
 mod race;
@@ -39,6 +40,7 @@ use self::{
     answer::{answer, otherwise, read_attempt, read_count},
     cluster::Redirect,
     connection::ServerConnection,
+    late::Unanswered,
     names::RedisNames,
     script::Script,
     servers::Servers,
@@ -73,12 +75,13 @@ pub struct Redis {
     queued: Vec<(Key, Token)>,
     /// The connection of the present wait, or of one that was cut off: the server may still send a wake-up over it.
     waiting: Option<ServerConnection>,
+    unanswered: Unanswered,
 }
 
 impl Redis {
     /// Creates a backend for `options`. Without I/O.
     pub fn new(options: RedisOptions) -> Self {
-        Self { servers: Servers::new(options), queued: Vec::new(), waiting: None }
+        Self { servers: Servers::new(options), queued: Vec::new(), waiting: None, unanswered: Unanswered::default() }
     }
 
     fn options(&self) -> &RedisOptions {
@@ -168,7 +171,8 @@ impl Redis {
             self.queued.push((request.key.clone(), request.token));
         }
         let metadata = request.metadata.as_ref().map(history::to_json).transpose()?.unwrap_or_default();
-        let keys: [&str; 13] = [
+        let late = names.late.clone() + &request.token.hold_text();
+        let keys: [&str; 14] = [
             &names.lock,
             &names.fence,
             &names.record,
@@ -182,6 +186,7 @@ impl Redis {
             &names.ordered_queue,
             &names.fair,
             &names.fair_readers,
+            &late,
         ];
         let run_policy = starts::arguments(request.run_policy.as_ref());
         let [place, guard, least, window, failed, crashed] = run_policy.each_ref().map(String::as_str);
@@ -197,9 +202,11 @@ impl Redis {
             &metadata,
         ];
         let most = if let Mode::Permits(most) = request.mode { most.to_string() } else { String::new() };
-        let alone = [&common[..], &[place, guard, least, window, failed, crashed, flag(request.fair), &names.wakes]].concat();
-        let share = [&common[..], &[&most, &names.wakes, flag(request.fair), &names.wake_ordered, &names.wake]].concat();
+        let number = self.unanswered.next(&request.token).to_string();
+        let alone = [&common[..], &[place, guard, least, window, failed, crashed, flag(request.fair), &names.wakes, &number]].concat();
+        let share = [&common[..], &[&most, &names.wakes, flag(request.fair), &names.wake_ordered, &names.wake, &number]].concat();
         let mut conn = self.servers.take(&names.lock).await?;
+        self.unanswered.sent(&request.token);
         let mut exclusive = request.mode == Mode::Exclusive;
         let mut reply;
         loop {
@@ -211,6 +218,7 @@ impl Redis {
             }
             exclusive = true;
         }
+        self.unanswered.answered(&request.token);
         let attempt = match &reply {
             Value::ServerError(error) => Err(self.servers.refused(error)).map_err(|failed| failed.effect(failure::effect_of_take(error))),
             reply => read_attempt(reply, request),

@@ -44,6 +44,8 @@ pub(in crate::backends) struct RedisNames {
     pub wakes: String,
     /// The list on which all waiters of `ordered_queue` block too.
     pub wake_ordered: String,
+    /// The prefix of the strings against late requests, one for each hold whose request went unanswered.
+    pub late: String,
     /// On Tair, the waiters for a share or in fair order, and the offers to them.
     pub tair_queue: String,
     /// The channel of waiters for Redisson's plain lock.
@@ -89,6 +91,7 @@ impl RedisNames {
             wake: side("wake"),
             wakes: side("wake:"),
             wake_ordered: side("wake-line"),
+            late: side("late:"),
             tair_queue: side("turns"),
             channel: format!("redisson_lock__channel:{{{lock}}}"),
             rw_channel: format!("redisson_rwlock:{{{lock}}}"),
@@ -148,7 +151,7 @@ mod tests {
 
     use super::*;
 
-    fn sides(of: &RedisNames) -> [&String; 18] {
+    fn sides(of: &RedisNames) -> [&String; 19] {
         [
             &of.shares,
             &of.ends,
@@ -168,6 +171,7 @@ mod tests {
             &of.skips,
             &of.starts,
             &of.tair_queue,
+            &of.late,
         ]
     }
 

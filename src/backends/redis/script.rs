@@ -14,13 +14,13 @@ macro_rules! script {
     };
 }
 
-pub(super) static ACQUIRE: Script = script!("lua/acquire.lua", "68f375d77a68c3d85e365d36513e0ad5366c55ff");
-pub(super) static SHARE: Script = script!("lua/share.lua", "be11ea690ef89a54c7d4e88e373020ce08032526");
-pub(super) static RENEW: Script = script!("lua/renew.lua", "7973b2287e0612f18eb6acfb30939868dcea9ecd");
-pub(super) static RELEASE: Script = script!("lua/release.lua", "ccb14bcfe8a9965957c6503558495d417c4254f9");
-pub(super) static BREAK: Script = script!("lua/break.lua", "aea7f0d845578e96f28ef394659ea855cc36e584");
-pub(super) static NOTE: Script = script!("lua/note.lua", "e5b936a8d0f49bbe8305903ece274109fb5f3384");
-pub(super) static ABANDON: Script = script!("lua/abandon.lua", "d0b13a501655d45b1944ee7bf1c7c2eebd35cde3");
+pub(super) static ACQUIRE: Script = script!("lua/acquire.lua", "f8a01c04815f8f04da5a03a43289cd1cb2ee2e98");
+pub(super) static SHARE: Script = script!("lua/share.lua", "70eb233c05b66bf948c6ac8d672415d150577a14");
+pub(super) static RENEW: Script = script!("lua/renew.lua", "6f562d013212493e4136a7e6fd12865fe186cc77");
+pub(super) static RELEASE: Script = script!("lua/release.lua", "6dd2ad231b99c563e38a29d5a1a8a149b4dcd78e");
+pub(super) static BREAK: Script = script!("lua/break.lua", "ac44eda83d5fd9859b5a8ff20f23eaa4a6ea4ce6");
+pub(super) static NOTE: Script = script!("lua/note.lua", "63d6a094dcabb1e4cd1257c6fa2dbd43ffb15a1f");
+pub(super) static ABANDON: Script = script!("lua/abandon.lua", "8fffda1832d6622f0a2ca7c46ade15bcaa48c10b");
 
 impl Script {
     /// Creates a script from its code and its SHA-1.

@@ -7,7 +7,7 @@ use std::{
 
 use dlock::{
     lease::{self, BootClock, Clock as _, Limits, Outcome, Released, WaitPolicy},
-    lock::{Amendment, Effect, Fence, Key, Release, Renewal, Request, Scope},
+    lock::{Amendment, Effect, Fence, Key, Mode as LockMode, Release, Renewal, Request, Scope},
 };
 
 use super::{Case, cases, history::broken};
@@ -21,7 +21,8 @@ pub fn all() -> Vec<Case> {
     let mut all = cases![Kind::has_server =>
         acquire_whose_answer_was_lost_is_granted_once,
         acquire_whose_answers_are_all_lost_is_undone,
-        acquire_that_arrives_late_ends_with_its_lease,
+        acquire_that_arrives_after_its_release_is_not_granted,
+        acquire_that_was_repeated_and_arrives_after_the_release_is_not_granted,
         acquire_given_up_on_is_undone_by_the_core,
         renewal_whose_answer_was_lost_is_repeated,
         renewal_without_any_answer_is_a_loss_before_the_lease_ends,
@@ -106,22 +107,57 @@ async fn acquire_whose_answers_are_all_lost_is_undone(lab: &Lab) {
     }
 }
 
-async fn acquire_that_arrives_late_ends_with_its_lease(lab: &Lab) {
-    let (proxy, mut a) = warm(lab).await;
-    let job = key("job");
-    let late = overtaking_delay();
-    proxy.trap(lab.server().taking_mark(), Fault::Late(late));
-    let held = request(&job, short());
-    let given_up = tokio::time::timeout(Duration::from_millis(100), a.0.try_acquire(&held)).await;
-    assert!(given_up.is_err(), "{given_up:?}");
-    assert_eq!(a.release(&held, Scope::Hold).await, Release::NotHeld, "the attempt has not arrived yet");
-    lab.pass(late).await;
-    let state = lab.client().await.inspect(&job).await;
-    if let Some(holder) = state.holders.first() {
-        assert!(holder.expires_in.expect("an expiry") <= short());
-        lab.outlast(short()).await;
+/// Returns requests of each kind that the store has.
+fn of_each_kind(lab: &Lab, job: &str) -> Vec<Request> {
+    let kind = lab.kind;
+    let modes = [(LockMode::Exclusive, true), (LockMode::Shared, kind.shared()), (LockMode::Permits(1), kind.permits())];
+    let mut all = Vec::new();
+    for mode in modes.into_iter().filter_map(|(mode, has)| has.then_some(mode)) {
+        for (waiting, fair) in [(false, false), (true, false), (true, true)].into_iter().filter(|(_, fair)| !fair || kind.fair()) {
+            let job = key(&format!("{job}-{mode:?}-{waiting}-{fair}"));
+            all.push(Request { mode, waiting, fair, ..request(&job, LONG) });
+        }
     }
-    lab.client().await.hold(&job).await;
+    all
+}
+
+/// Sends a request that a proxy delivers late, even though the client has given it up.
+async fn late(lab: &Lab, proxy: &Proxy, client: &mut Client, wanted: &Request) {
+    proxy.trap(lab.server().taking_mark(), Fault::Late(overtaking_delay()));
+    let given_up = tokio::time::timeout(overtaking_delay() / 4, client.0.try_acquire(wanted)).await;
+    assert!(given_up.is_err(), "{given_up:?}");
+}
+
+async fn acquire_that_arrives_after_its_release_is_not_granted(lab: &Lab) {
+    lab.outlast_the_start().await;
+    for wanted in of_each_kind(lab, "job") {
+        let (proxy, mut a) = warm(lab).await;
+        late(lab, &proxy, &mut a, &wanted).await;
+        assert_eq!(a.release(&wanted, Scope::Hold).await, Release::NotHeld, "the attempt has not arrived yet");
+        a.leave_queue(&wanted).await;
+        lab.pass(overtaking_delay() + SLACK).await;
+        assert_free(lab, &wanted.key).await;
+        lab.client().await.hold(&wanted.key).await;
+    }
+}
+
+/// The hold may be released by another process, or broken.
+async fn acquire_that_was_repeated_and_arrives_after_the_release_is_not_granted(lab: &Lab) {
+    lab.outlast_the_start().await;
+    for (at, wanted) in of_each_kind(lab, "job").into_iter().enumerate() {
+        let (proxy, mut a) = warm(lab).await;
+        late(lab, &proxy, &mut a, &wanted).await;
+        let fence = a.take(&wanted).await.fence;
+        let mut other = lab.client().await;
+        match at % 3 {
+            0 => a.free(&wanted).await,
+            1 if !lab.kind.lasts_with_its_process() => other.free(&wanted).await,
+            _ => assert!(other.0.amend(&wanted.key, Amendment::Evict(fence, &broken("NFS"))).await.expect("break")),
+        }
+        lab.pass(overtaking_delay() + SLACK).await;
+        assert_free(lab, &wanted.key).await;
+        other.hold(&wanted.key).await;
+    }
 }
 
 async fn acquire_given_up_on_is_undone_by_the_core(lab: &Lab) {

@@ -2,10 +2,11 @@
 --
 -- KEYS  1 lock   2 fence counter   3 record   4 queue (zset: hold by arrival in us)   5 waiters (hash: hold -> refreshed:JSON)
 --       6 runs   7 runs that ended badly   8 starts   9 shares   10 their ends  11 line  12 fair  13 fair-readers
+--       14 late
 -- ARGV  1 owner  2 hold  3 ttl in ms  4 "1": only reenter the owner's hold  5 "1": join the queue if busy
 --       6 "1": this hold may be in the queue  7 "1": detached  8 metadata as JSON, or ""
 --       9 place  10 skew guard in ms  11 at-least in ms  12 once: window in ms  13 retries of failed runs  14 "1": of crashed ones
---       15 "1": in fair order  16 prefix of the wake-up lists of `line`
+--       15 "1": in fair order  16 prefix of the wake-up lists of `line`  17 the request's number, for `is_late`
 -- Reply {"granted", fence, holds}
 --       {"busy", now, pttl, {field, value, ...} of the lock, {field, value, ...} of the record, position or 0, {shares}, for how many
 --        ms the lock is kept for an earlier waiter, or 0}
@@ -14,11 +15,13 @@
 --       {"not-held"}              ARGV[4] was set and the owner does not hold the lock
 --       {"alien", type, pttl}     the key exists and is no hash
 --       {"layout", version}       a newer dlock wrote the record
+--       {"late"}                  to a request that was given up; no client reads it
 --
 -- The lock is busy until its last share ends, even if another library let the lock itself expire.
 --
 -- Worst cases:
 -- - The reply is lost and the request repeated. The owner's field shows it: same fence, counted once.
+-- - The request arrives after the hold was granted to a later one, and even released. Its number shows it.
 -- - Memory or a right is missing half-way. Nothing is rolled back, so each command that the lock needs succeeds on the record first:
 --   no lock without expiry. Nothing after the lock's own write fails.
 
@@ -48,7 +51,13 @@ end
 
 local kind = redis.call('TYPE', lock).ok
 if kind ~= 'none' and kind ~= 'hash' then
-  return { 'alien', kind, redis.call('PTTL', lock) }
+  return proven(lock, { 'alien', kind, redis.call('PTTL', lock) })
+end
+
+-- Whether there may be shares, fair waiters or a later request. Their keys are read only then.
+local number, others = tonumber(ARGV[17]), redis.call('EXISTS', KEYS[10], KEYS[12], KEYS[13], KEYS[14]) > 0
+if (others or number > 1) and is_late(KEYS[14], number) then
+  return { 'late' }
 end
 
 if kind == 'hash' then
@@ -78,34 +87,32 @@ if kind == 'hash' then
   if not ours then
     if reenter then
       local share = share_of(lock, KEYS[9], owner)
-      return share and { 'otherwise', share.kind or '' } or { 'not-held' }
+      return proven(lock, share and { 'otherwise', share.kind or '' } or { 'not-held' })
     end
     local fields = redis.call('HRANDFIELD', lock, 16, 'WITHVALUES')
     local place = join and wait_in_place() or 0
-    return { 'busy', now, redis.call('PTTL', lock), fields, flat, place, some_shares(KEYS[9], KEYS[10]), 0 }
+    return proven(lock, { 'busy', now, redis.call('PTTL', lock), fields, flat, place, some_shares(KEYS[9], KEYS[10]), 0 })
   end
 end
 if reenter then
-  return { 'not-held' }
+  return proven(lock, { 'not-held' })
 end
 
--- Whether there may be shares or fair waiters. Their keys are read only then.
-local others = redis.call('EXISTS', KEYS[10], KEYS[12], KEYS[13]) > 0
 local shared_until = others and kind == 'none' and last_end(KEYS[10]) or 0
 if shared_until > now then
   local place, some = join and wait_in_place() or 0, some_shares(KEYS[9], KEYS[10])
-  return { 'busy', now, -2, {}, {}, place, some, shared_until - now }
+  return proven(lock, { 'busy', now, -2, {}, {}, place, some, shared_until - now })
 end
 
 local terms, starts = read_terms(9), read_record(KEYS[8])
 local refused = judge(starts, terms, now, hold)
 if refused then
-  return refused
+  return proven(lock, refused)
 end
 
 local left = others and held_up(lock, counter, queue, waiters, KEYS[11], KEYS[12], KEYS[13], 'x', hold, now, us, ARGV[16])
 if left then
-  return { 'busy', now, -2, {}, {}, join and wait_in_place() or 0, {}, left }
+  return proven(lock, { 'busy', now, -2, {}, {}, join and wait_in_place() or 0, {}, left })
 end
 
 -- A value at the record's key that is no hash is no record of dlock's. The reply for a busy lock needs HRANDFIELD too: Redis 6.0, which

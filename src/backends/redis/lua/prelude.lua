@@ -26,12 +26,18 @@
 -- whole lock, "s" to read, "p<n>" for one of n permits. "called:<hold>" is set when a later request offers it the lock: the time of the
 -- offer and the fence counter at that time.
 --
+-- A proxy may deliver a request late: dlock gave it up, and asked again or released over another connection. The string `late:<hold>` has the
+-- number from which on the hold's requests count. A later request and the release write it, only after a request went unanswered.
+--
 -- While a cluster moves a slot, it refuses a script of which some declared keys have moved and others have not, or don't exist. Scripts
 -- that renew or release therefore declare only the lock and take the other names as arguments. A command on an undeclared key that has
 -- moved fails, or finds nothing on the new server: see `assert_together`.
 
 -- The most fields that a lock with shares may have, and the most times that one reader of Redisson may have entered the lock.
 local MANY, MOST_ENTERED = 10000, 1000
+
+-- For how many ms late requests are refused. Linux gives up a connection whose data stays unacknowledged after 16 to 18 minutes.
+local LATE = 1200000
 
 -- Whether the hash at `lock` has `field`. False if the key is no hash; other errors are raised.
 local function has_field(lock, field)
@@ -43,6 +49,27 @@ local function has_field(lock, field)
     return false
   end
   error(reply.err)
+end
+
+-- Returns `reply`, which rests on nothing but reads. HDEL changes nothing, but a replica refuses it: a replica, whose data its master may be
+-- replacing, proves nothing.
+local function proven(lock, reply)
+  local written_to = redis.pcall('HDEL', lock, '')
+  if type(written_to) == 'table' and string.find(written_to.err, 'READONLY', 1, true) then
+    return written_to
+  end
+  return reply
+end
+
+-- Whether a hold's request with this number comes after a later one, or after the release. Otherwise, earlier ones will be refused.
+local function is_late(late, number)
+  if (tonumber(redis.call('GET', late)) or 0) > number then
+    return true
+  end
+  if number > 1 then
+    redis.call('SET', late, whole(number), 'PX', LATE)
+  end
+  return false
 end
 
 -- Returns the share's field in the lock.

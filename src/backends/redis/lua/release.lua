@@ -8,6 +8,7 @@
 --       10 the outcome for the run record, or ""  11 prefix of the wake-up lists of `line`
 --       12 record  13 queue  14 wake-up list  15 runs  16 runs that ended badly  17 starts  18 shares  19 their ends  20 line
 --       21 the common wake-up list of `line`
+--       22 and 23, if requests of this hold went unanswered: its string `late`, and the number below which its requests are refused
 -- Reply {"released"} | {"still-held", count} | {"not-held"} | {"layout", version}
 --
 -- Worst cases: the lock was deleted and another owner took it (the owner's field is gone: nothing is changed);
@@ -15,23 +16,19 @@
 
 local lock, record_key, starts, shares, ends_key = KEYS[1], ARGV[12], ARGV[17], ARGV[18], ARGV[19]
 local owner, hold = ARGV[1], ARGV[2]
--- Returns that the token holds nothing. HDEL changes nothing, but a replica refuses it: a replica, whose data its master may be
--- replacing, proves nothing.
-local function not_held()
-  local written_to = redis.pcall('HDEL', lock, '')
-  if type(written_to) == 'table' and string.find(written_to.err, 'READONLY', 1, true) then
-    return written_to
-  end
-  return { 'not-held' }
-end
 
+if ARGV[22] then
+  -- A server that is out of memory refuses a script's first write only. HDEL is allowed then, and changes nothing.
+  redis.pcall('HDEL', lock, '')
+  redis.pcall('SET', ARGV[22], ARGV[23], 'PX', LATE)
+end
 local written = has_field(lock, owner .. ':1:write')
 local share = not written and share_of(lock, shares, owner)
 if not written then
   assert_together(lock, shares, ends_key)
 end
 if not written and not share then
-  return not_held()
+  return proven(lock, { 'not-held' })
 end
 local record = share or read_record(record_key)
 if is_newer(record) then
@@ -42,7 +39,7 @@ if record.owner ~= owner then
   assert_together(lock, record_key)
 end
 if record.owner ~= owner or not live_hold(record, hold, now) then
-  return not_held()
+  return proven(lock, { 'not-held' })
 end
 -- The nesting of holds is not recorded. Only the first hold is known to enclose all others.
 local whole_tree = ARGV[3] == '1' and record.root == hold

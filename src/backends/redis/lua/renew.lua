@@ -12,15 +12,6 @@
 
 local lock, record_key, shares, ends_key = KEYS[1], ARGV[5], ARGV[6], ARGV[7]
 local owner, hold = ARGV[1], ARGV[2]
--- Returns that the token holds nothing. HDEL changes nothing, but a replica refuses it: a replica, whose data its master may be
--- replacing, proves nothing.
-local function not_held()
-  local written_to = redis.pcall('HDEL', lock, '')
-  if type(written_to) == 'table' and string.find(written_to.err, 'READONLY', 1, true) then
-    return written_to
-  end
-  return { 'not-held' }
-end
 
 local written = has_field(lock, owner .. ':1:write')
 local share = not written and share_of(lock, shares, owner)
@@ -28,7 +19,7 @@ if not written then
   assert_together(lock, shares, ends_key)
 end
 if not written and not share then
-  return not_held()
+  return proven(lock, { 'not-held' })
 end
 local record = share or read_record(record_key)
 if is_newer(record) then
@@ -40,14 +31,7 @@ if record.owner ~= owner then
   assert_together(lock, record_key)
 end
 if record.owner ~= owner or not held_until then
-  return not_held()
-end
-if ARGV[4] == 'look' then
-  -- HDEL changes nothing, but a replica refuses it: a replica's copy of the hold proves nothing.
-  local written_to = redis.pcall('HDEL', lock, '')
-  if type(written_to) == 'table' and string.find(written_to.err, 'READONLY', 1, true) then
-    return written_to
-  end
+  return proven(lock, { 'not-held' })
 end
 if record.mark then
   if ARGV[4] == 'go-on' then
@@ -64,7 +48,7 @@ end
 local ttl = tonumber(ARGV[3]) or taken_with
 local ends = now + ttl
 if ends < held_until then
-  return { 'shorter', held_until - now }
+  return proven(lock, { 'shorter', held_until - now })
 end
 if share then
   keep_lock(lock, ends)

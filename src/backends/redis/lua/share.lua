@@ -4,7 +4,7 @@
 -- ARGV  1 owner  2 hold  3 ttl in ms  4 "1": only reenter the owner's hold  5 "1": join `line` if busy
 --       6 "1": this hold may be in `line`  7 "1": detached  8 metadata as JSON, or ""
 --       9 the number of permits, or "" for a reader  10 prefix of the wake-up lists of `line`
---       11 "1": in fair order  12 the common wake-up list of `line`  13 that of the queue
+--       11 "1": in fair order  12 the common wake-up list of `line`  13 that of the queue  14 the request's number, for `is_late`
 -- Reply as acquire.lua, but {"granted", fence, holds, number of the permit or -1}, and "busy" ends with the ms until there may be room:
 --       kept for an earlier waiter, until the last share of a lost lock ends, or until the first permit ends; or 0.
 --       {"otherwise", kind}: the owner holds the lock in another mode, "exclusive", "shared" or "permits".
@@ -31,7 +31,10 @@ local as = most and 'p' .. ARGV[9] or 's'
 
 local kind = redis.call('TYPE', lock).ok
 if kind ~= 'none' and kind ~= 'hash' then
-  return { 'alien', kind, redis.call('PTTL', lock) }
+  return proven(lock, { 'alien', kind, redis.call('PTTL', lock) })
+end
+if is_late(KEYS[14], tonumber(ARGV[14])) then
+  return { 'late' }
 end
 -- The reply for a busy lock needs HRANDFIELD. Redis 6.0, which lacks it, is refused before any write.
 local able = kind == 'none' and redis.pcall('HRANDFIELD', lock)
@@ -39,14 +42,14 @@ if able then
   return able
 end
 if has_field(lock, owner .. ':1:write') then
-  return { 'otherwise', 'exclusive' }
+  return proven(lock, { 'otherwise', 'exclusive' })
 end
 local mode = kind == 'hash' and redis.call('HGET', lock, 'mode')
 local values
 if mode == 'read' or mode == 'permits' then
   values = values_of_shares(lock, mode)
   if not values then
-    return { 'alien', kind, redis.call('PTTL', lock) }
+    return proven(lock, { 'alien', kind, redis.call('PTTL', lock) })
   end
 end
 local share = kind == 'hash' and share_of(lock, shares, owner)
@@ -54,7 +57,7 @@ if share and is_newer(share) then
   return { 'layout', share.v }
 end
 if share and share.kind ~= (most and 'permits' or 'shared') then
-  return { 'otherwise', share.kind }
+  return proven(lock, { 'otherwise', share.kind })
 end
 if sweep(lock, shares, ends_key, runs, bad, now) then
   if settle_lock(lock, shares, ends_key, now) then
@@ -80,7 +83,7 @@ if share and select(2, other_holds(share, '', now)) > now then
   return { 'granted', share.fence, others + 1, tonumber(share.permit) or -1 }
 end
 if reenter then
-  return { 'not-held' }
+  return proven(lock, { 'not-held' })
 end
 
 local room
@@ -97,7 +100,7 @@ local left = 0
 if room then
   local refused = judge(read_record(starts), { guard = '', window = '' }, now, hold)
   if refused then
-    return refused
+    return proven(lock, refused)
   end
   left = held_up(lock, counter, queue, waiters, line, fair, fair_readers, as, hold, now, us, ARGV[10], ARGV[13]) or 0
 end
@@ -116,7 +119,7 @@ if not room or left > 0 then
   local fields = kind == 'hash' and redis.call('HRANDFIELD', lock, 16, 'WITHVALUES') or {}
   local place = join and join_line(line, fair, fair_readers, waiters, hold, ARGV[8], now, us, ARGV[11] == '1' and as or '') or 0
   place = place_of(place, line, queue, hold)
-  return { 'busy', now, redis.call('PTTL', lock), fields, flat, place, some_shares(shares, ends_key), left }
+  return proven(lock, { 'busy', now, redis.call('PTTL', lock), fields, flat, place, some_shares(shares, ends_key), left })
 end
 
 local fence = next_fence(counter, us)

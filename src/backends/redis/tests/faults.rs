@@ -115,6 +115,21 @@ async fn a_replicas_copy_of_a_hold_does_not_count() {
     }
     let error = copy.backend().renew(&held.key, &held.token, Intent::Probe).await.unwrap_err();
     assert!(error.origin == Origin::WrongServer && error.message.contains("replica"), "{error:?}");
+    // Neither does its refusal.
+    server.raw(&["SET", "dlock:text", "x", "PX", "60000"]);
+    server.raw(&["HSET", "dlock:{dlock:ran}:starts", "ps", "9999999999999", "pf", "1", "pl", "1000000000000000"]);
+    pause(200).await;
+    let outer = request("job");
+    let wanted = [request("job"), waiting("job"), request("text"), nested(&held), nested(&outer), request("ran")];
+    for mode in [Mode::Exclusive, Mode::Shared, Mode::Permits(2)] {
+        for wanted in &wanted {
+            let wanted = Request { mode, ..wanted.clone() };
+            let mut client = copy.backend();
+            let answer = client.try_acquire(&wanted).await;
+            let error = answer.expect_err(&format!("{wanted:?}"));
+            assert!(error.origin == Origin::WrongServer && error.effect == Effect::NotApplied, "{wanted:?}: {error:?}");
+        }
+    }
     assert!(matches!(server.backend().renew(&held.key, &held.token, Intent::Probe).await.unwrap(), crate::lock::Renewal::Kept { .. }));
 }
 
