@@ -5,6 +5,7 @@ use std::{
     net::{Ipv6Addr, UdpSocket},
     path::Path,
     process::Stdio,
+    thread::sleep,
     time::{Duration, Instant},
 };
 
@@ -15,6 +16,7 @@ use crate::support::{
     deaf::Deaf,
     dlock, etcd, mariadb, must, postgres,
     process::{self, Process},
+    proxy::{Fault, Proxy},
     redis, stretched,
     switch::Switch,
     zookeeper,
@@ -105,6 +107,14 @@ fn failover_of_redis(cut: bool) {
     let tried = dlock::run(&replica, &["run", "--backend-timeout", "1s", "-k", "x", "--", "true"]);
     assert_eq!(tried.code(), 78, "{}", tried.stderr);
     assert!(tried.stderr.contains("read-only replica"), "{}", tried.stderr);
+    // Its copy of a hold may be out of date.
+    let mut held = dlock::command();
+    held.args(["run", "-k", "held", "--", "sleep", "20"]).env("DLOCK_BACKEND", format!("redis://127.0.0.1:{}", new.port));
+    let held = Process::collect(held);
+    must("the replica has the hold", LIMIT, || old.int(&["EXISTS", "dlock:held"]) == 1);
+    let tried = dlock::run(&replica, &["run", "--backend-timeout", "1s", "-k", "held", "--", "true"]);
+    assert_eq!(tried.code(), 78, "{}", tried.stderr);
+    held.signal(Signal::TERM);
     let waited = dlock::run(&replica, &["run", "-w", "2s", "-k", "x", "--", "true"]);
     assert_eq!(waited.code(), 69, "{}", waited.stderr);
 }
@@ -117,6 +127,34 @@ fn a_planned_failover_of_redis_behind_one_name() {
 #[test]
 fn a_failover_of_redis_with_a_cut_behind_one_name() {
     failover_of_redis(true);
+}
+
+/// A proxy delivers requests for the lock after the run has ended, or has given up.
+#[test]
+fn a_late_request_takes_no_lock_for_a_run_that_is_gone() {
+    let server = redis::Redis::plain();
+    let proxy = Proxy::to(server.port);
+    let (direct, proxied) = (server.url(), format!("redis://127.0.0.1:{}", proxy.port));
+    let late = stretched(Duration::from_secs(4));
+    let once: &[&str] = &["--once", "--keep", "1d"];
+    let runs = [&[][..], &["-s"], &["--permits", "1"], once].map(|kind| (dlock::unique("job"), kind));
+    for (key, kind) in &runs {
+        let (times, status) = if *kind == once { (usize::MAX, 69) } else { (1, 0) };
+        // A release does not name this key.
+        proxy.trap_nth(format!("{{dlock:{key}}}:fair-readers"), 0, times, Fault::Late(late));
+        let (began, sprung) = (Instant::now(), proxy.sprung());
+        let ran = dlock::run(&proxied, &[&["run", "-k", key, "--backend-timeout", "2s"], *kind, &["--", "true"]].concat());
+        assert_eq!(ran.code(), status, "{kind:?}: {}", ran.stderr);
+        assert!(proxy.sprung() > sprung && began.elapsed() < late, "{kind:?}: {:?}", began.elapsed());
+        proxy.disarm();
+    }
+    sleep(late * 2);
+    for (key, kind) in &runs {
+        let state = dlock::run(&direct, &["inspect", "--json", key]).stdout;
+        assert!(state.contains(r#""holders":[]"#) && state.contains(r#""waiters":[]"#), "{kind:?}: {state}");
+        let next = dlock::run(&direct, &[&["run", "-k", key], *kind, &["--", "true"]].concat());
+        assert_eq!(next.code(), 0, "{kind:?}: {}", next.stderr);
+    }
 }
 
 /// The data is restored to a new server, and the old one takes no writes any more.

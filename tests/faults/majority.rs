@@ -5,6 +5,8 @@ use std::{
     time::{Duration, Instant},
 };
 
+use rustix::process::Signal;
+
 use crate::{
     stores::Store,
     support::{
@@ -57,6 +59,7 @@ on_nodes!(
     one_of_a_bare_majority_restarted_without_its_data,
     deleted_by_another_client,
     lost_answers,
+    a_killed_waiter_keeps_no_reader_out,
 );
 
 /// Long enough for several renewals and more than a lease.
@@ -298,6 +301,20 @@ fn lost_answers(nodes: &mut Nodes) {
             must("the lock is free", Duration::from_secs(6), || world.is_free());
         }
     }
+}
+
+/// The lock is free, and a waiter for it was killed.
+fn a_killed_waiter_keeps_no_reader_out(nodes: &mut Nodes) {
+    let world = World::new(nodes.url());
+    let holder = world.start(&[], "sleep 2");
+    held(&world);
+    let waiter = world.start(&["-w", "60s"], "true");
+    must("the waiter waits", LIMIT, || world.inspect().stdout.contains("waiting_for"));
+    waiter.signal_group(Signal::KILL);
+    let killed = Instant::now();
+    assert_eq!(holder.wait(LIMIT).code(), 0);
+    must("a reader gets the lock", LIMIT, || world.start(&["-s"], "true").wait(LIMIT).code() == 0);
+    assert!(killed.elapsed() < stretched(Duration::from_secs(4)), "{:?}", killed.elapsed());
 }
 
 fn fence(world: &World) -> Option<u64> {

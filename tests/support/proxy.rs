@@ -47,6 +47,8 @@ pub enum Fault {
     Swallow,
     /// The request reaches the server after this delay.
     Late(Duration),
+    /// The connection to the client is cut, and the request reaches the server after this delay.
+    Orphan(Duration),
     /// The answer reaches the client after this delay.
     LateReply(Duration),
     /// The end of this connection reaches the server after this delay.
@@ -256,6 +258,10 @@ impl Shared {
             match self.spring(&buffer[..n]) {
                 Some(Fault::CutBefore) => break,
                 Some(Fault::Late(by)) => thread::sleep(by),
+                Some(Fault::Orphan(by)) => {
+                    let _ = client.shutdown(Shutdown::Both);
+                    thread::sleep(by);
+                }
                 Some(Fault::LateEnd(by)) => end_after = by,
                 Some(fault) => *pending.0.lock().expect("pending") = Some(fault),
                 None => {}
@@ -284,7 +290,7 @@ impl Shared {
                 Some(Fault::CutAfter) => break,
                 Some(Fault::Swallow) => swallowing = true,
                 Some(Fault::LateReply(by)) => thread::sleep(by),
-                Some(Fault::CutBefore | Fault::Late(_) | Fault::LateEnd(_)) | None => {}
+                Some(Fault::CutBefore | Fault::Late(_) | Fault::Orphan(_) | Fault::LateEnd(_)) | None => {}
             }
             if swallowing || self.mode() == Mode::BlackHole {
                 continue;

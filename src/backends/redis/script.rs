@@ -14,13 +14,13 @@ macro_rules! script {
     };
 }
 
-pub(super) static ACQUIRE: Script = script!("lua/acquire.lua", "f8a01c04815f8f04da5a03a43289cd1cb2ee2e98");
-pub(super) static SHARE: Script = script!("lua/share.lua", "70eb233c05b66bf948c6ac8d672415d150577a14");
-pub(super) static RENEW: Script = script!("lua/renew.lua", "6f562d013212493e4136a7e6fd12865fe186cc77");
-pub(super) static RELEASE: Script = script!("lua/release.lua", "6dd2ad231b99c563e38a29d5a1a8a149b4dcd78e");
-pub(super) static BREAK: Script = script!("lua/break.lua", "ac44eda83d5fd9859b5a8ff20f23eaa4a6ea4ce6");
-pub(super) static NOTE: Script = script!("lua/note.lua", "63d6a094dcabb1e4cd1257c6fa2dbd43ffb15a1f");
-pub(super) static ABANDON: Script = script!("lua/abandon.lua", "8fffda1832d6622f0a2ca7c46ade15bcaa48c10b");
+pub(super) static ACQUIRE: Script = script!("lua/acquire.lua", "f1fc0e82833054294cc4791deb508dcf9d0485bb");
+pub(super) static SHARE: Script = script!("lua/share.lua", "8762384873d44cf90dd416a7cc086a62f6977a18");
+pub(super) static RENEW: Script = script!("lua/renew.lua", "cb0d6f3e3d4864301e50024fe25a342e0f601d70");
+pub(super) static RELEASE: Script = script!("lua/release.lua", "bd587e011001987f3610e1cd5bdee3c5d9acf494");
+pub(super) static BREAK: Script = script!("lua/break.lua", "5fff81159648f64be9d1afe3c9da013c71349a44");
+pub(super) static NOTE: Script = script!("lua/note.lua", "55c26860546808b8e6aef51f26cae1a77eac7c7d");
+pub(super) static ABANDON: Script = script!("lua/abandon.lua", "2fe9496c6eec6afe4c35eb1eb5b05b86400c2aeb");
 
 impl Script {
     /// Creates a script from its code and its SHA-1.

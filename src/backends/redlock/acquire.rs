@@ -109,6 +109,8 @@ impl Redlock {
 
     async fn first_phase(&mut self, request: &Request, attempt: &str, bound: Duration, judged: bool) -> Result<Votes> {
         let names = self.names(&request.key)?;
+        // Noted before asking, since the call may be dropped.
+        self.lost.push((request.token, attempt.to_owned()));
         let was_queued = self.is_queued(request);
         if request.waiting && !was_queued {
             self.queued.push((request.key.clone(), request.token));
@@ -131,7 +133,13 @@ impl Redlock {
         let arguments = [
             arguments,
             starts::arguments(request.run_policy.as_ref()).into(),
-            vec![reads, flag(judged), self.undone_attempts(&request.token)],
+            vec![
+                reads,
+                flag(judged),
+                attempts_of(&self.undone, &request.token),
+                self.options.silence().as_millis().to_string(),
+                names.late,
+            ],
         ]
         .concat();
         let waiting = [names.queue, names.waiters];
@@ -139,6 +147,10 @@ impl Redlock {
         let keys = [keys.concat(), vec![names.shares, names.ends, names.ordered_queue]].concat();
         let answers = self.ask(bound, &script::TAKE, keys, |_| Some(arguments.clone())).await;
         let votes = Votes::count(answers);
+        if !votes.failures.iter().any(|(_, error)| is_broken(error)) {
+            // Where there is no answer, a release follows over the same connection.
+            self.lost.retain(|(_, lost)| lost != attempt);
+        }
         for node in &votes.twins {
             let text = format!("{} is the same server as another of the nodes, or copies it, and doesn't count", self.nodes.name(*node));
             self.notice(true, text, Some("`dlock inspect` says which; name independent servers".into()));
@@ -206,6 +218,8 @@ impl Redlock {
             // A waiter keeps its position, and so keeps readers out.
             flag(false),
             attempts,
+            names.late.clone(),
+            attempts_of(&self.lost, &request.token),
         ];
         let keys = release_keys(names);
         let answers = self.ask(bound, &script::RELEASE, keys, |_| Some(arguments.clone())).await;
@@ -213,12 +227,6 @@ impl Redlock {
             Ok(_) => true,
             Err(error) => error.effect == Effect::NotApplied,
         })
-    }
-
-    /// Returns the hold's attempts that were sent to be committed, and whose undoing some node has not confirmed.
-    fn undone_attempts(&self, token: &Token) -> String {
-        let attempts = self.undone.iter().filter(|(of, _)| of == token).map(|(_, attempt)| attempt.as_str());
-        attempts.collect::<Vec<_>>().join(" ")
     }
 
     fn refused(&mut self, votes: Votes, undone: bool) -> Result<Attempt> {
@@ -265,6 +273,11 @@ impl Redlock {
         self.queued.retain(|(key, token)| *key != request.key || *token != request.token);
     }
 
+    /// Leaves the queue on all nodes. A repeated call asks only the nodes that have not confirmed.
+    ///
+    /// # Errors
+    /// Also if the connection to a single node broke: on that node the waiter would keep out readers for a while. A node that is down or
+    /// slow is not waited for.
     pub(super) async fn leave(&mut self, request: &Request) -> Result<()> {
         if !self.is_queued(request) {
             return Ok(());
@@ -273,13 +286,30 @@ impl Redlock {
         let bound = self.options.bound(None, 1);
         let arguments = vec![request.token.hold_text()];
         let keys = vec![names.queue, names.waiters, names.ordered_queue];
-        let answers = self.ask(bound, &script::ABANDON, keys, |_| Some(arguments.clone())).await;
-        let failures: Failures = answers.into_iter().enumerate().filter_map(|(n, answer)| Some((n, answer?.err()?))).collect();
-        if self.nodes.len() - failures.len() < self.nodes.majority() {
-            return Err(self.nodes.too_few(self.nodes.len() - failures.len(), failures));
+        let mut left = match self.leaving.take() {
+            Some((token, left)) if token == request.token => left,
+            _ => vec![false; self.nodes.len()],
+        };
+        let answers = self.ask(bound, &script::ABANDON, keys, |n| (!left[n]).then(|| arguments.clone())).await;
+        let mut failures: Failures = Vec::new();
+        for (n, answer) in answers.into_iter().enumerate() {
+            match answer {
+                Some(Ok(_)) => left[n] = true,
+                Some(Err(error)) => failures.push((n, error)),
+                None => {}
+            }
         }
-        self.forget_queued(request);
-        Ok(())
+        let done = left.iter().filter(|left| **left).count();
+        let broken = failures.iter().position(|(_, error)| is_broken(error));
+        if done >= self.nodes.majority() && broken.is_none() {
+            self.forget_queued(request);
+            return Ok(());
+        }
+        self.leaving = Some((request.token, left));
+        Err(match broken {
+            Some(at) if done >= self.nodes.majority() => failures.swap_remove(at).1,
+            _ => self.nodes.too_few(done, failures),
+        })
     }
 }
 
@@ -335,6 +365,17 @@ impl Votes {
         }
         Ok(None)
     }
+}
+
+/// Whether the connection broke after the request was sent: it may still arrive, and no later request on that connection follows it.
+fn is_broken(error: &Error) -> bool {
+    error.kind == Kind::Unavailable && error.effect == Effect::Unknown
+}
+
+/// Returns the attempts of this hold, as script argument.
+pub(super) fn attempts_of(all: &[(Token, String)], token: &Token) -> String {
+    let attempts = all.iter().filter(|(of, _)| of == token).map(|(_, attempt)| attempt.as_str());
+    attempts.collect::<Vec<_>>().join(" ")
 }
 
 fn read_starts(now: &Value, starts: &Value) -> Result<(RunRecord, u64)> {

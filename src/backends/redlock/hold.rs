@@ -1,6 +1,6 @@
 //! Renewing and releasing a hold.
 
-use super::{CAPABILITIES, Failures, Redlock, flag, most_common, release_keys, script, script_reply};
+use super::{CAPABILITIES, Failures, Redlock, acquire::attempts_of, flag, most_common, release_keys, script, script_reply};
 use crate::{
     backends::redis::{answer::read_mark, failure, history::how, reply},
     lock::{Effect, End, Fence, Intent, Key, Release, ReleaseInfo, Renewal, Result, Scope, Token, Ttl},
@@ -93,7 +93,8 @@ impl Redlock {
         let run_state = info.run_state.map_or_else(String::new, |state| state.as_str().to_owned());
         let arguments = vec![token.owner.to_string(), token.hold_text(), flag(scope == Scope::Tree), how, bad, run_state];
         let is_this = |one: &(Key, Token)| (&one.0, &one.1) == (key, token);
-        let arguments = [arguments, vec![flag(self.still_queued.iter().any(is_this)), String::new()]].concat();
+        let late = vec![names.late.clone(), attempts_of(&self.lost, token)];
+        let arguments = [arguments, vec![flag(self.still_queued.iter().any(is_this)), String::new()], late].concat();
         let bound = self.options.bound(None, 1);
         let mut done = match self.releasing.take() {
             Some((k, t, s, done)) if (&k, &t, s) == (key, token, scope) => done,

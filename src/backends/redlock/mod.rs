@@ -50,7 +50,7 @@
 //!   another count, so a commit of the earlier attempt is refused there.
 //! - *Phase 1 arrives late*, after its attempt was given up or decided without it. The attempt holds the node but was never committed
 //!   there. It counts for nothing, not even in renewals (an owner that lost its majority must not regain it), and ends with its TTL.
-//!   Releases follow it over the same connection.
+//!   Releases follow it over the same connection. If that broke, they leave a mark of the attempt, which then takes no node.
 //! - *Too few nodes confirm the commit.* Nothing was published; all nodes are released. The release may arrive late, over a connection that
 //!   was given up: it names its attempts, and none of them is granted any more. The next attempt takes such nodes over.
 //! - *A call is dropped after its commits were sent.* A repeated request finds the committed attempt on a majority, and that hold is granted.
@@ -113,8 +113,12 @@ pub struct Redlock {
     leases: Vec<(Token, Ttl)>,
     /// The release that is repeated until enough nodes have confirmed it, and whether each node has.
     releasing: Option<(Key, Token, Scope, Vec<bool>)>,
+    /// The waiter that leaves the queue until the nodes have confirmed it, and whether each node has.
+    leaving: Option<(Token, Vec<bool>)>,
     /// The attempts that may be committed late: they failed in phase 2, and not all nodes confirmed their undoing.
     undone: Vec<(Token, String)>,
+    /// The attempts that may arrive late: the connection to some node broke, or the call was dropped.
+    lost: Vec<(Token, String)>,
     /// Whether the lock was last busy only in passing: without a certain holder.
     transient: bool,
     notices: Vec<Notice>,
@@ -134,7 +138,9 @@ impl Redlock {
             still_queued: Vec::new(),
             leases: Vec::new(),
             releasing: None,
+            leaving: None,
             undone: Vec::new(),
+            lost: Vec::new(),
             transient: false,
             notices: Vec::new(),
         }

@@ -37,6 +37,11 @@ impl RedlockOptions {
         format!("{scheme}://{}{db}", places.join(","))
     }
 
+    /// Returns for how long a waiter may be silent before it counts as dead. It asks more often, even while a node keeps it waiting.
+    pub(super) fn silence(&self) -> Duration {
+        (self.retry_delay * 5 + self.node_timeout * 2).max(Duration::from_secs(2))
+    }
+
     /// Returns how long a node may take: `node_timeout`, or `ttl / parts` if that is less. The core renews at every sixth of the lease, and
     /// starts nothing after half of it.
     pub(super) fn bound(&self, ttl: Option<Duration>, parts: u32) -> Duration {

@@ -11,13 +11,13 @@ macro_rules! script {
     };
 }
 
-pub(super) static TAKE: Script = script!("lua/take.lua", "1f09c5b5d67d941486aacb46c57d4e1ecfea3d48");
-pub(super) static COMMIT: Script = script!("lua/commit.lua", "7e5af9215dcdf8a14cad8541970dc702d49d7bfd");
-pub(super) static RENEW: Script = script!("lua/renew.lua", "d310084a4ca2ef9f4751f2b82a00e0a0635b7d53");
-pub(super) static RELEASE: Script = script!("lua/release.lua", "01c63dc841250a204d13099fd8c4f9c9fdced917");
-pub(super) static BREAK: Script = script!("lua/break.lua", "31ef4cd9aa2bcc1349d33948363c867bc6e2f2b0");
-pub(super) static NOTE: Script = script!("lua/note.lua", "e27873064b44e8350c041b85af45195f62f7806c");
-pub(super) static ABANDON: Script = script!("lua/abandon.lua", "d1ebdfd2d6c230b56e44a9d71cc1fbae4cfddf9c");
+pub(super) static TAKE: Script = script!("lua/take.lua", "cec8de0d42fe9ef55684222f25cf54b8b6999a10");
+pub(super) static COMMIT: Script = script!("lua/commit.lua", "11465b967389b90d31b6d6e4e699791af1c5b5eb");
+pub(super) static RENEW: Script = script!("lua/renew.lua", "5d7afc5df5e3a1564158068a98451ab5d0f31fd0");
+pub(super) static RELEASE: Script = script!("lua/release.lua", "7d42c11eafa9d89fe6efa2248663c2bd1374ce88");
+pub(super) static BREAK: Script = script!("lua/break.lua", "94998d7e0c2e3807d476e5fbcde63483acdfcd42");
+pub(super) static NOTE: Script = script!("lua/note.lua", "76baf8511ac76a80b14a469c975b9514d9300b38");
+pub(super) static ABANDON: Script = script!("lua/abandon.lua", "e87e51eb62e4f9bff49d0e3f1006ecad71d99305");
 
 #[cfg(test)]
 mod tests {

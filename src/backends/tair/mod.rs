@@ -19,7 +19,7 @@
 //! - *The reply to 1 is lost.* A repeated request finds this hold's claim and goes on with 2. An abandoned one is released.
 //! - *The reply to 2 is lost.* A repeated request finds the owner as a holder, and enters like a nested hold. An abandoned one is released.
 //!   If the grant has not arrived yet, the release changes the value, and the late comparison fails.
-//! - *1 arrives late*, after it was abandoned: the claim ends with its TTL and never had a fence.
+//! - *1 arrives late*, after it was abandoned: the claim never had a fence, and ends within [`CLAIMED`]. `CAS` sets the end of the lease.
 //! - *The lease ends between 1 and 2*, or between reading and writing a renewal: the comparison fails, and a new holder is not affected.
 //! - *A renewal comes late*, after its hold ended but with the value unchanged: then no client has acted on the end. A client
 //!   that reports the hold as over, or finds the lock busy without it, writes a new value first.
@@ -68,6 +68,9 @@ pub(super) const CAPABILITIES: Capabilities = Capabilities {
     breakable: true,
     ..Capabilities::usual("tair")
 };
+
+/// The longest time for which a claim keeps the lock, much longer than the way to the server and back.
+pub const CLAIMED: Duration = Duration::from_secs(5);
 
 /// The backend for locks on one Tair.
 pub type Tair = CasBackend<TairStore>;

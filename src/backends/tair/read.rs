@@ -5,7 +5,7 @@ use std::collections::BTreeSet;
 use ::redis::{Pipeline, Value};
 
 use super::{
-    TairStore, TairVersion, history,
+    CLAIMED, TairStore, TairVersion, history,
     options::TairMode,
     stored_queue::{self, StoredQueue},
     value::{self, READS, Stored, StoredValue, TairSnapshot, created, readable},
@@ -20,7 +20,10 @@ use crate::{
             state::foreign,
         },
     },
-    lock::{Error, Fence, Holder, Key, Kind, Mode, Progress, ReleaseInfo, Request, Result, RunRecord, Token, Which, document::Document},
+    lock::{
+        Error, Fence, Holder, Key, Kind, Mode, Progress, ReleaseInfo, Request, Result, RunRecord, Token, Which, document::Document,
+        whole_ms,
+    },
 };
 
 /// The number of locks read in one packet.
@@ -86,7 +89,7 @@ impl TairStore {
         let parts = Parts { most: look || asks.is_some(), queue: look || asks.is_some_and(in_order), strict: asks.is_some() };
         let mut packet = ::redis::pipe();
         let claim = match asks.filter(|_| claims) {
-            Some(request) => Some(mode.create(&mut packet, &names.lock, &value::claim(request)?, request.ttl.as_millis())),
+            Some(request) => Some(mode.create(&mut packet, &names.lock, &value::claim(request)?, whole_ms(request.ttl.get().min(CLAIMED)))),
             None => None,
         };
         parts.add(mode, &mut packet, &names);

@@ -6,7 +6,10 @@ use dlock::lock::{Key, Progress, Release, Renewal, Request, Scope, Wake};
 use tokio::time::timeout;
 
 use super::{Case, cases, everywhere};
-use crate::lab::{Client, LONG, Lab, key, request, soon, waiting};
+use crate::{
+    lab::{Client, LONG, Lab, key, request, soon, waiting},
+    targets::Kind,
+};
 
 pub fn all() -> Vec<Case> {
     cases![everywhere =>
@@ -43,7 +46,7 @@ async fn drop_after<T>(moment: Duration, call: impl Future<Output = T>) -> Optio
     timeout(moment, call).await.ok()
 }
 
-/// A dropped request may reach the store after its undo or release, and then ends with its lease.
+/// A dropped request may reach the store after its undo or release, and then ends with its lease, unless the store refuses late requests.
 async fn free_after_its_lease(other: &mut Client, job: &Key, moment: Duration) {
     let began = tokio::time::Instant::now();
     other.wait_for(&waiting(job, LONG), Duration::from_millis(50)).await;
@@ -98,7 +101,11 @@ async fn a_dropped_acquire_can_be_undone(lab: &Lab) {
         let _ = drop_after(moment, a.0.try_acquire(&held)).await;
         let answer = a.release(&held, Scope::Hold).await;
         assert!(matches!(answer, Release::Released | Release::NotHeld), "{answer:?}");
-        free_after_its_lease(&mut other, &job, moment).await;
+        if matches!(lab.kind, Kind::Redis | Kind::Sentinel | Kind::Cluster) {
+            other.hold(&job).await;
+        } else {
+            free_after_its_lease(&mut other, &job, moment).await;
+        }
     }
 }
 

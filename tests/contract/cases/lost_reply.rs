@@ -12,7 +12,7 @@ use dlock::{
 
 use super::{Case, cases, history::broken};
 use crate::{
-    lab::{Client, LONG, Lab, SLACK, key, overtaking_delay, request, short, soon, stretched, waiting},
+    lab::{Client, LONG, Lab, SLACK, key, nested, overtaking_delay, request, short, soon, stretched, waiting},
     support::proxy::{Fault, Mode, Proxy},
     targets::Kind,
 };
@@ -38,6 +38,7 @@ pub fn all() -> Vec<Case> {
     // On other stores a hold lasts as long as its process sends requests.
     all.extend(cases![|kind| kind.has_server() && !kind.lasts_with_its_process() =>
         renewal_that_arrives_late_does_not_revive,
+        nested_acquire_that_arrives_after_its_release_enters_nothing,
         release_that_arrives_late_leaves_the_newer_holder,
         a_waiters_grant_that_is_repeated_keeps_a_break_mark,
         a_waiters_grant_that_arrives_late_keeps_a_break_mark,
@@ -135,7 +136,7 @@ async fn acquire_that_arrives_after_its_release_is_not_granted(lab: &Lab) {
         late(lab, &proxy, &mut a, &wanted).await;
         assert_eq!(a.release(&wanted, Scope::Hold).await, Release::NotHeld, "the attempt has not arrived yet");
         a.leave_queue(&wanted).await;
-        lab.pass(overtaking_delay() + SLACK).await;
+        lab.pass(overtaking_delay() + SLACK + lab.kind.late_claim()).await;
         assert_free(lab, &wanted.key).await;
         lab.client().await.hold(&wanted.key).await;
     }
@@ -154,9 +155,26 @@ async fn acquire_that_was_repeated_and_arrives_after_the_release_is_not_granted(
             1 if !lab.kind.lasts_with_its_process() => other.free(&wanted).await,
             _ => assert!(other.0.amend(&wanted.key, Amendment::Evict(fence, &broken("NFS"))).await.expect("break")),
         }
-        lab.pass(overtaking_delay() + SLACK).await;
+        lab.pass(overtaking_delay() + SLACK + lab.kind.late_claim()).await;
         assert_free(lab, &wanted.key).await;
         other.hold(&wanted.key).await;
+    }
+}
+
+async fn nested_acquire_that_arrives_after_its_release_enters_nothing(lab: &Lab) {
+    lab.outlast_the_start().await;
+    for repeated in [false, true] {
+        let (mut other, (proxy, mut a)) = (lab.client().await, warm(lab).await);
+        let outer = other.hold(&key(&format!("job-{repeated}"))).await;
+        let inner = nested(&outer);
+        late(lab, &proxy, &mut a, &inner).await;
+        if repeated {
+            a.take(&inner).await;
+        }
+        let released = a.release(&inner, Scope::Hold).await;
+        assert!(released == Release::StillHeld(1) || !repeated && released == Release::NotHeld, "{released:?}");
+        lab.pass(overtaking_delay() + SLACK).await;
+        other.free(&outer).await;
     }
 }
 

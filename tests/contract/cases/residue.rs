@@ -16,6 +16,7 @@ pub fn all() -> Vec<Case> {
         everything_but_fences_expires,
         a_history_expires_after_the_last_run,
         a_released_lock_leaves_its_fence_only,
+        only_an_unanswered_request_leaves_a_mark,
         a_vanished_holders_record_outlives_its_lease,
         a_refused_attempt_leaves_nothing,
         the_last_waiter_that_leaves_leaves_no_wake_up,
@@ -90,6 +91,26 @@ async fn a_released_lock_leaves_its_fence_only(lab: &Lab) {
     assert_eq!(stored(lab), []);
     let other = lab.redis().server().keys().into_iter().filter(|(name, _)| !is_history(name)).count();
     assert_eq!(other, 2);
+}
+
+/// The mark refuses the request if it arrives late, and expires after 20 minutes.
+async fn only_an_unanswered_request_leaves_a_mark(lab: &Lab) {
+    lab.target.isolate().await;
+    for (is_taken, mode) in [(false, Mode::Exclusive), (true, Mode::Exclusive), (false, Mode::Shared), (true, Mode::Permits(2))] {
+        let mut a = lab.client().await;
+        let held = Request { mode, ..request(&key(&format!("job-{is_taken}-{mode:?}")), LONG) };
+        lab.server().freeze();
+        assert!(timeout(Duration::from_millis(50), a.0.try_acquire(&held)).await.is_err());
+        lab.server().thaw();
+        if is_taken {
+            a.take(&held).await;
+        }
+        a.release(&held, Scope::Hold).await;
+        let left: Vec<_> = stored(lab).into_iter().filter(|(name, _)| !name.ends_with(":record")).collect();
+        let minutes = |ms: i64| ms > 0 && ms <= 20 * 60_000;
+        assert!(left.len() == 1 && left[0].0.contains(":late:") && minutes(left[0].1), "{left:?}");
+        lab.redis().server().command(&["DEL", &left[0].0]);
+    }
 }
 
 async fn a_vanished_holders_record_outlives_its_lease(lab: &Lab) {

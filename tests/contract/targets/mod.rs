@@ -156,6 +156,11 @@ impl Kind {
         if self.is_etcd() { Duration::from_millis(650) } else { Duration::ZERO }
     }
 
+    /// How long a request for the lock that arrives after its release may keep the lock, although it is never granted.
+    pub fn late_claim(self) -> Duration {
+        if matches!(self, Self::Tair | Self::TairVersion) { dlock::backends::tair::CLAIMED } else { Duration::ZERO }
+    }
+
     /// Whether a renewal can change the hold's TTL: the cases in `unsupported` compare this
     /// with [`dlock::lock::Capabilities`].
     pub fn adjusts_ttl(self) -> bool {

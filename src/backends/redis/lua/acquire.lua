@@ -51,7 +51,7 @@ end
 
 local kind = redis.call('TYPE', lock).ok
 if kind ~= 'none' and kind ~= 'hash' then
-  return proven(lock, { 'alien', kind, redis.call('PTTL', lock) })
+  return proven(KEYS[3], { 'alien', kind, redis.call('PTTL', lock) })
 end
 
 -- Whether there may be shares, fair waiters or a later request. Their keys are read only then.

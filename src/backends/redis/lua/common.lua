@@ -38,6 +38,19 @@ local function is_newer(record)
   return record.v ~= nil and (tonumber(string.match(record.v, '^%d+')) or MAJOR + 1) > MAJOR
 end
 
+-- For how many ms late requests are refused. Linux gives up a connection whose data stays unacknowledged after 16 to 18 minutes.
+local LATE = 1200000
+
+-- Returns `reply`, which rests on nothing but reads. HDEL changes nothing, but a replica refuses it: a replica, whose data its master may be
+-- replacing, proves nothing. The key is a hash, or missing.
+local function proven(key, reply)
+  local written_to = redis.pcall('HDEL', key, '')
+  if type(written_to) == 'table' and string.find(written_to.err, 'READONLY', 1, true) then
+    return written_to
+  end
+  return reply
+end
+
 -- Returns the end and the TTL of a hold; nil if it has ended or never existed.
 local function live_hold(record, id, now)
   local ends, ttl = string.match(record['hold:' .. id] or '', '^(%d+):(%d+)$')
@@ -90,7 +103,7 @@ end
 -- Leaves the queue. Never fails: the writes before it must stand.
 local function leave_queue(queue, waiters, hold)
   redis.pcall('ZREM', queue, hold)
-  redis.pcall('HDEL', waiters, hold, 'called:' .. hold)
+  redis.pcall('HDEL', waiters, hold, 'called:' .. hold, 'silence:' .. hold)
 end
 
 -- The number of history entries kept, and the ms for which they are kept after the last one.

@@ -36,9 +36,6 @@
 -- The most fields that a lock with shares may have, and the most times that one reader of Redisson may have entered the lock.
 local MANY, MOST_ENTERED = 10000, 1000
 
--- For how many ms late requests are refused. Linux gives up a connection whose data stays unacknowledged after 16 to 18 minutes.
-local LATE = 1200000
-
 -- Whether the hash at `lock` has `field`. False if the key is no hash; other errors are raised.
 local function has_field(lock, field)
   local reply = redis.pcall('HEXISTS', lock, field)
@@ -49,16 +46,6 @@ local function has_field(lock, field)
     return false
   end
   error(reply.err)
-end
-
--- Returns `reply`, which rests on nothing but reads. HDEL changes nothing, but a replica refuses it: a replica, whose data its master may be
--- replacing, proves nothing.
-local function proven(lock, reply)
-  local written_to = redis.pcall('HDEL', lock, '')
-  if type(written_to) == 'table' and string.find(written_to.err, 'READONLY', 1, true) then
-    return written_to
-  end
-  return reply
 end
 
 -- Whether a hold's request with this number comes after a later one, or after the release. Otherwise, earlier ones will be refused.

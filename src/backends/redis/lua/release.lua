@@ -22,6 +22,7 @@ if ARGV[22] then
   redis.pcall('HDEL', lock, '')
   redis.pcall('SET', ARGV[22], ARGV[23], 'PX', LATE)
 end
+
 local written = has_field(lock, owner .. ':1:write')
 local share = not written and share_of(lock, shares, owner)
 if not written then

@@ -31,7 +31,7 @@ local as = most and 'p' .. ARGV[9] or 's'
 
 local kind = redis.call('TYPE', lock).ok
 if kind ~= 'none' and kind ~= 'hash' then
-  return proven(lock, { 'alien', kind, redis.call('PTTL', lock) })
+  return proven(KEYS[3], { 'alien', kind, redis.call('PTTL', lock) })
 end
 if is_late(KEYS[14], tonumber(ARGV[14])) then
   return { 'late' }

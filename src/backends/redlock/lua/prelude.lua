@@ -21,7 +21,11 @@
 -- the string equals "lock". So shares end once the node had another owner, and don't exist if the node lost `shares`.
 -- Each share ends at its own end, whatever the string's TTL is.
 --
--- A waiter for the whole lock is in the queue, and so keeps out later readers. A waiting reader is in the second queue, `line`.
+-- A proxy may deliver an attempt late, after its connection to dlock broke and the attempt was undone over another one. The undo then leaves
+-- the string `late:<attempt>`.
+--
+-- A waiter for the whole lock is in the queue, and so keeps out later readers, until it has been silent for as many ms as its field
+-- "silence:<hold>" in the hash of waiters says. A waiting reader is in the second queue, `line`.
 
 -- Returns the type of the value at `lock` and, for a string, its first 100 bytes: dlock's are never longer.
 local function read_lock(lock)

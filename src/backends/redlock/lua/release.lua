@@ -5,6 +5,7 @@
 --       4 the outcome, as the end of a history entry, or "" to record nothing  5 "1": it failed
 --       6 the outcome for the run record, or ""  7 "1": it may still be in the queue of a node that did not grant it
 --       8 the attempts to undo, or "" to release the hold with any attempt
+--       9 prefix of the strings `late`  10 the attempts that are refused from now on, if they come
 -- Reply {"released"} | {"still-held", count} | {"not-held"} | {"layout", version}
 --
 -- Worst case: an attempt is undone over a slow connection, and the request arrives after a later attempt of the same hold was
@@ -12,6 +13,13 @@
 
 local lock, record_key, shares, ends_key = KEYS[1], KEYS[2], KEYS[6], KEYS[7]
 local owner, hold = ARGV[1], ARGV[2]
+if ARGV[10] ~= '' then
+  -- A server that is out of memory refuses a script's first write only. HDEL is allowed then, and changes nothing.
+  redis.pcall('HDEL', record_key, '')
+  for attempt in string.gmatch(ARGV[10], '%S+') do
+    redis.pcall('SET', ARGV[9] .. attempt, '1', 'PX', LATE)
+  end
+end
 if ARGV[7] == '1' then
   leave_queue(KEYS[8], KEYS[9], hold)
   leave_queue(KEYS[10], KEYS[9], hold)
@@ -19,7 +27,7 @@ end
 local _, value = read_lock(lock)
 local share = share_of(value, shares, owner)
 if not share and string.sub(value, 1, #owner + 1) ~= owner .. ':' then
-  return { 'not-held' }
+  return proven(record_key, { 'not-held' })
 end
 local record = share or read_record(record_key)
 if is_newer(record) then
@@ -28,7 +36,7 @@ end
 local now = clock()
 local undoes_another = ARGV[8] ~= '' and not string.find(ARGV[8], record.attempt or '-', 1, true)
 if not (share or is_ours(record, value, owner)) or not live_hold(record, hold, now) or undoes_another then
-  return { 'not-held' }
+  return proven(record_key, { 'not-held' })
 end
 -- The nesting of holds is not recorded. Only the first hold is known to enclose all others.
 local whole_tree = ARGV[3] == '1' and record.root == hold

@@ -12,7 +12,7 @@ local owner, hold = ARGV[1], ARGV[2]
 local _, value = read_lock(lock)
 local share = share_of(value, KEYS[3], owner)
 if not share and string.sub(value, 1, #owner + 1) ~= owner .. ':' then
-  return { 'not-held' }
+  return proven(record_key, { 'not-held' })
 end
 local record = share or read_record(record_key)
 if is_newer(record) then
@@ -21,7 +21,7 @@ end
 local now = clock()
 local held_until, taken_with = live_hold(record, hold, now)
 if not (share or is_ours(record, value, owner)) or not held_until then
-  return { 'not-held' }
+  return proven(record_key, { 'not-held' })
 end
 if record.mark then
   if ARGV[4] == 'go-on' then
@@ -38,7 +38,7 @@ end
 local ttl = tonumber(ARGV[3]) or taken_with
 local ends = now + ttl
 if ends < held_until then
-  return { 'shorter', held_until - now, record.attempt, record.fence or '' }
+  return proven(record_key, { 'shorter', held_until - now, record.attempt, record.fence or '' })
 end
 local latest = math.max(ends, end_of(lock) or 0)
 redis.call('PEXPIREAT', lock, whole(latest))

@@ -9,6 +9,8 @@
 --       16 "1": to read  17 "1": don't deny for a start: the caller has judged the majority's run records
 --       18 attempts that are taken over even if committed: their undoing may be on its way. It names them, since this may arrive late,
 --          when a later attempt has the node
+--       19 for how many ms a waiter with this request may be silent: it asks several times in that time
+--       20 prefix of the strings `late`
 -- Reply {"taken", count, now, {field, value, ...} of the run record}
 --       {"entered", attempt, fence, holds}   the owner's committed attempt has the node
 --       {"busy", now, pttl, type, value, {field, value, ...} of the record, position or 0, {JSON of some shares}, for how many ms
@@ -18,15 +20,16 @@
 --       {"otherwise"}             the owner holds a share, and the request is not to read
 --       {"twice"}                 this very attempt has the node: two of the nodes are one server
 --       {"layout", version}       a newer dlock wrote the record
+--       {"late"}                  to an attempt that was undone; no client reads it
 --
 -- Worst cases:
 -- - An earlier attempt of this owner took the node, its reply was lost, and it was never committed. This attempt takes over with a new
 --   count, so that a commit of the earlier attempt is refused.
 -- - The server is out of memory half-way. Nothing is rolled back, so the string is written last, together with its end. An existing
 --   string gets its end before the share that needs it is written.
--- - Readers arrive in a stream. A waiter for the whole lock keeps out later readers, until it leaves or has been silent for 15 s. A reader
---   that came before the writer on some nodes only is kept out by the others. The writer waits only for holders, so no two
---   wait for each other.
+-- - Readers arrive in a stream. A waiter for the whole lock keeps out later readers, until it leaves or is silent: it was killed. One that
+--   was only stopped joins the queue again. A reader that came before the writer on some nodes only is kept out by the others. The
+--   writer waits only for holders, so no two wait for each other.
 
 local lock, counter, record_key, queue, waiters = KEYS[1], KEYS[2], KEYS[3], KEYS[4], KEYS[5]
 local shares, ends_key, line = KEYS[9], KEYS[10], KEYS[11]
@@ -55,8 +58,9 @@ local function kept_out()
       break
     end
     local seen = tonumber(string.match(redis.call('HGET', waiters, first) or '', '^%d+')) or 0
-    if seen + 15000 > now then
-      return math.min(seen + 15000 - now, 15000)
+    local silence = tonumber(redis.call('HGET', waiters, 'silence:' .. first)) or 15000
+    if seen + silence > now then
+      return math.min(seen + silence - now, silence)
     end
     leave_queue(queue, waiters, first)
   end
@@ -67,6 +71,9 @@ local function busy(kept)
   local left, place, some = redis.call('PTTL', lock), 0, {}
   if join and (left > 0 or kept > 0) then
     place = join_queue(mine_queue, waiters, hold, ARGV[9], now, us)
+    if not reads then
+      redis.pcall('HSET', waiters, 'silence:' .. hold, ARGV[19])
+    end
     -- Adds the earlier waiters of the other queue. The position is informative: a failure is ignored.
     local since = place > 0 and redis.pcall('ZSCORE', mine_queue, hold)
     local before = type(since) == 'string' and redis.pcall('ZCOUNT', other_queue, '-inf', '(' .. since)
@@ -76,7 +83,7 @@ local function busy(kept)
   if #owners > 0 then
     some = redis.call('HMGET', shares, unpack(owners))
   end
-  return { 'busy', now, left, kind, value, flat or {}, place, some, kept }
+  return proven(record_key, { 'busy', now, left, kind, value, flat or {}, place, some, kept })
 end
 
 local mine = string.sub(value, 1, #owner + 1) == owner .. ':'
@@ -88,7 +95,7 @@ if kind ~= 'none' then
     return { 'layout', record.v }
   end
   if own and own.fence and not reads and share_ends(own, now) > now then
-    return { 'otherwise' }
+    return proven(record_key, { 'otherwise' })
   end
   local undone = record.attempt and string.find(ARGV[18], record.attempt, 1, true)
   if record.fence and not undone and (own and share_ends(own, now) > now or is_ours(record, value, owner)) then
@@ -118,22 +125,26 @@ if kind ~= 'none' then
     return { 'entered', record.attempt, record.fence, others + 1 }
   end
   if not mine and not (reads and readers) then
-    return reenter and { 'not-held' } or busy(0)
+    return reenter and proven(record_key, { 'not-held' }) or busy(0)
   end
 end
 if reenter then
-  return { 'not-held' }
+  return proven(record_key, { 'not-held' })
 end
 
 local starts, starts_flat = read_record(KEYS[8])
 if ARGV[17] ~= '1' and judge(starts, read_terms(10), now, hold) then
-  return { 'refused', now, starts_flat }
+  return proven(record_key, { 'refused', now, starts_flat })
 end
 if reads and not own and not mine then
   local kept = kept_out()
   if kept > 0 then
     return busy(kept)
   end
+end
+
+if redis.call('GET', ARGV[20] .. attempt) then
+  return { 'late' }
 end
 
 -- Never below the time in us, so that a node that lost its data repeats no count.

@@ -13,7 +13,7 @@ use super::{
     Fronts, HASTY, LIMITS, PATIENT, core_acquire, counter, held_on, record,
 };
 use crate::{
-    lab::{Client, LONG, Lab, SLACK, key, request, short, stretched},
+    lab::{Client, LONG, Lab, SLACK, key, overtaking_delay, request, short, stretched},
     support::{
         self,
         proxy::{self, Fault, Proxy},
@@ -33,6 +33,7 @@ pub fn all() -> Vec<Case> {
         a_late_undo_leaves_a_later_attempt,
         an_attempt_that_is_undone_is_not_granted_later,
         a_late_attempt_after_an_undo_leaves_a_later_one,
+        attempts_that_arrive_after_their_undo_take_no_node,
         answers_lost_on_a_minority_change_nothing,
         requests_without_a_majority_of_answers_are_repeated,
         a_commit_after_the_lease_is_refused,
@@ -178,6 +179,30 @@ async fn a_late_attempt_after_an_undo_leaves_a_later_one(lab: &Lab) {
     lab.pass(late + SLACK).await;
     assert_eq!(a.renewed(&wanted, None).await, lease.fence);
     lab.client().await.refused(&request(&key("job"), LONG)).await;
+}
+
+/// The connections to a majority break. A proxy has taken the attempts, and delivers them after their undo or their release.
+async fn attempts_that_arrive_after_their_undo_take_no_node(lab: &Lab) {
+    let job = key("job");
+    for (mode, repeated) in [(Mode::Exclusive, false), (Mode::Exclusive, true), (Mode::Shared, false), (Mode::Shared, true)] {
+        let fronts = Fronts::of(lab);
+        let mut a = fronts.client(HASTY).await;
+        for n in 0..3 {
+            fronts.0[n].trap("", Fault::Orphan(overtaking_delay()));
+        }
+        let wanted = Request { mode, ..request(&job, LONG) };
+        let error = a.0.try_acquire(&wanted).await.expect_err("two of five");
+        assert!(error.is_transient(), "{error:?}");
+        if repeated {
+            a.take(&wanted).await;
+            a.free(&wanted).await;
+        } else {
+            assert_eq!(a.release(&wanted, Scope::Hold).await, Release::NotHeld);
+        }
+        assert_eq!(held_on(lab), 0, "the attempts arrived too early");
+        lab.pass(overtaking_delay() + SLACK).await;
+        assert_eq!(held_on(lab), 0, "{mode:?} {repeated}");
+    }
 }
 
 async fn answers_lost_on_a_minority_change_nothing(lab: &Lab) {

@@ -1,15 +1,18 @@
 //! Readers on several nodes, each of which keeps its own shares.
 
-use std::time::Duration;
+use std::{
+    future::pending,
+    time::{Duration, Instant},
+};
 
 use dlock::{
-    lease::Outcome,
-    lock::{Effect, End, Fence, Key, Mode as LockMode, Release, Renewal, Request, Scope},
+    lease::{self, BootClock, Outcome, WaitPolicy},
+    lock::{Attempt, Effect, End, Fence, Key, Mode as LockMode, Release, Renewal, Request, Scope},
 };
 
 use super::{
     super::{Case, cases},
-    Fronts, HASTY, core_acquire, counter, held_on, values,
+    Fronts, HASTY, LIMITS, core_acquire, counter, held_on, values,
 };
 use crate::{
     lab::{LONG, Lab, SLACK, key, request, short, soon, waiting},
@@ -31,6 +34,9 @@ pub fn all() -> Vec<Case> {
         nodes_that_forgot_their_shares_have_no_holder,
         other_libraries_and_readers_exclude_each_other,
         a_waiting_writer_keeps_readers_out,
+        a_dead_writer_keeps_readers_out_for_two_seconds,
+        a_writer_that_stops_for_a_second_is_not_passed,
+        a_waiter_leaves_over_a_new_connection,
         a_granted_writer_leaves_no_queue_entry,
         a_crashed_reader_is_recorded_by_all_nodes,
         only_counters_of_readers_remain,
@@ -366,11 +372,87 @@ async fn a_waiting_writer_keeps_readers_out(lab: &Lab) {
     assert!(busy.expires_in.is_some_and(|left| left > Duration::from_secs(10)), "{busy:?}");
     assert_eq!(shares(lab), [1, 1, 1, 0, 0]);
     // The free lock is kept for the writer.
+    b.refused(&writer).await;
     a.free(&held).await;
     assert!(c.refused(&reader(&job, LONG)).await.transient);
     b.take(&writer).await;
     b.free(&writer).await;
     c.take(&reader(&job, LONG)).await;
+}
+
+/// How long a waiter may be silent. It asks several times in that time.
+const SILENCE: Duration = Duration::from_secs(2);
+
+/// The lock may be free, or held by other readers.
+async fn a_dead_writer_keeps_readers_out_for_two_seconds(lab: &Lab) {
+    for is_held in [false, true] {
+        let (mut a, mut c) = (lab.client().await, lab.client().await);
+        let job = key(&format!("job-{is_held}"));
+        let held = reader(&job, LONG);
+        a.take(&held).await;
+        let began = Instant::now();
+        lab.client().await.refused(&waiting(&job, LONG)).await;
+        if !is_held {
+            a.free(&held).await;
+        }
+        c.refused(&reader(&job, LONG)).await;
+        lab.pass(SILENCE.saturating_sub(began.elapsed()) + SLACK).await;
+        c.take(&reader(&job, LONG)).await;
+    }
+}
+
+async fn a_writer_that_stops_for_a_second_is_not_passed(lab: &Lab) {
+    let (mut a, mut b, mut c) = (lab.client().await, lab.client().await, lab.client().await);
+    let job = key("job");
+    let held = reader(&job, LONG);
+    a.take(&held).await;
+    let writer = waiting(&job, LONG);
+    let readers = async {
+        let began = Instant::now();
+        lab.pass(SLACK).await;
+        while began.elapsed() < SILENCE * 2 {
+            if matches!(c.attempt(&reader(&job, LONG)).await, Attempt::Granted(_)) {
+                return true;
+            }
+            lab.pass(SLACK).await;
+        }
+        false
+    };
+    let writes = async {
+        let mut longest = Duration::ZERO;
+        for _ in 0..4 {
+            let began = Instant::now();
+            b.refused(&writer).await;
+            lab.pass(SILENCE / 2).await;
+            longest = longest.max(began.elapsed());
+        }
+        longest
+    };
+    let (is_passed, longest) = tokio::join!(readers, writes);
+    // A machine that stalls stops the writer for longer.
+    assert!(!is_passed || longest + SLACK > SILENCE, "{longest:?}");
+    if is_passed {
+        return;
+    }
+    a.free(&held).await;
+    b.take(&writer).await;
+}
+
+/// A waiter that gives up leaves the queue of every node, even if the connection to one was reset meanwhile.
+async fn a_waiter_leaves_over_a_new_connection(lab: &Lab) {
+    let job = key("job");
+    let fronts = Fronts::of(lab);
+    let (mut a, mut b) = (lab.client().await, fronts.client(HASTY).await);
+    a.hold(&job).await;
+    b.refused(&waiting(&job, LONG)).await;
+    let waiters = || (0..NODES).map(|n| lab.redlock().node(n).int(&["ZCARD", "dlock:{dlock:job}:queue"])).sum::<i64>();
+    let count = i64::try_from(NODES).expect("small");
+    assert_eq!(waiters(), count);
+    // The queue is the first of the request's three keys.
+    fronts.0[3].trap("\r\n3\r\n$23\r\ndlock:{dlock:job}:queue", Fault::CutBefore);
+    let outcome = lease::acquire(&mut *b.0, &BootClock, waiting(&job, LONG), WaitPolicy::For(SLACK), LIMITS, pending::<()>(), |_| {}).await;
+    assert!(matches!(outcome, Ok(Outcome::Busy(_))), "{outcome:?}");
+    assert_eq!((waiters(), fronts.0[3].sprung()), (count, 1), "the first waiter alone");
 }
 
 async fn a_granted_writer_leaves_no_queue_entry(lab: &Lab) {
