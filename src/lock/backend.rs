@@ -28,6 +28,15 @@ pub trait Backend: Admin {
     /// Returns the facts about the store that need no I/O.
     fn identity(&self) -> Identity;
 
+    /// Opens the connections that the request needs, where servers limit their number. The core calls it before it takes several locks
+    /// together: a lock that it has must not wait for a connection.
+    async fn connect(&mut self, _request: &Request) -> Result<()> {
+        Ok(())
+    }
+
+    /// Closes the connections that [`Backend::connect`] opened. Not called while a request is under way, or its grant may exist.
+    fn disconnect(&mut self) {}
+
     /// Takes the lock if it is free, or enters it if `request.entry` says so.
     ///
     /// The granting step judges a fresh hold by the records of earlier runs ([`RunRecord::judge`](super::RunRecord::judge)) and records it.

@@ -65,15 +65,6 @@ impl Lab {
         self.pass(lease + SLACK + self.kind.late()).await;
     }
 
-    /// Waits until dlock ends lost sessions. It ends none that began within two seconds of its MySQL server's start: an earlier one may have
-    /// had the same number.
-    pub async fn outlast_the_start(&self) {
-        if self.kind.speaks_mysql() {
-            let up = self.sql("SHOW GLOBAL STATUS LIKE 'Uptime'")[0][1].parse().expect("seconds");
-            self.pass(Duration::from_secs(3).saturating_sub(Duration::from_secs(up))).await;
-        }
-    }
-
     /// Returns another TTL to renew with; `None` where a hold can't change its TTL.
     pub async fn other_ttl(&self, length: Duration) -> Option<Duration> {
         self.client().await.capabilities().adjustable_ttl.then_some(length)

@@ -16,7 +16,10 @@ use crate::{
     },
     server::{a_short_freeze_is_ridden_out, cut_off, cut_off_by_the_network, frozen_for_longer_than_the_lease, killed},
     stores::{Server, on_store},
-    support::{beyond_stalls, must},
+    support::{
+        beyond_stalls, must,
+        proxy::{Fault, Proxy},
+    },
     world::{LIMIT, TTL, World},
 };
 
@@ -49,6 +52,7 @@ on_sessions!(
     killed,
     restarted,
     ended_by_an_administrator,
+    no_lost_connection_keeps_the_lock,
     ended_while_dlock_is_stopped,
     a_broken_holder_is_dead_before_the_next_one_starts,
     a_break_spares_a_new_holder,
@@ -72,6 +76,26 @@ fn restarted(server: &mut dyn Server) {
     world.second();
     world.assert_gone();
     world.assert_free();
+}
+
+/// The network forgets all connections at one of dlock's requests, from the login to the release. The server keeps the sessions.
+fn no_lost_connection_keeps_the_lock(server: &mut dyn Server) {
+    // On MySQL, dlock ends no session that began within two seconds of its server's start.
+    std::thread::sleep(Duration::from_secs(3));
+    let runs: Vec<_> = (0..14)
+        .map(|nth| {
+            let (proxy, world) = (Proxy::to(server.port()), World::new(server.url()));
+            proxy.trap_nth("", nth, 1, Fault::Forget);
+            let run = world.start_on(&server.through(&proxy), &["--ttl", "60s", "-w", "25s"], "true");
+            (proxy, world, run)
+        })
+        .collect();
+    for (nth, (_proxy, world, run)) in runs.into_iter().enumerate() {
+        let run = run.wait(LIMIT);
+        assert_eq!(run.code(), 0, "{nth}: {}", run.stderr);
+        let next = world.start(&["-w", "10s"], "true").wait(LIMIT);
+        assert_eq!(next.code(), 0, "{nth}: {}", next.stderr);
+    }
 }
 
 /// dlock can't see that its session is over: the guardian does, before the next holder starts its command.

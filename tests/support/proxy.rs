@@ -53,6 +53,9 @@ pub enum Fault {
     LateReply(Duration),
     /// The end of this connection reaches the server after this delay.
     LateEnd(Duration),
+    /// The server sees the request. From then on nothing passes on any connection that is open now, not even its end, as behind a firewall
+    /// that has forgotten its connections.
+    Forget,
 }
 
 struct Trap {
@@ -72,6 +75,8 @@ struct Shared {
     delay: Mutex<Duration>,
     split: AtomicBool,
     open: Mutex<HashMap<u64, (TcpStream, TcpStream)>>,
+    /// The first connection that is not forgotten.
+    known: AtomicU64,
     connections: AtomicU64,
     requests: AtomicU64,
     up: AtomicU64,
@@ -142,6 +147,11 @@ impl Proxy {
         }
     }
 
+    /// Lets nothing pass any more on the connections that are open now: see [`Fault::Forget`].
+    pub fn forget(&self) {
+        self.shared.forget();
+    }
+
     /// Delays all data in both directions.
     pub fn delay(&self, by: Duration) {
         *self.shared.delay.lock().expect("delay") = by;
@@ -202,6 +212,14 @@ impl Shared {
         self.mode.lock().expect("mode").unwrap_or(Mode::Pass)
     }
 
+    fn forget(&self) {
+        self.known.store(self.connections.load(Ordering::SeqCst), Ordering::SeqCst);
+    }
+
+    fn is_forgotten(&self, id: u64) -> bool {
+        id < self.known.load(Ordering::SeqCst)
+    }
+
     fn serve(self: &Arc<Self>, client: TcpStream, target: SocketAddr) {
         let id = self.connections.fetch_add(1, Ordering::SeqCst);
         let Ok(server) = TcpStream::connect(target) else {
@@ -216,10 +234,12 @@ impl Shared {
         let (up, down) = (Arc::clone(self), Arc::clone(self));
         let answers = Arc::clone(&pending);
         thread::spawn(move || {
-            up.requests(client, server, &pending);
-            up.open.lock().expect("open").remove(&id);
+            up.requests(id, client, server, &pending);
+            if !up.is_forgotten(id) {
+                up.open.lock().expect("open").remove(&id);
+            }
         });
-        thread::spawn(move || down.answers(server2, client2, &answers));
+        thread::spawn(move || down.answers(id, server2, client2, &answers));
     }
 
     fn spring(&self, request: &[u8]) -> Option<Fault> {
@@ -243,7 +263,7 @@ impl Shared {
         Some(fault)
     }
 
-    fn requests(&self, mut client: TcpStream, mut server: TcpStream, pending: &Pending) {
+    fn requests(&self, id: u64, mut client: TcpStream, mut server: TcpStream, pending: &Pending) {
         let mut buffer = vec![0; 64 * 1024];
         let mut end_after = Duration::ZERO;
         loop {
@@ -252,7 +272,7 @@ impl Shared {
                 _ => break,
             };
             self.requests.fetch_add(1, Ordering::SeqCst);
-            if self.mode() == Mode::BlackHole {
+            if self.mode() == Mode::BlackHole || self.is_forgotten(id) {
                 continue;
             }
             match self.spring(&buffer[..n]) {
@@ -263,6 +283,7 @@ impl Shared {
                     thread::sleep(by);
                 }
                 Some(Fault::LateEnd(by)) => end_after = by,
+                Some(Fault::Forget) => self.forget(),
                 Some(fault) => *pending.0.lock().expect("pending") = Some(fault),
                 None => {}
             }
@@ -272,12 +293,15 @@ impl Shared {
                 break;
             }
         }
+        if self.is_forgotten(id) {
+            return;
+        }
         thread::sleep(end_after);
         let _ = server.shutdown(Shutdown::Both);
         let _ = client.shutdown(Shutdown::Both);
     }
 
-    fn answers(&self, mut server: TcpStream, mut client: TcpStream, pending: &Pending) {
+    fn answers(&self, id: u64, mut server: TcpStream, mut client: TcpStream, pending: &Pending) {
         let mut buffer = vec![0; 64 * 1024];
         let mut swallowing = false;
         loop {
@@ -290,9 +314,9 @@ impl Shared {
                 Some(Fault::CutAfter) => break,
                 Some(Fault::Swallow) => swallowing = true,
                 Some(Fault::LateReply(by)) => thread::sleep(by),
-                Some(Fault::CutBefore | Fault::Late(_) | Fault::Orphan(_) | Fault::LateEnd(_)) | None => {}
+                Some(Fault::CutBefore | Fault::Late(_) | Fault::Orphan(_) | Fault::LateEnd(_) | Fault::Forget) | None => {}
             }
-            if swallowing || self.mode() == Mode::BlackHole {
+            if swallowing || self.mode() == Mode::BlackHole || self.is_forgotten(id) {
                 continue;
             }
             self.pause();
@@ -300,6 +324,9 @@ impl Shared {
             if self.write(&mut client, &buffer[..n]).is_err() {
                 break;
             }
+        }
+        if self.is_forgotten(id) {
+            return;
         }
         let _ = server.shutdown(Shutdown::Both);
         let _ = client.shutdown(Shutdown::Both);

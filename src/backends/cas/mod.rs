@@ -31,6 +31,14 @@ pub trait Store: Admin {
     /// See [`Backend::identity`].
     fn identity(&self) -> Identity;
 
+    /// See [`Backend::connect`].
+    async fn connect(&mut self) -> Result<()> {
+        Ok(())
+    }
+
+    /// See [`Backend::disconnect`].
+    fn disconnect(&mut self) {}
+
     /// Grants a fresh exclusive hold in one step. The step checks that the lock is free and that no rule can concern the request.
     /// Returns `None` if the lock must be read.
     async fn grant(&mut self, _request: &Request) -> Result<Option<Fence>> {
@@ -224,6 +232,14 @@ fn changed_meanwhile() -> Error {
 impl<S: Store> Backend for CasBackend<S> {
     fn identity(&self) -> Identity {
         self.store.identity()
+    }
+
+    async fn connect(&mut self, _: &Request) -> Result<()> {
+        self.store.connect().await
+    }
+
+    fn disconnect(&mut self) {
+        self.store.disconnect();
     }
 
     async fn try_acquire(&mut self, request: &Request) -> Result<Attempt> {

@@ -75,7 +75,7 @@ const ENDING: u32 = 40;
 
 /// The identity of a session.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) struct SessionId {
+pub(in crate::backends) struct SessionId {
     /// The session's number in the server.
     number: i64,
     /// A time at which the session existed, in seconds since 1970 by the server's clock.
@@ -149,33 +149,6 @@ impl Connection {
         let row = answers.answers.last().and_then(|answer| answer.rows.first()).ok_or_else(failure::unreadable);
         connection.server = row.and_then(ServerCheck::read).map_err(harmless)?;
         Ok(connection)
-    }
-
-    /// Returns this session's identity, for a later session that ends it.
-    pub(super) fn id(&self) -> SessionId {
-        SessionId { number: self.server.session, since: self.server.since, identity: self.server.identity.clone() }
-    }
-
-    /// Ends an unanswered session of this process, with its statement; with `running`, only while the statement matches that condition. A
-    /// server that was restarted, or replaced another one, numbers its sessions anew: no session is ended unless the server is the
-    /// same, started before that session, and has it under this user. Otherwise, and if the server refuses, the session ends by
-    /// itself.
-    pub(super) async fn end_other(&mut self, other: &SessionId, running: Option<&str>) -> Result<()> {
-        if other.identity != self.server.identity {
-            return Ok(());
-        }
-        let (SessionId { number, since, .. }, running) = (other, running.unwrap_or("1"));
-        let batch = format!(
-            "SET @dlock_end = NULL; \
-             SELECT id INTO @dlock_end FROM information_schema.processlist WHERE id = {number} AND {running} \
-                AND user = LEFT(USER(), LENGTH(USER()) - LENGTH(SUBSTRING_INDEX(USER(), '@', -1)) - 1) \
-                AND {START} + 2 <= {since}; \
-             KILL @dlock_end"
-        );
-        if self.try_ask(&batch).await?.server_error.is_none() {
-            self.outlast(*number).await?;
-        }
-        Ok(())
     }
 
     /// Ends a session that the server named over this very connection. Returns the server's refusal.
@@ -272,6 +245,33 @@ impl Connection {
 }
 
 impl Session for Connection {
+    type Id = SessionId;
+
+    fn id(&self) -> SessionId {
+        SessionId { number: self.server.session, since: self.server.since, identity: self.server.identity.clone() }
+    }
+
+    /// Ends it with its statement. A server that was restarted, or replaced another one, numbers its sessions anew: no session is ended
+    /// unless the server is the same, started before that session, and has it under this user. Otherwise, and if the server
+    /// refuses, the session ends by itself.
+    async fn end_other(&mut self, other: &SessionId) -> Result<()> {
+        if other.identity != self.server.identity {
+            return Ok(());
+        }
+        let SessionId { number, since, .. } = other;
+        let batch = format!(
+            "SET @dlock_end = NULL; \
+             SELECT id INTO @dlock_end FROM information_schema.processlist WHERE id = {number} \
+                AND user = LEFT(USER(), LENGTH(USER()) - LENGTH(SUBSTRING_INDEX(USER(), '@', -1)) - 1) \
+                AND {START} + 2 <= {since}; \
+             KILL @dlock_end"
+        );
+        if self.try_ask(&batch).await?.server_error.is_none() {
+            self.outlast(*number).await?;
+        }
+        Ok(())
+    }
+
     fn is_open(&self) -> bool {
         let Some(socket) = &self.socket else { return self.at_rest };
         // A session at rest has nothing to read.

@@ -28,7 +28,7 @@ pub const CHECKS: &[Check] = &[
     check("durability", "innodb_flush_log_at_trx_commit, sync_binlog, innodb_flush_method and innodb_doublewrite: what a crash forgets"),
     check("replication", "replicas, and whether a grant waits for one of them"),
     check("timeouts", "wait_timeout, and what ends a transaction that is idle"),
-    check("connections", "how many sessions are used of max_connections; each waiter takes one"),
+    check("connections", "how many sessions are used of max_connections, and how many the user may have"),
     check("schema", "whether the tables are there, in this version's layout"),
     transport::CHECK,
 ];
@@ -87,7 +87,10 @@ impl SqlDatabase for Mysql {
         found.push(replication(&read));
         found.push(timeouts(&read, options.sql.mode));
         found.push(match (read.number("threads_connected"), read.number("max_connections")) {
-            (Some(used), Some(most)) => rights::sessions("connections", used, most),
+            (Some(used), Some(most)) => {
+                let of_user = read.number("max_user_connections").filter(|limit| *limit > 0);
+                rights::sessions("connections", (used, most), of_user, options.sql.mode)
+            }
             _ => Finding::unchecked("connections", "max_connections", "the server doesn't tell it"),
         });
         found.push(layout(&mut session, tables).await);
@@ -169,8 +172,11 @@ impl Variables {
             'innodb_doublewrite'";
         let counters = "'Threads_connected', 'Slaves_connected', 'Rpl_semi_sync_master_clients', 'Rpl_semi_sync_source_clients', \
             'Rpl_semi_sync_master_status', 'Rpl_semi_sync_source_status'";
-        let batch =
-            format!("SHOW GLOBAL VARIABLES WHERE Variable_name IN ({variables}); SHOW GLOBAL STATUS WHERE Variable_name IN ({counters});");
+        // The session's value is the account's limit, or else that of all accounts.
+        let batch = format!(
+            "SHOW GLOBAL VARIABLES WHERE Variable_name IN ({variables}); SHOW GLOBAL STATUS WHERE Variable_name IN ({counters}); \
+             SELECT 'max_user_connections', @@session.max_user_connections;"
+        );
         let answers = session.ask(&batch).await?;
         let mut read = Vec::new();
         for row in answers.iter().flat_map(|answer| &answer.rows) {

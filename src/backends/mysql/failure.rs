@@ -35,10 +35,10 @@ fn meaning(server_error: &ServerError) -> Error {
     let unavailable = |text: &str| Error::new(Kind::Unavailable, text);
     let config = |text: &str| Error::new(Kind::Config, text);
     match server_error.number {
-        1040 => {
-            unavailable("the server has as many connections as it takes").hint("raise max_connections on the server; each waiter has one")
-        }
-        1203 | 1226 => unavailable("the user has as many connections as it may").hint("raise the user's limit; each waiter has one"),
+        1040 => unavailable("the server has as many connections as it takes")
+            .hint("raise max_connections on the server; a run that waits has one for each key, and two with mode=row"),
+        1203 | 1226 => unavailable("the user has as many connections as it may")
+            .hint("raise the user's limit; a run that waits has one for each key, and two with mode=row"),
         1205 => unavailable("the lock's row is locked by another client's transaction"),
         1213 | 3058 => unavailable("the server ended a deadlock"),
         1020 => unavailable("the lock's row was changed at the same moment"),

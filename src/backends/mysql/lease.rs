@@ -90,7 +90,7 @@ impl MysqlLeaseStore {
         let before = self.unanswered.clone();
         self.ask(async |table| {
             if let Some(other) = before.filter(|other| *other != table.session.id()) {
-                table.session.end_other(&other, None).await?;
+                table.session.end_other(&other).await?;
             }
             let answer = question(table).await;
             // Another client ended the statement of a waiter that was awake.
@@ -128,6 +128,14 @@ impl Store for MysqlLeaseStore {
 
     fn stored_as(&self, key: &Key) -> Result<String> {
         Ok(self.client.names.of(key))
+    }
+
+    async fn connect(&mut self) -> Result<()> {
+        self.client.connect().await
+    }
+
+    fn disconnect(&mut self) {
+        self.client.session = None;
     }
 
     async fn grant(&mut self, request: &Request) -> Result<Option<Fence>> {

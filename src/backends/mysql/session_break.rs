@@ -9,7 +9,7 @@ use super::{
     statement::Value,
 };
 use crate::{
-    backends::sql::{Fields, SqlMode, fence_int},
+    backends::sql::{Fields, Session as _, SqlMode, fence_int},
     lock::{Break, Effect, End, Error, Fence, Key, Kind, Result},
 };
 

@@ -95,10 +95,8 @@ impl MysqlLock {
 
     /// Asks for the lock once. Returns true if the session has the lock, also on a repeated request.
     pub(super) async fn attempt(&mut self, request: &Request) -> Result<bool> {
-        self.unanswered += 1;
         let first = self.set_idle_limit(request.ttl.get());
         self.has = if self.mode == SqlMode::Row { self.lock_row(&first).await? } else { self.get_lock(&first, request).await? };
-        self.unanswered = 0;
         Ok(self.has)
     }
 

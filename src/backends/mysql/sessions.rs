@@ -20,7 +20,7 @@ use std::time::Duration;
 
 use super::{
     Mysql,
-    connection::{Answer, Connection, SessionId},
+    connection::{Answer, Connection},
     history,
     life::Life,
     names::advisory,
@@ -34,7 +34,7 @@ use super::{
     table::{join, leaving, position},
 };
 use crate::{
-    backends::sql::{self, Begun, Client, Fields, HasClient, Session as _, SessionLocks, SessionStore, SqlMode, Tries},
+    backends::sql::{self, Begun, Client, Fields, HasClient, Over, Session as _, SessionLocks, SessionStore, SqlMode, Tries},
     lock::{
         Amendment, Break, Capabilities, Fence, Holder, Intent, Key, Mode, ReleaseInfo, Request, Result, RunRecord, RunState, Token, Ttl,
     },
@@ -49,14 +49,12 @@ pub(super) type Sessions = SessionLocks<MysqlSessions>;
 /// A client whose sessions keep locks. The [`Client`]'s own session serves everything else.
 pub(in crate::backends) struct MysqlSessions {
     pub(super) client: Client<Mysql>,
-    /// Sessions that were left blocking in the server: the server would give them the lock although they no longer wait for it.
-    stuck: Vec<SessionId>,
 }
 
 impl Sessions {
     /// Returns a backend for `options`, without I/O.
     pub fn new(options: MysqlOptions) -> Self {
-        Self::of(MysqlSessions { client: Client::new(options), stuck: Vec::new() })
+        Self::of(MysqlSessions { client: Client::new(options) })
     }
 }
 
@@ -98,7 +96,7 @@ impl MysqlSessions {
     async fn try_aside(&mut self, batch: &str) -> Result<Vec<Answer>> {
         let mut session = self.side().await?;
         let answers = session.try_ask(batch).await;
-        self.client.session = Some(session);
+        self.client.put_back(session, &answers);
         answers.map(|answers| answers.answers)
     }
 
@@ -107,24 +105,14 @@ impl MysqlSessions {
         if self.is_row() { self.aside(batch).await } else { lock.session.ask(batch).await }
     }
 
+    /// Takes the client's own session out, even if it is still busy. A session that is not put back counts as abandoned.
     pub(super) async fn side(&mut self) -> Result<Connection> {
-        match self.client.session.take().filter(Connection::is_alive) {
-            Some(session) => Ok(session),
-            None => self.client.open().await,
-        }
-    }
-
-    /// Ends sessions that were left blocking. After a failure they end by themselves.
-    async fn end_stuck(&mut self) {
-        let waits = if self.is_row() { "info REGEXP '(FOR UPDATE|SHARE MODE)'" } else { "info REGEXP 'GET_LOCK[(]'" };
-        // One is forgotten when it was ended: this may be dropped half-way, and called again.
-        while let Some(other) = self.stuck.last().cloned() {
-            let Ok(mut session) = self.client.take().await else { return };
-            if session.end_other(&other, Some(waits)).await.is_ok() {
-                self.client.session = Some(session);
-            }
-            self.stuck.retain(|stuck| *stuck != other);
-        }
+        let session = match self.client.session.take().filter(Connection::is_alive) {
+            Some(session) => session,
+            None => self.client.open().await?,
+        };
+        self.client.abandon_unless_kept(&session);
+        Ok(session)
     }
 
     /// Publishes a renewal, and asks for the mark of a break, over another session than the one in the transaction, so that the change is
@@ -162,12 +150,12 @@ impl MysqlSessions {
         self.client.tables.fill(&format!("{undo}{read}"), &values)
     }
 
-    /// Removes the records of a hold that ended with its server, and was given back since: the next holder need not wait. Its history
-    /// entry is written as if it had been released.
-    async fn forget_left(&mut self, key: &Key, token: &Token, info: &ReleaseInfo) -> Result<()> {
-        let session = self.client.take().await?;
-        let gone = format!("NOT {}", Life::of(&session.server).lives);
-        self.client.session = Some(session);
+    /// Removes the records of a hold that ended with its server, or that dlock ends, and was given back since: the next holder need not
+    /// wait. Its history entry is written as if it had been released.
+    async fn forget_over(&mut self, key: &Key, token: &Token, info: &ReleaseInfo, over: Over) -> Result<()> {
+        let session = self.client.lend().await?;
+        let gone = if over == Over::Silent { "1".into() } else { format!("NOT {}", Life::of(&session.server).lives) };
+        self.client.put_back(session, &Ok(()));
         let (name, root, how) = (self.name_of(key), token.hold_text(), info.end.as_ref().map(ToString::to_string));
         let values = [
             ("name", Value::Bytes(&name)),
@@ -192,18 +180,13 @@ impl SessionStore for MysqlSessions {
     type Own = MysqlSessionPart;
     const GRANT_LEAVES_QUEUE: bool = false;
 
-    async fn open_lock(&mut self, request: &Request) -> Result<MysqlLock> {
-        self.end_stuck().await;
+    async fn open_lock(&mut self, request: &Request, _: Option<&mut Connection>) -> Result<MysqlLock> {
         let (name, shared) = (self.name_of(&request.key), request.mode == Mode::Shared);
         let tables = &self.client.tables;
         let lock = if shared { own_presence(tables, &name, &request.token.hold_text()) } else { self.lock_of(&request.key) };
         let lock = MysqlLock::open(&self.client.options, tables, name, lock, shared).await?;
         self.client.notices = lock.session.server.notices();
         Ok(lock)
-    }
-
-    async fn unblock(&mut self, lock: &MysqlLock) {
-        self.stuck.push(lock.session.id());
     }
 
     async fn attempt(&mut self, lock: &mut MysqlLock, request: &Request) -> Result<bool> {
@@ -213,7 +196,7 @@ impl SessionStore for MysqlSessions {
     }
 
     async fn count(&mut self, lock: &mut MysqlLock, request: &Request, judged: Option<(&RunRecord, u64)>) -> Result<Option<Begun>> {
-        let mut side = if self.is_row() { Some(self.client.take().await?) } else { None };
+        let mut side = if self.is_row() { Some(self.client.lend().await?) } else { None };
         let counted = lock.count(request, judged, side.as_mut()).await;
         if let Some(side) = side {
             self.client.put_back(side, &counted);
@@ -254,11 +237,6 @@ impl SessionStore for MysqlSessions {
         Ok(())
     }
 
-    async fn give_up(mut lock: MysqlLock) {
-        // If this fails, the lock ends with the session.
-        let _ = lock.let_go().await;
-    }
-
     async fn look_and_queue(&mut self, lock: &mut MysqlLock, request: &Request) -> Result<(Vec<Holder>, Option<u32>)> {
         let (name, tables) = (self.name_of(&request.key), &self.client.tables);
         let mut batch = look_sql(&self.client, &request.key, &lock.session.server);
@@ -281,17 +259,20 @@ impl SessionStore for MysqlSessions {
     async fn leave(&mut self, tries: &mut Tries<MysqlLock>, request: &Request) -> Result<()> {
         let (key, token) = (&request.key, &request.token);
         // A lock that the session got meanwhile is released with it, and the next waiter gets it.
-        let waited = self.take_try(tries, key, token).await;
-        self.end_stuck().await;
         let mut leave = leaving(&self.client.tables, &self.name_of(key), token);
-        if let Some(lock) = waited.filter(|lock| lock.session.is_alive()) {
-            leave = self.letting_go(key, token, &lock, &self.undoing(key, token, false)) + &leave;
-            self.client.session = Some(lock.session);
+        match self.take_try(tries, key, token) {
+            Some(lock) => {
+                leave = self.letting_go(key, token, &lock, &self.undoing(key, token, false)) + &leave;
+                self.client.session = Some(lock.session);
+            }
+            None => self.client.end_abandoned().await?,
         }
         let left = self.aside(&leave).await;
-        if left.is_err() {
-            // Its session may still have the lock, which ends with the session.
-            self.client.session = None;
+        if left.is_err()
+            && let Some(session) = self.client.session.take()
+        {
+            // It may still have the lock.
+            self.client.abandon(session);
         }
         left.map(|_| ())
     }
@@ -322,34 +303,37 @@ impl SessionStore for MysqlSessions {
     }
 
     async fn withdraw(&mut self, tries: &mut Tries<MysqlLock>, key: &Key, token: &Token, info: &ReleaseInfo) -> bool {
-        // If the session answers, it gives the lock back, in order behind what may still be under way. If not, the session ends, and the lock
-        // with it; meanwhile the rows of the grant are removed over another session.
-        let Some(mut lock) = self.take_try(tries, key, token).await else { return false };
+        // If the session answers, it gives the lock back, in order behind what may still be under way. If not, the session is ended over
+        // another one, and the lock with it, and the rows of the grant are removed.
+        let Some(mut lock) = self.take_try(tries, key, token) else { return false };
         let undo = self.undoing(key, token, info.end.is_none());
         let let_go = self.letting_go(key, token, &lock, &undo);
         let waits = lock.session.is_open();
+        self.client.abandon_unless_kept(&lock.session);
         let elsewhere = async {
             if waits {
                 std::future::pending::<()>().await;
             }
-            let _ = self.aside(&undo).await;
+            self.client.end_abandoned().await?;
+            self.aside(&undo).await
         };
         let answered = tokio::select! {
             answer = lock.session.ask(&let_go) => answer.is_ok(),
-            () = elsewhere => return true,
+            undone = elsewhere => return undone.is_ok(),
         };
         if answered {
+            self.client.is_kept(&lock.session);
             self.client.session = Some(lock.session);
         }
         answered
     }
 
-    async fn forget(&mut self, key: &Key, token: &Token, info: &ReleaseInfo, unused: bool) {
+    async fn forget(&mut self, key: &Key, token: &Token, info: &ReleaseInfo, over: Over) {
         // The rows must not be taken for a holder that vanished, nor for a start.
-        let _: Result<()> = if unused && info.end.is_none() {
+        let _: Result<()> = if over == Over::Unused && info.end.is_none() {
             self.aside(&self.undoing(key, token, true)).await.map(|_| ())
         } else {
-            self.forget_left(key, token, info).await
+            self.forget_over(key, token, info, over).await
         };
     }
 

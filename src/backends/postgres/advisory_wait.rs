@@ -107,7 +107,7 @@ impl AdvisoryWait {
         let end = pin!(pause(at_most));
         if self.pooled.is_none() {
             let mut session = self.take_session(client).await?;
-            let pooled = checks::is_pooled(&mut session, &client.options).await?;
+            let pooled = checks::is_pooled(&mut session, None, &client.options).await?;
             client.session = Some(session);
             self.pooled = Some(pooled);
         }

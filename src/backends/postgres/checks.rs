@@ -15,19 +15,40 @@ use crate::{
 ///
 /// At the login a server names the process that serves the session, and a pooler a number of its own; and a server sees this client's
 /// port on its side of the connection. If neither matches, a second session decides: a pooler lends it the process that the first session
-/// has just used, while a server never has two sessions in one process.
-pub(super) async fn is_pooled(session: &mut PostgresSession, options: &PostgresOptions) -> Result<bool> {
+/// has just used, while a server never has two sessions in one process. `other` is that session, if there is one already.
+pub(super) async fn is_pooled(
+    session: &mut PostgresSession,
+    other: Option<&mut PostgresSession>,
+    options: &PostgresOptions,
+) -> Result<bool> {
+    let (pid, direct) = process(session).await?;
+    if direct {
+        return Ok(false);
+    }
+    let mut opened;
+    let other = if let Some(other) = other {
+        other
+    } else {
+        opened = PostgresSession::open(&options.sql).await?;
+        &mut opened
+    };
+    let row = other.query_one("SELECT pg_backend_pid()", &[]).await?;
+    let again = session.query_one("SELECT pg_backend_pid()", &[]).await?;
+    Ok(Fields::of(&row).int()? == pid || Fields::of(&again).int()? != pid)
+}
+
+/// Whether no pooler is known to be between dlock and the server.
+pub(super) async fn is_direct(session: &mut PostgresSession) -> Result<bool> {
+    Ok(process(session).await?.1)
+}
+
+/// Returns the server's process, and whether the login or the connection proves that it serves this session alone.
+async fn process(session: &mut PostgresSession) -> Result<(i64, bool)> {
     let row = session.query_one("SELECT pg_backend_pid(), coalesce(inet_client_port(), 0), version()", &[]).await?;
     let mut fields = Fields::of(&row);
     let (pid, port) = (fields.int()?, fields.int()?);
     is_postgres(&fields.text()?)?;
-    if pid == i64::from(session.pid()) || session.local_port().is_some_and(|ours| i64::from(ours) == port) {
-        return Ok(false);
-    }
-    let mut other = PostgresSession::open(&options.sql).await?;
-    let row = other.query_one("SELECT pg_backend_pid()", &[]).await?;
-    let again = session.query_one("SELECT pg_backend_pid()", &[]).await?;
-    Ok(Fields::of(&row).int()? == pid || Fields::of(&again).int()? != pid)
+    Ok((pid, pid == i64::from(session.pid()) || session.local_port().is_some_and(|ours| i64::from(ours) == port)))
 }
 
 /// Refuses servers that only speak PostgreSQL's protocol: CockroachDB's `pg_try_advisory_lock` says yes to every client

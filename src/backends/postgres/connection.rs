@@ -44,7 +44,7 @@ pub(super) const IDLE_SESSION_TIMEOUT: u32 = 140_000;
 
 /// The identity of a session: no server gives the name to another session, not even after a restart.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) struct SessionId {
+pub(in crate::backends) struct SessionId {
     /// The server's process.
     pid: i32,
     /// The `application_name`.
@@ -104,17 +104,6 @@ impl PostgresSession {
     /// The server's process.
     pub(super) fn pid(&self) -> i32 {
         self.unasked.pid.load(Ordering::SeqCst)
-    }
-
-    /// Returns this session's identity, for a later session that ends it.
-    pub(super) fn id(&self) -> SessionId {
-        SessionId { pid: self.pid(), name: self.name.clone() }
-    }
-
-    /// Ends a session of this process that did not answer. The server reuses process numbers, so the session's name identifies it.
-    pub(super) async fn end_other(&mut self, other: &SessionId) -> Result<()> {
-        let SessionId { pid, name } = other;
-        self.end_process((*pid).into(), &format!("application_name = '{name}' AND usename = session_user")).await
     }
 
     /// Ends the session of a process, if it is the one that `which` says, and waits in the server until it has ended.
@@ -255,6 +244,18 @@ async fn login(options: &SqlOptions, folder: &str, name: &str) -> Result<PgConne
 }
 
 impl Session for PostgresSession {
+    type Id = SessionId;
+
+    fn id(&self) -> SessionId {
+        SessionId { pid: self.pid(), name: self.name.clone() }
+    }
+
+    /// The server reuses process numbers, so the session's name identifies it.
+    async fn end_other(&mut self, other: &SessionId) -> Result<()> {
+        let SessionId { pid, name } = other;
+        self.end_process((*pid).into(), &format!("application_name = '{name}' AND usename = session_user")).await
+    }
+
     fn is_open(&self) -> bool {
         !self.asking && self.is_alive()
     }

@@ -26,7 +26,7 @@ pub const CHECKS: &[Check] = &[
     check("isolation", "default_transaction_isolation"),
     check("replication", "standbys, and whether a grant waits for one of them"),
     check("pooler", "whether something in between shares the server's sessions among clients, as PgBouncer does"),
-    check("connections", "how many sessions are used of max_connections; each waiter takes one"),
+    check("connections", "how many sessions are used of max_connections, and how many the user may have"),
     check("schema", "whether the tables are there, in this version's layout, and in one schema only"),
     transport::CHECK,
 ];
@@ -76,7 +76,7 @@ impl SqlDatabase for Postgres {
         found.extend(checks::settings(&mut session).await?);
         found.push(replication(&mut session).await?);
         found.push(pooler(&mut session, options).await?);
-        found.push(connections(&mut session).await?);
+        found.push(connections(&mut session, options.sql.mode).await?);
         found.push(layout(&mut session, tables).await);
         found.push(rights::tls(&options.sql, "sslmode=verify-full, and sslrootcert=FILE for an authority of your own"));
         Ok(found)
@@ -159,12 +159,17 @@ async fn replication(session: &mut PostgresSession) -> Result<Finding> {
 
 async fn pooler(session: &mut PostgresSession, options: &PostgresOptions) -> Result<Finding> {
     const ID: &str = "pooler";
-    let pooled = match checks::is_pooled(session, options).await {
+    let pooled = match checks::is_pooled(session, None, options).await {
         // The server is no PostgreSQL: the version check reports that.
         Err(error) if error.kind == Kind::Config => return Ok(Finding::unchecked(ID, "a pooler", "the server is no PostgreSQL")),
         pooled => pooled?,
     };
     Ok(match (pooled, options.sql.mode) {
+        (false, SqlMode::Row) if !checks::is_direct(session).await? => {
+            let risk = "runs wait for each other's sessions if the pool has less than two for each run that holds or waits";
+            Finding::warn(ID, "a pooler in between; with mode=row each run takes two sessions of its pool", risk)
+                .fix("make the pool as large as that, or use ?mode=lease")
+        }
         (false, _) => Finding::ok(ID, "nothing in between shares the server's sessions"),
         (true, SqlMode::Lease) => {
             let risk = "waiters are not notified of releases, and poll the lock";
@@ -179,11 +184,14 @@ async fn pooler(session: &mut PostgresSession, options: &PostgresOptions) -> Res
     })
 }
 
-async fn connections(session: &mut PostgresSession) -> Result<Finding> {
-    let sql = "SELECT count(*), current_setting('max_connections')::bigint FROM pg_stat_activity WHERE backend_type = 'client backend'";
+async fn connections(session: &mut PostgresSession, mode: SqlMode) -> Result<Finding> {
+    let sql = "SELECT count(*), current_setting('max_connections')::bigint,
+                      (SELECT min(most) FROM (SELECT rolconnlimit FROM pg_roles WHERE rolname = session_user AND NOT rolsuper
+                       UNION ALL SELECT datconnlimit FROM pg_database WHERE datname = current_database()) AS limits(most) WHERE most >= 0)
+                 FROM pg_stat_activity WHERE backend_type = 'client backend'";
     let row = session.query_one(sql, &[]).await?;
     let mut fields = Fields::of(&row);
-    Ok(rights::sessions("connections", fields.int()?, fields.int()?))
+    Ok(rights::sessions("connections", (fields.int()?, fields.int()?), fields.int_or_null()?, mode))
 }
 
 async fn layout(session: &mut PostgresSession, tables: &Tables) -> Finding {

@@ -102,9 +102,9 @@ fn standby() -> Error {
 fn too_many(says: &str) -> Error {
     let error = Error::new(Kind::Unavailable, "the server has as many connections as it takes");
     if says.contains("remaining connection slots") || says.contains("too many clients") {
-        error.hint("each dlock that waits has one: raise max_connections on the server")
+        error.hint("raise max_connections on the server; a run that waits has one for each key, and two with mode=row")
     } else {
-        error.hint("the user's or the database's CONNECTION LIMIT is reached")
+        error.hint("raise the user's or the database's CONNECTION LIMIT; a run that waits has one for each key, and two with mode=row")
     }
 }
 

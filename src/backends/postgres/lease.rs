@@ -115,6 +115,14 @@ impl Store for PostgresLeaseStore {
         Ok(self.client.names.of(key))
     }
 
+    async fn connect(&mut self) -> Result<()> {
+        self.client.connect().await
+    }
+
+    fn disconnect(&mut self) {
+        self.client.session = None;
+    }
+
     async fn grant(&mut self, request: &Request) -> Result<Option<Fence>> {
         (self.waiting.asked, self.granted) = (None, None);
         if self.documented.has(&request.token) {

@@ -76,7 +76,6 @@ impl PostgresLock {
 
     /// Asks for the lock once. Returns true if the session has the lock, also on a repeated request.
     pub(super) async fn attempt(&mut self, ttl: Ttl) -> Result<bool> {
-        self.unanswered += 1;
         let mut first = self.set_idle_limit(ttl.get());
         self.has = if self.mode == SqlMode::Row {
             first.push_str(BEGIN);
@@ -84,14 +83,12 @@ impl PostgresLock {
         } else {
             self.lock_key(&first).await?
         };
-        self.unanswered = 0;
         self.own.attempted = self.has;
         Ok(self.has)
     }
 
     /// Runs the statement that counts the fence: over `side`, if this session is in a transaction.
     pub(super) async fn count(&mut self, ttl: Ttl, fence: &str, side: Option<&mut PostgresSession>) -> Result<Vec<Row>> {
-        self.unanswered += 1;
         let first = if std::mem::take(&mut self.own.attempted) { String::new() } else { self.set_idle_limit(ttl.get()) };
         let rows = match side {
             Some(side) if first.is_empty() => side.run(fence).await?,
@@ -106,7 +103,6 @@ impl PostgresLock {
             }
             None => self.session.run(&format!("{first}{fence}")).await?,
         };
-        self.unanswered = 0;
         Ok(rows)
     }
 
@@ -164,9 +160,7 @@ impl PostgresLock {
             return Ok(false);
         }
         let sql = self.own.tables.fill("INSERT INTO {rows} (name) VALUES ($1) ON CONFLICT DO NOTHING RETURNING 1");
-        self.unanswered += 1;
         let made = !self.session.query(&sql, &[Value::Text(&self.name)]).await?.is_empty();
-        self.unanswered = 0;
         Ok(made)
     }
 

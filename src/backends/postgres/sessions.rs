@@ -11,7 +11,7 @@ use std::time::Duration;
 
 use super::{
     Postgres, checks,
-    connection::{PostgresSession, SessionId},
+    connection::PostgresSession,
     history,
     options::PostgresOptions,
     schema,
@@ -24,9 +24,7 @@ use super::{
 use crate::{
     backends::{
         DRAIN_DELAY,
-        sql::{
-            self, Begun, Client, Fields, HasClient, Row, SHARED_BY, Session as _, SessionLocks, SessionStore, SqlMode, Tries, as_fence, ms,
-        },
+        sql::{self, Begun, Client, Fields, HasClient, Over, Row, SHARED_BY, SessionLocks, SessionStore, SqlMode, Tries, as_fence, ms},
     },
     lock::{
         Amendment, Break, Capabilities, Error, Fence, Holder, Intent, Key, Kind, Mode, ReleaseInfo, Request, Result, RunRecord, RunState,
@@ -51,8 +49,6 @@ pub(super) type Sessions = SessionLocks<PostgresSessions>;
 /// A client whose sessions keep locks. The [`Client`]'s own session serves everything else.
 pub(in crate::backends) struct PostgresSessions {
     pub(super) client: Client<Postgres>,
-    /// Sessions that count a fence, and did not answer.
-    counting: Vec<SessionId>,
     /// No pooler between dlock and the server shares its sessions.
     direct: bool,
 }
@@ -60,7 +56,7 @@ pub(in crate::backends) struct PostgresSessions {
 impl Sessions {
     /// Returns a backend for `options`, without I/O.
     pub fn new(options: PostgresOptions) -> Self {
-        Self::of(PostgresSessions { client: Client::new(options), counting: Vec::new(), direct: false })
+        Self::of(PostgresSessions { client: Client::new(options), direct: false })
     }
 }
 
@@ -87,7 +83,7 @@ impl PostgresSessions {
 
     /// Asks over the client's own session.
     pub(super) async fn aside<T>(&mut self, question: impl AsyncFnOnce(&mut PostgresLockTable<'_>) -> Result<T>) -> Result<T> {
-        let mut session = self.client.take().await?;
+        let mut session = self.client.lend().await?;
         let answer = question(&mut PostgresLockTable::over(&mut session, &self.client.tables)).await;
         self.client.put_back(session, &answer);
         answer
@@ -96,15 +92,6 @@ impl PostgresSessions {
     /// As [`PostgresSessions::aside`], for a question that only reads: a standby can answer it, too.
     pub(super) async fn read<T>(&mut self, question: impl AsyncFn(&mut PostgresLockTable<'_>) -> Result<T>) -> Result<T> {
         self.aside(async |table| table.read_anywhere(&question).await).await
-    }
-
-    /// Ends the side sessions that were asked to count a fence and did not answer.
-    async fn end_counting(&mut self) -> Result<()> {
-        while let Some(other) = self.counting.last().cloned() {
-            self.aside(async |table| table.session.end_other(&other).await).await?;
-            self.counting.pop();
-        }
-        Ok(())
     }
 
     /// Runs statements over the client's own session.
@@ -130,21 +117,15 @@ impl SessionStore for PostgresSessions {
     type Own = PostgresSessionPart;
     const GRANT_LEAVES_QUEUE: bool = true;
 
-    async fn open_lock(&mut self, request: &Request) -> Result<PostgresLock> {
+    async fn open_lock(&mut self, request: &Request, side: Option<&mut PostgresSession>) -> Result<PostgresLock> {
         let (name, shared) = (self.name_of(&request.key), request.mode == Mode::Shared);
         let mut lock = PostgresLock::open(&self.client.options, &self.client.tables, name, shared).await?;
-        if !self.direct && checks::is_pooled(&mut lock.session, &self.client.options).await? {
+        if !self.direct && checks::is_pooled(&mut lock.session, side, &self.client.options).await? {
             return Err(Error::new(Kind::Config, "a pooler shares its sessions among clients, which ends the locks that they have")
                 .hint("name the server itself in the URL, or a pool in session mode; ?mode=lease works with any"));
         }
         self.direct = true;
         Ok(lock)
-    }
-
-    async fn unblock(&mut self, lock: &PostgresLock) {
-        let other = lock.session.id();
-        // After a failure the server notices by itself, once the session is dropped.
-        let _: Result<()> = self.aside(async |table| table.session.end_other(&other).await).await;
     }
 
     async fn attempt(&mut self, lock: &mut PostgresLock, request: &Request) -> Result<bool> {
@@ -156,8 +137,8 @@ impl SessionStore for PostgresSessions {
         lock.own.matters = request.run_policy.as_ref().is_some_and(|run_policy| run_policy.once.is_some());
         let begin = starts::begin(request, judged);
         let (metadata, hold) = (json(request.metadata.as_ref())?, request.token.hold_text());
-        // One that is late would count another fence for this hold.
-        self.end_counting().await?;
+        // A side session that is late would count another fence for this hold.
+        self.client.end_abandoned().await?;
         let parameters = [
             Value::Text(&lock.name),
             Value::Pid(lock.own.pid),
@@ -176,18 +157,13 @@ impl SessionStore for PostgresSessions {
         };
         // The server plans the whole statement each time. Mostly there is no row of another hold, and the short one will do.
         let ways = if lock.shared { vec![sql(true)] } else { vec![sql(false), sql(true)] };
-        let mut side = if self.is_row() { Some(self.client.take().await?) } else { None };
-        let counting = side.as_ref().map(PostgresSession::id);
-        self.counting.extend(counting.clone());
+        let mut side = if self.is_row() { Some(self.client.lend().await?) } else { None };
         let mut rows = Ok(Vec::new());
         for sql in ways {
             rows = lock.count(request.ttl, &sql, side.as_mut()).await;
             if !rows.as_ref().is_ok_and(Vec::is_empty) {
                 break;
             }
-        }
-        if side.as_ref().is_some_and(PostgresSession::is_open) {
-            self.counting.retain(|other| Some(other) != counting.as_ref());
         }
         if let Some(side) = side {
             self.client.put_back(side, &rows);
@@ -228,10 +204,6 @@ impl SessionStore for PostgresSessions {
         lock.give_back().await
     }
 
-    async fn give_up(lock: PostgresLock) {
-        drop(lock);
-    }
-
     async fn look_and_queue(&mut self, lock: &mut PostgresLock, request: &Request) -> Result<(Vec<Holder>, Option<u32>)> {
         let look = look_sql(&self.client);
         let mut position = None;
@@ -255,19 +227,15 @@ impl SessionStore for PostgresSessions {
 
     async fn leave(&mut self, tries: &mut Tries<PostgresLock>, request: &Request) -> Result<()> {
         let (key, token) = (&request.key, &request.token);
-        if let Some(lock) = tries.get(key, token) {
-            // In its place until it is done, so that it can be asked for again.
-            if lock.blocked && lock.session.is_alive() {
-                self.unblock(lock).await;
-            }
-            let rests = if lock.blocked || !lock.session.is_alive() { Ok(false) } else { lock.give_back().await.map(|()| true) };
+        if let Some(mut lock) = self.take_try(tries, key, token) {
             // A lock that the session got meanwhile is released with it, and the next waiter gets it.
-            let lock = tries.take(key, token);
-            if let Some(lock) = lock.filter(|_| matches!(rests, Ok(true))) {
+            self.client.abandon_unless_kept(&lock.session);
+            if lock.give_back().await.is_ok() {
+                self.client.is_kept(&lock.session);
                 self.client.session.get_or_insert(lock.session);
             }
-            rests?;
         }
+        self.client.end_abandoned().await?;
         let name = self.name_of(key);
         self.aside(async |table| table.leave_queue("", &name, token).await).await.map(|_| ())
     }
@@ -297,30 +265,27 @@ impl SessionStore for PostgresSessions {
     }
 
     async fn withdraw(&mut self, tries: &mut Tries<PostgresLock>, key: &Key, token: &Token, _: &ReleaseInfo) -> bool {
-        if let Some(lock) = tries.get(key, token) {
-            // An abandoned hold ends with its session, before its absence is reported.
-            lock.blocked |= !lock.session.is_open();
+        if let Some(lock) = tries.take(key, token) {
+            self.client.abandon(lock.session);
         }
-        drop(self.take_try(tries, key, token).await);
         false
     }
 
-    async fn forget(&mut self, key: &Key, token: &Token, info: &ReleaseInfo, _: bool) {
-        let which = if info.run_state == Some(RunState::Cancelled) { "" } else { "AND s.server IS DISTINCT FROM {server}" };
+    async fn forget(&mut self, key: &Key, token: &Token, info: &ReleaseInfo, over: Over) {
+        let which =
+            if over == Over::Silent || info.run_state == Some(RunState::Cancelled) { "" } else { "AND s.server IS DISTINCT FROM {server}" };
         let (name, hold) = (self.name_of(key), token.hold_text());
         let (how, why) = (info.end.as_ref().map(ToString::to_string), info.why.as_deref());
         let remember = include_str!("sql/remember.sql").replace("$4", "$3").replace("$5", "$4");
         let sql = include_str!("sql/forget_hold.sql").replace("{which}", which).replace("{remembered}", &part(how.is_some(), &remember));
         let sql = self.client.tables.fill(&sql).replace("{became}", &starts::outcome(info.run_state, "f.fence"));
-        if self.end_counting().await.is_ok() {
-            let _: Result<_> = self
-                .aside(async |table| {
-                    let why = why.map(|why| table.session.words(why));
-                    let values = [Value::Text(&name), Value::Text(&hold), Value::Maybe(how.as_deref()), Value::Maybe(why.as_deref())];
-                    table.session.query(&sql, &values).await
-                })
-                .await;
-        }
+        let _: Result<_> = self
+            .aside(async |table| {
+                let why = why.map(|why| table.session.words(why));
+                let values = [Value::Text(&name), Value::Text(&hold), Value::Maybe(how.as_deref()), Value::Maybe(why.as_deref())];
+                table.session.query(&sql, &values).await
+            })
+            .await;
     }
 
     async fn give_back(&mut self, lock: &mut PostgresLock, (token, fence): (&Token, Fence), info: &ReleaseInfo) -> Result<bool> {

@@ -12,6 +12,14 @@ use crate::{
 
 /// A session of a SQL server.
 pub(in crate::backends) trait Session {
+    /// The identity of a session, which its server gives to no other one.
+    type Id: Clone + PartialEq;
+
+    fn id(&self) -> Self::Id;
+
+    /// Ends another session of this process, and waits until it is over. Does nothing if that is not proven to be this process's session.
+    async fn end_other(&mut self, other: &Self::Id) -> Result<()>;
+
     /// Whether the session is open and no request is under way, as far as this process knows.
     fn is_open(&self) -> bool;
 
@@ -73,6 +81,8 @@ pub(in crate::backends) struct Client<D: SqlDatabase> {
     pub names: Names,
     pub session: Option<D::Session>,
     pub notices: Vec<Notice>,
+    /// Sessions that were left without an answer: the server may still have them, with a lock. No command runs under them.
+    abandoned: Vec<<D::Session as Session>::Id>,
 }
 
 impl<D: SqlDatabase> Client<D> {
@@ -80,7 +90,7 @@ impl<D: SqlDatabase> Client<D> {
     pub fn new(options: D::Options) -> Self {
         let sql = D::sql(&options);
         let (tables, names) = (D::tables(sql), Names::new(&sql.namespace));
-        Self { options, tables, names, session: None, notices: Vec::new() }
+        Self { options, tables, names, session: None, notices: Vec::new(), abandoned: Vec::new() }
     }
 
     pub fn mode(&self) -> SqlMode {
@@ -105,12 +115,83 @@ impl<D: SqlDatabase> Client<D> {
         }
     }
 
+    /// As [`Client::take`]; a session that is not put back counts as abandoned.
+    pub async fn lend(&mut self) -> Result<D::Session> {
+        let session = self.take().await?;
+        self.abandon_unless_kept(&session);
+        Ok(session)
+    }
+
+    /// Opens the session, and asks over it: a pooler lends a session of the server only then.
+    pub async fn connect(&mut self) -> Result<()> {
+        let mut session = self.take().await?;
+        let answer = D::time_us(&mut session).await;
+        self.put_back(session, &answer);
+        answer.map(|_| ())
+    }
+
     /// Puts the session back after a question, unless the answer says that the next one needs another connection.
     pub fn put_back<T>(&mut self, session: D::Session, answer: &Result<T>) {
+        if session.is_open() {
+            self.is_kept(&session);
+        }
         match answer {
             Err(error) if error.ends_connection() => self.left(error),
             _ => self.session = Some(session),
         }
+    }
+
+    /// Leaves a session that is not answering, and notes it for [`Client::end_abandoned`].
+    pub fn abandon(&mut self, session: D::Session) {
+        self.abandon_unless_kept(&session);
+        drop(session);
+    }
+
+    /// Notes a session as abandoned before it is asked, in case the call is dropped. [`Client::is_kept`] takes the note back.
+    pub fn abandon_unless_kept(&mut self, session: &D::Session) {
+        self.abandoned.push(session.id());
+    }
+
+    /// Leaves the client's own session, if there is one.
+    pub fn abandon_own(&mut self) {
+        if let Some(session) = self.session.take() {
+            self.abandon(session);
+        }
+    }
+
+    /// As [`Client::abandon`], for a session that was dropped.
+    pub fn abandon_id(&mut self, session: <D::Session as Session>::Id) {
+        self.abandoned.push(session);
+    }
+
+    /// Notes that a session answered.
+    pub fn is_kept(&mut self, session: &D::Session) {
+        let id = session.id();
+        self.abandoned.retain(|abandoned| *abandoned != id);
+    }
+
+    /// Ends the abandoned sessions over the client's own session.
+    pub async fn end_abandoned(&mut self) -> Result<()> {
+        if self.abandoned.is_empty() {
+            return Ok(());
+        }
+        let mut session = self.lend().await?;
+        let ended = self.end_abandoned_over(&mut session).await;
+        self.put_back(session, &ended);
+        ended
+    }
+
+    /// Ends the abandoned sessions over this one. A dropped call can be repeated.
+    pub async fn end_abandoned_over(&mut self, session: &mut D::Session) -> Result<()> {
+        let own = session.id();
+        while let Some(other) = self.abandoned.iter().find(|other| **other != own).cloned() {
+            match session.end_other(&other).await {
+                Err(error) if error.is_transient() => return Err(error),
+                // A session that the server does not let this user end ends by itself.
+                _ => self.abandoned.retain(|abandoned| *abandoned != other),
+            }
+        }
+        Ok(())
     }
 
     /// Notes that a session was left after this error: another address of the server's name may lead to the right server.

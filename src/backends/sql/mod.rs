@@ -45,7 +45,7 @@ pub mod tls;
 pub(super) use self::{
     client::{Client, HasClient, Session, SqlDatabase},
     fields::{Fields, Row, as_fence, fence_int, foreign_holder, json},
-    session_store::{Begun, SessionLock, SessionReads, SessionStore, Tries},
+    session_store::{Begun, Over, SessionLock, SessionReads, SessionStore, Tries},
     sessions::{SessionLocks, pause},
     sharing::{SHEDLOCK, sharing},
 };
@@ -72,8 +72,7 @@ pub(super) const LEASE: Capabilities = Capabilities {
 /// What `mode=row` and `mode=advisory` can do, in any database.
 pub(super) const SESSIONS: Capabilities = Capabilities { permits: false, fair: false, detached: false, reentrant: false, ..LEASE };
 
-/// With `mode=row`, a waiter in one of these first positions keeps a second session ready, to count the fence once it has the
-/// lock. All other waiters have one session each, so that many waiters don't need twice as many sessions.
+/// With `mode=row`, a waiter behind these first positions keeps no second session, so that many waiters don't need twice as many sessions.
 pub const NEAR: u32 = 32;
 
 /// Whether the waiter at this position polls the lock when its lease ends. A thousand waiters at once would keep the server

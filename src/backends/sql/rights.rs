@@ -1,6 +1,6 @@
 //! The findings of `dlock doctor` that all SQL servers share.
 
-use super::{SqlOptions, SqlServer, TlsMode};
+use super::{SqlMode, SqlOptions, SqlServer, TlsMode};
 use crate::{
     backends::net::transport,
     lock::{Error, Finding, Result, Severity},
@@ -29,9 +29,16 @@ pub fn tls(options: &SqlOptions, fix: &str) -> Finding {
     }
 }
 
-/// Returns the finding about the number of used sessions.
-pub fn sessions(check: &'static str, used: i64, most: i64) -> Finding {
-    let text = format!("{used} of {most} sessions are used; each waiter takes one");
+/// Returns the finding about the number of used sessions, of all that the server takes; and how many this user may have.
+pub fn sessions(check: &'static str, (used, most): (i64, i64), of_user: Option<i64>, mode: SqlMode) -> Finding {
+    if let (SqlMode::Row, Some(limit)) = (mode, of_user) {
+        let text = format!("this user may have {limit} sessions, enough for {} runs at once: with mode=row each run takes two", limit / 2);
+        return Finding::warn(check, text, "further runs are refused until one of these ends, even if they only wait")
+            .fix("raise the user's limit to two for each run that holds or waits, or use ?mode=lease");
+    }
+    let each =
+        if mode == SqlMode::Row { "each run that holds or waits takes two" } else { "each run that holds or waits takes one for each key" };
+    let text = format!("{used} of {most} sessions are used; {each}");
     if used > most / 10 * 8 {
         return Finding::warn(check, text, "new connections are then refused, also those of a holder that must reconnect")
             .fix("raise max_connections");

@@ -16,6 +16,7 @@ use crate::lock::{
 ///
 /// The session sends nothing but renewals while it has the lock. So the server's timeout for idle sessions, set to
 /// the TTL, ends it about when the lease of a vanished holder ends.
+#[allow(clippy::struct_excessive_bools)] // independent facts
 pub(in crate::backends) struct SessionLock<S, O> {
     pub session: S,
     pub mode: SqlMode,
@@ -31,6 +32,8 @@ pub(in crate::backends) struct SessionLock<S, O> {
     pub unanswered: u32,
     /// The session blocks in the server, or was left blocking there.
     pub blocked: bool,
+    /// The session waits far behind, without a second one.
+    pub far: bool,
     /// How long the lock stays busy although no session has it: the server of its holder is gone.
     pub left_for: Option<Duration>,
     pub own: O,
@@ -39,7 +42,7 @@ pub(in crate::backends) struct SessionLock<S, O> {
 impl<S, O> SessionLock<S, O> {
     pub fn new(session: S, mode: SqlMode, name: String, shared: bool, own: O) -> Self {
         let (idle_limit, unanswered) = (Duration::ZERO, 0);
-        Self { session, mode, name, shared, has: false, idle_limit, unanswered, blocked: false, left_for: None, own }
+        Self { session, mode, name, shared, has: false, idle_limit, unanswered, blocked: false, far: false, left_for: None, own }
     }
 
     /// Whether the lock is a row that readers share.
@@ -48,8 +51,22 @@ impl<S, O> SessionLock<S, O> {
     }
 }
 
+/// A session of a store.
+pub(in crate::backends) type SessionOf<S> = <<S as HasClient>::Database as SqlDatabase>::Session;
+
 /// The session lock of a store.
-pub(in crate::backends) type LockOf<S> = SessionLock<<<S as HasClient>::Database as SqlDatabase>::Session, <S as SessionStore>::Own>;
+pub(in crate::backends) type LockOf<S> = SessionLock<SessionOf<S>, <S as SessionStore>::Own>;
+
+/// How a hold was over before it was given back.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(in crate::backends) enum Over {
+    /// This process never had it.
+    Unused,
+    /// Its session ended by itself.
+    Lost,
+    /// Its session did not answer the release: dlock ends the session.
+    Silent,
+}
 
 /// A hold that has begun.
 pub(in crate::backends) struct Begun {
@@ -97,12 +114,8 @@ pub(in crate::backends) trait SessionStore: SessionReads {
     /// Whether [`SessionStore::count`] removes the request from the queue.
     const GRANT_LEAVES_QUEUE: bool;
 
-    /// Opens a session that is to have this lock.
-    async fn open_lock(&mut self, request: &Request) -> Result<LockOf<Self>>;
-
-    /// Sees to a session that was left blocking in the server: the lock could be granted to a session without a client. The caller repeats
-    /// a dropped call.
-    async fn unblock(&mut self, lock: &LockOf<Self>);
+    /// Opens a session that is to have this lock; `side` is another open session of this client.
+    async fn open_lock(&mut self, request: &Request, side: Option<&mut SessionOf<Self>>) -> Result<LockOf<Self>>;
 
     /// Asks for the lock once. Returns true if the session has the lock, also on a repeated request.
     async fn attempt(&mut self, lock: &mut LockOf<Self>, request: &Request) -> Result<bool>;
@@ -120,9 +133,6 @@ pub(in crate::backends) trait SessionStore: SessionReads {
 
     /// Gives back whatever the session has.
     async fn let_go(lock: &mut LockOf<Self>) -> Result<()>;
-
-    /// Drops a session after a failure that no request repeats.
-    async fn give_up(lock: LockOf<Self>);
 
     /// Puts a waiting request into the queue, and returns the lock's holders and the request's position.
     async fn look_and_queue(&mut self, lock: &mut LockOf<Self>, request: &Request) -> Result<(Vec<Holder>, Option<u32>)>;
@@ -146,12 +156,12 @@ pub(in crate::backends) trait SessionStore: SessionReads {
     /// Sets another [`SessionLock::idle_limit`]. Returns false if the hold is over.
     async fn change_idle_limit(&mut self, lock: &mut LockOf<Self>, hold: (&Token, Fence), limit: Duration) -> Result<bool>;
 
-    /// Withdraws a request that was not granted as far as this process knows. Returns true if nothing is left of the request.
+    /// Withdraws a request that was not granted as far as this process knows. Returns true if nothing is left of the request. Abandons the
+    /// session if that does not answer.
     async fn withdraw(&mut self, tries: &mut Tries<LockOf<Self>>, key: &Key, token: &Token, info: &ReleaseInfo) -> bool;
 
-    /// Removes the records of a hold whose session is over; `unused` if this process never had the hold. A failure leaves the
-    /// records, so that the next holder waits.
-    async fn forget(&mut self, key: &Key, token: &Token, info: &ReleaseInfo, unused: bool);
+    /// Removes the records of a hold whose session is over. A failure leaves the records, so that the next holder waits.
+    async fn forget(&mut self, key: &Key, token: &Token, info: &ReleaseInfo, over: Over);
 
     /// Records how the hold ended, and gives the lock back. Returns false if the lock was lost before.
     async fn give_back(&mut self, lock: &mut LockOf<Self>, hold: (&Token, Fence), info: &ReleaseInfo) -> Result<bool>;
@@ -183,13 +193,20 @@ pub(in crate::backends) trait SessionStore: SessionReads {
         Ok(self.count(lock, request, judged).await?.map_or(Beginning::Left, Beginning::Begun))
     }
 
-    /// Takes out the session that asks for this request, if it may still answer.
-    async fn take_try(&mut self, tries: &mut Tries<LockOf<Self>>, key: &Key, token: &Token) -> Option<LockOf<Self>> {
-        let lock = tries.get(key, token)?;
-        if lock.blocked && lock.session.is_alive() {
-            self.unblock(lock).await;
+    /// Takes out the session that asks for this request, if it may still answer. Otherwise it is abandoned, and so is the client's own
+    /// session: what made the one silent may have made the other silent, too.
+    fn take_try(&mut self, tries: &mut Tries<LockOf<Self>>, key: &Key, token: &Token) -> Option<LockOf<Self>> {
+        let lock = tries.take(key, token)?;
+        let ended = !lock.session.is_alive();
+        if !ended && lock.unanswered < 2 && !lock.blocked {
+            return Some(lock);
         }
-        tries.take(key, token).filter(|lock| lock.session.is_alive() && lock.unanswered < 2 && !lock.blocked)
+        let client = self.client_mut();
+        if !ended {
+            client.abandon_own();
+        }
+        client.abandon(lock.session);
+        None
     }
 }
 
@@ -209,6 +226,10 @@ impl<L> Tries<L> {
 
     pub fn get(&mut self, key: &Key, token: &Token) -> Option<&mut L> {
         self.0.iter_mut().find(|(of, by, _)| of == key && by == token).map(|(_, _, lock)| lock)
+    }
+
+    pub fn drain(&mut self) -> impl Iterator<Item = L> {
+        self.0.drain(..).map(|(_, _, lock)| lock)
     }
 
     pub fn take(&mut self, key: &Key, token: &Token) -> Option<L> {

@@ -6,7 +6,9 @@
 //!
 //! Worst interleavings, and why they are harmless:
 //! - *The reply to a grant is lost.* dlock asks the same session again, which has the lock already. After two unanswered
-//!   requests dlock leaves the session to the server, which ends the session after the TTL, and dlock asks over another session.
+//!   requests dlock opens another session, ends the unanswered one over it by the identity that the server gave it, and asks.
+//! - *The connections are lost without a word, and the server keeps its sessions.* As before; a release that is not answered ends the
+//!   session, too. dlock ends only sessions that wait, or whose hold is granted anew, undone or released: no command runs under them.
 //! - *The holder's fence is counted and the holder dies.* The fence is skipped.
 //! - *The request for the fence arrives after the holder died.* Over the holder's own session it is lost with it. Over the second one it
 //!   may find the next holder's record: it does nothing once the holder's transaction or the last fence is another one.
@@ -16,6 +18,8 @@
 //!   fence: a repeated request whose answer was lost has the delay, too, and so has every holder that is granted the lock meanwhile.
 //! - *The server crashes or fails over, and a holder does not notice.* The holder's record names the server that had its session:
 //!   the lock is busy until the holder's lease is over by the server's clock.
+//! - *The server has no connection left.* With `mode=row` a request has two sessions before it asks, or none: no waiter keeps a connection
+//!   while it waits for another one. A waiter far behind gives the second one back, and the first one if it can't have the second again.
 //! - *Another mode is used for the same lock.* The lock's row in the table of leases names its mode: other modes are refused.
 //! - *A waiter gets the lock while it is frozen.* The server ends that session after a few seconds of silence.
 //! - *A holder vanishes.* Its record stays, and is reported as expired, or as broken if it was marked. The next grant writes it to
@@ -30,9 +34,9 @@ use async_trait::async_trait;
 
 use super::{
     NEAR, SqlMode,
-    client::{Client, HasClient, Session as _},
+    client::{Client, HasClient, Session},
     looks_at_the_end, micros, ms,
-    session_store::{Beginning, Begun, LockOf, SessionStore, Tries},
+    session_store::{Beginning, Begun, LockOf, Over, SessionStore, Tries},
 };
 use crate::{
     backends::DRAIN_DELAY,
@@ -92,28 +96,17 @@ impl<S: SessionStore> SessionLocks<S> {
     async fn acquire(&mut self, request: &Request) -> Result<Attempt> {
         self.store.client().capabilities().check(request)?;
         let (key, token) = (&request.key, &request.token);
-        if let Some(at) = self.hold_of(key, token) {
-            let fence = self.holds[at].fence;
-            return Ok(match self.extend(key, token, Some(request.ttl), None).await? {
-                Renewal::NotHeld => Attempt::Busy(Busy { notifies: true, transient: true, ..Busy::default() }),
-                _ => Attempt::Granted(grant(fence, request.ttl, Duration::ZERO)),
-            });
+        if let Some(at) = self.hold_of(key, token)
+            && let Some(attempt) = self.take_again(at, request).await?
+        {
+            return Ok(attempt);
         }
         if request.waiting && !self.is_queued(key, token) {
             self.queued.push((key.clone(), *token));
         }
-        let lock = match self.store.take_try(&mut self.tries, key, token).await {
-            Some(lock) => lock,
-            None => match self.store.open_lock(request).await {
-                Ok(lock) => lock,
-                Err(error) => {
-                    self.store.client().left(&error);
-                    return Err(error);
-                }
-            },
-        };
-        // Among the tries, so that a dropped question can be asked again.
-        let lock = self.tries.put(key, token, lock);
+        self.open(request).await?;
+        let Some(lock) = self.tries.get(key, token) else { return Ok(Attempt::Busy(Busy::default())) };
+        lock.unanswered += 1;
         let begun = match self.store.attempt(lock, request).await {
             Ok(true) => self.store.begin(lock, request).await.map(Some),
             Ok(false) => Ok(None),
@@ -121,11 +114,15 @@ impl<S: SessionStore> SessionLocks<S> {
         };
         if let Err(error) = &begun
             && (!error.is_transient() || error.ends_connection())
-            && let Some(lock) = self.tries.take(key, token)
+            && let Some(mut lock) = self.tries.take(key, token)
         {
             // No request will repeat this one over this session, which would keep the lock for nothing.
-            self.store.client().left(error);
-            S::give_up(lock).await;
+            let client = self.store.client_mut();
+            client.left(error);
+            client.abandon_unless_kept(&lock.session);
+            if S::let_go(&mut lock).await.is_ok() {
+                self.store.client_mut().is_kept(&lock.session);
+            }
         }
         let Begun { fence, now_us, drains } = match begun? {
             Some(Beginning::Begun(begun)) => begun,
@@ -145,11 +142,70 @@ impl<S: SessionStore> SessionLocks<S> {
         if S::GRANT_LEAVES_QUEUE {
             self.leave_queued(key, token);
         }
-        if let Some(lock) = self.tries.take(key, token) {
+        if let Some(mut lock) = self.tries.take(key, token) {
+            lock.unanswered = 0;
             let ends_us = now_us.saturating_add(ms(request.ttl).saturating_mul(1000));
             self.holds.push(SessionHold { key: key.clone(), token: *token, lock, fence, ttl: request.ttl, ends_us, leaving: false });
         }
         Ok(Attempt::Granted(grant(fence, request.ttl, if drains { DRAIN_DELAY } else { Duration::ZERO })))
+    }
+
+    /// Opens the sessions that the request needs, as far as they are not open: all of them, or none. A session that was kept while another
+    /// one is refused or waited for could be the one that the holder of the lock waits for.
+    async fn open(&mut self, request: &Request) -> Result<()> {
+        self.open_all(request).await.inspect_err(|error| self.store.client().left(error))
+    }
+
+    async fn open_all(&mut self, request: &Request) -> Result<()> {
+        let (key, token) = (&request.key, &request.token);
+        let known = self.store.take_try(&mut self.tries, key, token);
+        let client = self.store.client_mut();
+        // The fence is counted over the client's own session.
+        let mut side = client.session.take().filter(Session::is_open);
+        let far = known.as_ref().is_some_and(|lock| lock.far && !lock.has);
+        if side.is_none() && client.mode() == SqlMode::Row && !far {
+            if let Some(lock) = &known {
+                client.abandon_unless_kept(&lock.session);
+            }
+            side = Some(client.open().await?);
+        }
+        let lock = if let Some(lock) = known {
+            lock
+        } else {
+            let mut lock = self.store.open_lock(request, side.as_mut()).await?;
+            self.store.client_mut().end_abandoned_over(&mut lock.session).await?;
+            lock
+        };
+        let client = self.store.client_mut();
+        client.is_kept(&lock.session);
+        client.session = side;
+        // Among the tries, so that a dropped question can be asked again.
+        self.tries.put(key, token, lock);
+        Ok(())
+    }
+
+    /// Repeats a request that was granted, whose command is not started yet. Returns `None` if the session does not answer: it is abandoned.
+    async fn take_again(&mut self, at: usize, request: &Request) -> Result<Option<Attempt>> {
+        let (key, token) = (&request.key, &request.token);
+        let SessionHold { lock, fence, .. } = &mut self.holds[at];
+        if lock.unanswered >= 2 {
+            let hold = self.holds.swap_remove(at);
+            self.store.client_mut().abandon(hold.lock.session);
+            return Ok(None);
+        }
+        lock.unanswered += 1;
+        let (fence, session) = (*fence, lock.session.id());
+        let renewal = self.extend(key, token, Some(request.ttl), None).await;
+        if let Some(at) = self.hold_of(key, token) {
+            self.holds[at].lock.unanswered = 0;
+        }
+        Ok(Some(match renewal? {
+            Renewal::NotHeld => {
+                self.store.client_mut().abandon_id(session);
+                Attempt::Busy(Busy { notifies: true, transient: true, ..Busy::default() })
+            }
+            _ => Attempt::Granted(grant(fence, request.ttl, Duration::ZERO)),
+        }))
     }
 
     async fn let_go(&mut self, request: &Request) -> Result<()> {
@@ -163,12 +219,12 @@ impl<S: SessionStore> SessionLocks<S> {
     async fn refuse(&mut self, request: &Request) -> Result<Attempt> {
         let Some(lock) = self.tries.get(&request.key, &request.token) else { return Ok(Attempt::Busy(Busy::default())) };
         let (holders, position) = self.store.look_and_queue(lock, request).await?;
-        let client = self.store.client_mut();
-        if !request.waiting {
+        if request.waiting {
+            let client = self.store.client_mut();
+            lock.far = client.mode() == SqlMode::Row && position.is_some_and(|position| position > NEAR);
+            client.session.take_if(|_| lock.far);
+        } else {
             self.keep_session(request);
-        } else if client.mode() == SqlMode::Row && client.session.is_none() && position.is_some_and(|position| position <= NEAR) {
-            // The grant counts the fence over this session: connecting then would keep the lock idle. A failure is repeated then.
-            client.session = client.open().await.ok();
         }
         Ok(Attempt::Busy(Busy {
             expires_in: holders.iter().filter_map(|holder| holder.expires_in).max().filter(|_| looks_at_the_end(position)),
@@ -244,8 +300,26 @@ impl<S: SessionStore> Backend for SessionLocks<S> {
         self.store.client().identity()
     }
 
+    async fn connect(&mut self, request: &Request) -> Result<()> {
+        self.open(request).await
+    }
+
+    fn disconnect(&mut self) {
+        let client = self.store.client_mut();
+        client.session = None;
+        for lock in self.tries.drain() {
+            if lock.has || lock.blocked || lock.unanswered > 0 {
+                client.abandon(lock.session);
+            }
+        }
+    }
+
     async fn try_acquire(&mut self, request: &Request) -> Result<Attempt> {
-        self.acquire(request).await
+        let attempt = self.acquire(request).await;
+        if let Some(lock) = self.tries.get(&request.key, &request.token) {
+            lock.unanswered = 0;
+        }
+        attempt
     }
 
     async fn wait(&mut self, request: &Request, at_most: Duration) -> Result<Wake> {
@@ -285,18 +359,40 @@ impl<S: SessionStore> Backend for SessionLocks<S> {
             return Ok(Release::NotHeld);
         }
         let Some(at) = self.hold_of(key, token) else {
-            self.store.forget(key, token, info, true).await;
+            // The hold of an abandoned session ends before its absence is reported.
+            self.store.client_mut().end_abandoned().await?;
+            self.store.forget(key, token, info, Over::Unused).await;
             return Ok(Release::NotHeld);
         };
+        let SessionHold { lock, leaving, .. } = &self.holds[at];
+        if *leaving && (lock.unanswered >= 2 || !lock.session.is_alive()) {
+            // The command has ended, and the session does not answer the release: it is ended. Its records go first, since the next
+            // holder would take them for those of a holder that vanished.
+            let (session, over) = (self.holds[at].lock.session.id(), if info.end.is_none() { Over::Unused } else { Over::Silent });
+            let client = self.store.client_mut();
+            client.abandon_own();
+            client.abandon_id(session);
+            self.store.forget(key, token, info, over).await;
+            self.store.client_mut().end_abandoned().await?;
+            self.holds.swap_remove(at);
+            return Ok(Release::NotHeld);
+        }
         if !self.holds[at].lock.session.is_alive() {
             self.holds.swap_remove(at);
-            self.store.forget(key, token, info, false).await;
+            self.store.forget(key, token, info, Over::Lost).await;
             return Ok(Release::NotHeld);
         }
         // It stays here until it is done: dropped half-way and asked again, the same session goes on with it.
         let SessionHold { lock, fence, leaving, .. } = &mut self.holds[at];
         *leaving = true;
+        lock.unanswered += 1;
         let released = self.store.give_back(lock, (token, *fence), info).await;
+        lock.unanswered = 0;
+        if let Err(error) = &released
+            && error.is_transient()
+        {
+            return released.map(|_| Release::NotHeld);
+        }
         let hold = self.holds.swap_remove(at);
         let released = released?;
         let queued = self.is_queued(key, token);

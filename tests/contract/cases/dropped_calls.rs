@@ -136,9 +136,7 @@ async fn a_dropped_release_can_be_repeated(lab: &Lab) {
 }
 
 async fn a_dropped_wait_can_be_followed_by_anything(lab: &Lab) {
-    if lab.kind.held_by_session() {
-        lab.outlast_the_start().await;
-    }
+    lab.until_sessions_can_be_ended().await;
     let (mut a, mut b) = (lab.client().await, lab.client().await);
     let job = key("job");
     let held = a.hold(&job).await;

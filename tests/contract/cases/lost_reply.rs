@@ -130,7 +130,7 @@ async fn late(lab: &Lab, proxy: &Proxy, client: &mut Client, wanted: &Request) {
 }
 
 async fn acquire_that_arrives_after_its_release_is_not_granted(lab: &Lab) {
-    lab.outlast_the_start().await;
+    lab.until_sessions_can_be_ended().await;
     for wanted in of_each_kind(lab, "job") {
         let (proxy, mut a) = warm(lab).await;
         late(lab, &proxy, &mut a, &wanted).await;
@@ -144,7 +144,7 @@ async fn acquire_that_arrives_after_its_release_is_not_granted(lab: &Lab) {
 
 /// The hold may be released by another process, or broken.
 async fn acquire_that_was_repeated_and_arrives_after_the_release_is_not_granted(lab: &Lab) {
-    lab.outlast_the_start().await;
+    lab.until_sessions_can_be_ended().await;
     for (at, wanted) in of_each_kind(lab, "job").into_iter().enumerate() {
         let (proxy, mut a) = warm(lab).await;
         late(lab, &proxy, &mut a, &wanted).await;
@@ -162,7 +162,7 @@ async fn acquire_that_was_repeated_and_arrives_after_the_release_is_not_granted(
 }
 
 async fn nested_acquire_that_arrives_after_its_release_enters_nothing(lab: &Lab) {
-    lab.outlast_the_start().await;
+    lab.until_sessions_can_be_ended().await;
     for repeated in [false, true] {
         let (mut other, (proxy, mut a)) = (lab.client().await, warm(lab).await);
         let outer = other.hold(&key(&format!("job-{repeated}"))).await;

@@ -35,6 +35,7 @@ mod run_policy_faults;
 mod run_policy_sql;
 mod sentinel;
 mod shared;
+mod sql_connections;
 mod sql_many;
 mod sql_queue;
 mod sql_servers;
@@ -99,6 +100,7 @@ pub fn all() -> Vec<Case> {
         run_policy_sql::all(),
         sql_queue::all(),
         sql_sessions::all(),
+        sql_connections::all(),
         sql_servers::all(),
         zookeeper_queue::all(),
         zookeeper_access::all(),

@@ -59,7 +59,6 @@ impl MysqlLock {
         one_session(fields.int_or_null()?)?;
         let got = fields.int_or_null()? == Some(1);
         if got {
-            self.unanswered = 0;
             self.own.counted = Self::begun_alone(&answers, server_error.as_ref(), 2)?;
         }
         Ok(got)
