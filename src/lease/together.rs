@@ -3,7 +3,8 @@
 //! Every command takes its locks in the order of their keys, so that no two can wait for each other. dlock renews the locks that it
 //! has while it waits for the next one. Worst cases: one of them is lost meanwhile (all are released, and dlock begins
 //! again if there is time to wait); the wait ends, or the next one is refused (all are released); the store is away when
-//! dlock releases (its leases end by themselves).
+//! dlock releases (its leases end by themselves); the server has not enough connections for all clients (each client has all of
+//! its connections before it asks, or none).
 
 use std::{
     future::{Future, pending},
@@ -15,10 +16,11 @@ use futures_util::future::{join_all, select_all};
 use super::{
     Budget, Clock, Lease, Limits, Loss, Outcome, WaitPolicy,
     acquire::acquire,
-    keep,
+    ask::{Pause, no_answer, timeout_factor},
+    bounded, keep,
     undo::{UNDO, undo_lease, worth_until},
 };
-use crate::lock::{Backend, BootTime, Busy, Denial, Entry, Error, Intent, Key, Kind, Request, Result, Token};
+use crate::lock::{Backend, BootTime, Busy, Denial, Effect, Entry, Error, Intent, Key, Kind, Request, Result, Token};
 
 /// A requested lock, with a client of its own: no lock waits for another lock's store.
 pub struct Claim {
@@ -70,6 +72,11 @@ pub async fn acquire_all<S>(
     };
     tokio::pin!(stop);
     loop {
+        if claims.len() > 1
+            && let Some(stopped) = connect_all(claims, clock, until, limits, &mut stop).await?
+        {
+            return Ok(GroupOutcome::Stopped(stopped));
+        }
         let mut leases = Vec::new();
         let end = loop {
             let (taken, wanted) = claims.split_at_mut(leases.len());
@@ -94,6 +101,9 @@ pub async fn acquire_all<S>(
             }
         };
         undo_all(claims, &leases, clock, limits, matches!(end, GroupFailure::Stopped(_))).await;
+        for claim in &mut *claims {
+            claim.backend.disconnect();
+        }
         match end {
             GroupFailure::Not(outcome) => return Ok(outcome),
             GroupFailure::Stopped(stopped) => return Ok(GroupOutcome::Stopped(stopped)),
@@ -109,6 +119,55 @@ pub async fn acquire_all<S>(
                 let error = Error::new(Kind::Unavailable, format!("{what} while the other locks were being taken: all are released"));
                 return Err(error.during("acquire").key(&leases[at].key).hint(hint));
             }
+        }
+    }
+}
+
+/// Opens the connections of all claims, or none: no connection is kept while another one is refused or waited for, since its owner may
+/// wait for this one. Returns what `stop` returned, if that was ready first.
+async fn connect_all<S>(
+    claims: &mut [Claim],
+    clock: &dyn Clock,
+    wait_until: Option<BootTime>,
+    limits: Limits<'_>,
+    mut stop: impl Future<Output = S> + Unpin,
+) -> Result<Option<S>> {
+    let until = wait_until.map(|end| end.max(clock.now().plus(limits.answer)));
+    let (mut pause, mut silences) = (Pause::new(), 0);
+    loop {
+        let (sent, length) = (clock.now(), limits.attempt() * timeout_factor(silences));
+        limits.asked(|| claims[0].backend.identity().url, sent, until);
+        let all = async {
+            for Claim { backend, request } in &mut *claims {
+                backend.connect(request).await.map_err(|error| error.key(&request.key))?;
+            }
+            Ok(())
+        };
+        let answer = tokio::select! {
+            biased;
+            stopped = &mut stop => return Ok(Some(stopped)),
+            answer = bounded(clock, sent.plus(length), all) => answer,
+        };
+        limits.record_answer(matches!(answer, Some(Ok(()))));
+        silences = if answer.is_some() { 0 } else { silences + 1 };
+        let error = match answer {
+            Some(Ok(())) => return Ok(None),
+            Some(Err(error)) => error,
+            None => no_answer(clock.now().since(sent)).effect(Effect::NotApplied).key(&claims[0].request.key),
+        };
+        for claim in &mut *claims {
+            claim.backend.disconnect();
+        }
+        let again = clock.now().plus(pause.next());
+        if !limits.may_retry(&error) || until.is_some_and(|end| again >= end) {
+            limits.record_answer(true);
+            return Err(error.during("acquire").backend(&claims[0].backend.identity().url));
+        }
+        limits.failed(&error);
+        tokio::select! {
+            biased;
+            stopped = &mut stop => return Ok(Some(stopped)),
+            () = clock.sleep_until(again) => {}
         }
     }
 }

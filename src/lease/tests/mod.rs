@@ -12,7 +12,13 @@ mod together;
 mod waits;
 mod wrong_server;
 
-use std::{cell::RefCell, collections::VecDeque, future::pending, rc::Rc, time::Duration};
+use std::{
+    cell::{Cell, RefCell},
+    collections::VecDeque,
+    future::pending,
+    rc::Rc,
+    time::Duration,
+};
 
 use async_trait::async_trait;
 use tokio::time::Instant;
@@ -68,6 +74,10 @@ struct Faulty {
     /// The planned faults of attempts to leave the queue.
     leaving: Rc<RefCell<VecDeque<Option<CallFault>>>>,
     calls: Rc<RefCell<Vec<&'static str>>>,
+    /// The planned faults of connects.
+    connecting: VecDeque<Option<CallFault>>,
+    /// Whether a connection is open.
+    connected: Rc<Cell<bool>>,
     /// The answers to attempts, of which the last is given from then on. Without any, the store answers.
     planned: VecDeque<Attempt>,
     /// How long each wait was to last.
@@ -136,6 +146,17 @@ impl Admin for Faulty {
 impl Backend for Faulty {
     fn identity(&self) -> Identity {
         Identity { has_other_servers: self.other_servers, ..self.inner.identity() }
+    }
+    async fn connect(&mut self, _: &Request) -> Result<()> {
+        match self.connecting.pop_front().flatten() {
+            None => self.connected.set(true),
+            Some(CallFault::Hangs) => pending().await,
+            Some(_) => return Err(Error::new(Kind::Unavailable, "too many connections")),
+        }
+        Ok(())
+    }
+    fn disconnect(&mut self) {
+        self.connected.set(false);
     }
     async fn try_acquire(&mut self, request: &Request) -> Result<Attempt> {
         if self.transient > 0 {
@@ -249,6 +270,8 @@ impl LeaseWorld {
             faults: Rc::new(RefCell::new(faults.iter().copied().collect())),
             leaving: Rc::default(),
             calls: Rc::default(),
+            connecting: VecDeque::new(),
+            connected: Rc::default(),
             planned: VecDeque::new(),
             waits: Rc::default(),
             drain_delay: Duration::ZERO,

@@ -228,3 +228,45 @@ async fn a_lock_lost_after_the_wait_ends_the_acquire() {
     assert!(error.message.starts_with("it was lost"), "{error:?}");
     assert!(!held(&world, "a").await && !held(&world, "b").await);
 }
+
+/// Two claims, of which the second meets these faults when it connects; and whether each has a connection.
+fn few_connections(world: &LeaseWorld, faults: &[CallFault]) -> (Vec<Claim>, [Rc<Cell<bool>>; 2]) {
+    let mut clients = [(); 2].map(|()| world.client(&[]));
+    clients[1].connecting = faults.iter().copied().map(Some).collect();
+    let connected = [0, 1].map(|nth| Rc::clone(&clients[nth].connected));
+    let claim = |(client, name)| Claim { backend: Box::new(client), request: named(name) };
+    (clients.into_iter().zip(["a", "b"]).map(claim).collect(), connected)
+}
+
+#[tokio::test(start_paused = true)]
+async fn no_connection_is_kept_while_another_one_is_refused() {
+    for fault in [CallFault::Refused, CallFault::Hangs] {
+        let world = LeaseWorld::new();
+        let (mut claims, connected) = few_connections(&world, &[fault; 3]);
+        let kept = async {
+            let mut closed = 0;
+            loop {
+                tokio::time::sleep(Duration::from_millis(1)).await;
+                if connected[1].get() {
+                    return closed;
+                }
+                assert!(!held(&world, "a").await, "no lock is taken before");
+                closed += u32::from(!connected[0].get());
+            }
+        };
+        let (taken, closed) = tokio::join!(take(&world, &mut claims, WaitPolicy::For(secs(30))), kept);
+        assert!(matches!(taken, Ok(GroupOutcome::Granted(_))), "{taken:?}");
+        assert!(closed > 20, "the pauses last that long: {closed}");
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn connections_that_are_refused_to_the_end_leave_nothing() {
+    let world = LeaseWorld::new();
+    let (mut claims, connected) = few_connections(&world, &[CallFault::Refused; 100]);
+    let began = world.clock.now();
+    let error = take(&world, &mut claims, WaitPolicy::For(secs(10))).await.unwrap_err();
+    assert_eq!((error.kind, error.effect, error.key.as_ref().map(Key::as_str)), (Kind::Unavailable, Effect::NotApplied, Some("b")));
+    assert!(world.clock.now().since(began) > secs(8) && !connected[0].get());
+    assert!(!held(&world, "a").await);
+}
