@@ -101,8 +101,10 @@ pub async fn acquire_all<S>(
             }
         };
         undo_all(claims, &leases, clock, limits, matches!(end, GroupFailure::Stopped(_))).await;
-        for claim in &mut *claims {
-            claim.backend.disconnect();
+        if claims.len() > 1 {
+            for claim in &mut *claims {
+                claim.backend.disconnect();
+            }
         }
         match end {
             GroupFailure::Not(outcome) => return Ok(outcome),

@@ -370,13 +370,7 @@ Thu 19 03:00:00  web1  12s     6m 2s     1041  ok
     #[test]
     fn of_many_hosts_the_last_ones_are_named() {
         let skips: Vec<_> = (0..20)
-            .map(|n| SkipCount {
-                host: format!("pod-{n:02}"),
-                count: 2,
-                since_ms: None,
-                last_ms: Some(1000 + n),
-                reason: "busy".into(),
-            })
+            .map(|n| SkipCount { host: format!("pod-{n:02}"), count: 2, since_ms: None, last_ms: Some(1000 + n), reason: "busy".into() })
             .collect();
         let text = view(&[], 20, &RunRecord::default(), &skips, &now(), TableStyle { width: Some(400), color: false });
         assert!(text.contains("skipped: pod-19 2, pod-18 2, ") && text.contains(", pod-12 2, 12 other hosts 24; last "), "{text}");

@@ -170,7 +170,8 @@ fn only_a_users_command_shares_the_lock_file() {
     }
     let lab = Lab::new();
     let ready = lab.file().join("ready");
-    let script = format!("setsid sh -c 'ls -l /proc/self/fd > {0}.list; mv {0}.list {0}; sleep 3' > /dev/null 2>&1 & wait", ready.display());
+    let script =
+        format!("setsid sh -c 'ls -l /proc/self/fd > {0}.list; mv {0}.list {0}; sleep 3' > /dev/null 2>&1 & wait", ready.display());
     let program = lab.file().join("program");
     support::program::copy(dlock::binary(), &program, 0o755);
     let as_user = |script: &str| {

@@ -17,8 +17,8 @@ use tokio::{sync::Notify, time::Instant};
 
 use super::cas::{self, Base, CasBackend, Change, ReadFor, Snapshot, in_order};
 use crate::lock::{
-    Capabilities, Fence, HistoryEntry, Identity, Key, Namespace, Note, Progress, REMEMBERED, Request, Result, SkipCount, forgotten_hosts,
-    Wake, Which, document::Document,
+    Capabilities, Fence, HistoryEntry, Identity, Key, Namespace, Note, Progress, REMEMBERED, Request, Result, SkipCount, Wake, Which,
+    document::Document, forgotten_hosts,
 };
 
 /// The state that several [`Memory`] backends share.

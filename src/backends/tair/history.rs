@@ -16,7 +16,7 @@ use ::redis::{Pipeline, Value};
 use super::{TairStore, value::readable};
 use crate::{
     backends::redis::{failure, history::to_json, names::RedisNames, reply},
-    lock::{Fence, HistoryEntry, Key, Note, REMEMBERED, Result, SKIPPING_HOSTS, SkipCount, forgotten_hosts, document::Document},
+    lock::{Fence, HistoryEntry, Key, Note, REMEMBERED, Result, SKIPPING_HOSTS, SkipCount, document::Document, forgotten_hosts},
 };
 
 /// How long entries are kept after the last run, in ms.
