@@ -59,6 +59,8 @@ use crate::{
 
 /// How long the remaining output may take before a signal ends it.
 const PROMPT: Duration = Duration::from_secs(2);
+/// How much longer it may take until it is given up: who waits for dlock needs its status more than the last lines.
+const PATIENCE: Duration = Duration::from_secs(3);
 
 /// The validated settings that all commands share.
 #[derive(Debug)]
@@ -202,11 +204,12 @@ fn sharing(backend: &BackendConfig, key: &Key) -> Result<Sharing> {
     })
 }
 
-/// Waits until all deferred output is printed. dlock holds no lock by then, and a signal ends the wait.
+/// Waits until all deferred output is printed, or stderr was blocked for [`PROMPT`] and [`PATIENCE`]. dlock holds no lock by then, and a
+/// signal ends the wait.
 pub fn finish_printing() {
-    if !drain(Some(PROMPT)) {
+    if !drain(PROMPT) {
         unblock_signals();
-        drain(None);
+        drain(PATIENCE);
     }
 }
 

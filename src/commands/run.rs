@@ -23,7 +23,7 @@ use crate::{
     exit,
     lease::{Budget, Claim, Held, WaitPolicy, in_order},
     lock::{Backend, Entry, Error, Key, Kind, LastResort, Metadata, Mode, Request, Result, Token, Ttl, length},
-    output::{MetricsFile, Output, RunResult, StatusFile, Syslog, SyslogPolicy, Verdict, drain, plain},
+    output::{MetricsFile, Output, RunResult, StatusFile, Syslog, SyslogPolicy, Verdict, plain},
     supervise::{self, CapturedOutput, Contain, Leftover, OnLost, Plan, Signals, fork_guardian},
 };
 
@@ -198,7 +198,7 @@ fn show(printed: &CapturedOutput, settings: &RunSettings, out: &Output) {
     supervise::unblock_signals();
     if printed.left_out > 0 {
         out.warn(&format!("{}: the first {} bytes of the output are left out", settings.key.escaped(), printed.left_out));
-        drain(None);
+        super::finish_printing();
     }
     // A write error doesn't change the result of the run.
     let _ = out.bytes(&printed.tail);

@@ -7,7 +7,7 @@ use std::{
     io,
     os::fd::AsFd,
     sync::{
-        Mutex, MutexGuard, PoisonError,
+        Condvar, Mutex, MutexGuard, PoisonError,
         atomic::{AtomicBool, Ordering},
         mpsc::{Receiver, SyncSender, sync_channel},
     },
@@ -23,19 +23,21 @@ use rustix::{
 /// Most texts in the thread's queue.
 const QUEUE: usize = 64;
 
-enum Item {
-    Text(String),
-    /// Answered when all earlier texts are written.
-    Flush(SyncSender<()>),
-}
-
 enum Route {
     Direct,
     /// Through a thread, which starts with the first line.
-    Thread(Option<SyncSender<Item>>),
+    Thread(Option<SyncSender<String>>),
 }
 
 static ROUTE: Mutex<Route> = Mutex::new(Route::Direct);
+
+/// How many texts of the queue are not written yet.
+static UNWRITTEN: Mutex<usize> = Mutex::new(0);
+static WRITTEN: Condvar = Condvar::new();
+
+fn unwritten() -> MutexGuard<'static, usize> {
+    UNWRITTEN.lock().unwrap_or_else(PoisonError::into_inner)
+}
 
 fn route() -> MutexGuard<'static, Route> {
     ROUTE.lock().unwrap_or_else(PoisonError::into_inner)
@@ -49,21 +51,10 @@ pub fn print_in_background() {
     }
 }
 
-/// Waits until all lines are written, for `at_most` if given, and returns whether they are.
-pub fn drain(at_most: Option<Duration>) -> bool {
-    let writer = match &*route() {
-        Route::Thread(Some(writer)) => writer.clone(),
-        _ => return true,
-    };
-    let (mark, marked) = sync_channel(1);
-    // A full queue means that stderr is blocked.
-    if writer.try_send(Item::Flush(mark.clone())).is_err() && (at_most.is_some() || writer.send(Item::Flush(mark)).is_err()) {
-        return false;
-    }
-    match at_most {
-        Some(at_most) => marked.recv_timeout(at_most).is_ok(),
-        None => marked.recv().is_ok(),
-    }
+/// Waits until all lines are written, for `at_most`, and returns whether they are.
+pub fn drain(at_most: Duration) -> bool {
+    let waited = WRITTEN.wait_timeout_while(unwritten(), at_most, |texts| *texts > 0);
+    !waited.unwrap_or_else(PoisonError::into_inner).1.timed_out()
 }
 
 /// Whether the terminal shows a line that is redrawn in place.
@@ -101,7 +92,8 @@ fn send(text: &str) {
     }
     match writer {
         Some(writer) => {
-            let _ = writer.try_send(Item::Text(text.to_owned()));
+            let mut texts = unwritten();
+            *texts += usize::from(writer.try_send(text.to_owned()).is_ok());
         }
         // No thread is available.
         None if is_writable() => write(text),
@@ -109,20 +101,17 @@ fn send(text: &str) {
     }
 }
 
-fn start() -> Option<SyncSender<Item>> {
-    let (sender, items) = sync_channel(QUEUE);
-    thread::Builder::new().name("dlock-stderr".into()).spawn(move || run(&items)).ok()?;
+fn start() -> Option<SyncSender<String>> {
+    let (sender, texts) = sync_channel(QUEUE);
+    thread::Builder::new().name("dlock-stderr".into()).spawn(move || run(&texts)).ok()?;
     Some(sender)
 }
 
-fn run(items: &Receiver<Item>) {
-    for item in items {
-        match item {
-            Item::Text(text) => write(&text),
-            Item::Flush(mark) => {
-                let _ = mark.try_send(());
-            }
-        }
+fn run(texts: &Receiver<String>) {
+    for text in texts {
+        write(&text);
+        *unwritten() -= 1;
+        WRITTEN.notify_all();
     }
 }
 

@@ -5,7 +5,7 @@ use std::{
     os::unix::process::CommandExt as _,
     path::Path,
     process::{Command, Stdio},
-    time::Duration,
+    time::{Duration, Instant},
 };
 
 use rustix::process::Signal;
@@ -238,6 +238,23 @@ fn a_full_stderr_pipe_does_not_block_renewals() {
     let said = reader.join().unwrap();
     assert_eq!(job.code(), 3, "{}", said.trim_start_matches('x'));
     assert!(said.contains("the lock stays held"), "the warning is printed once the pipe is read: {}", said.trim_start_matches('x'));
+}
+
+/// Nobody reads, and no signal comes: whoever started dlock gets its status.
+#[test]
+fn a_stderr_that_stays_blocked_is_given_up() {
+    let folder = support::folder();
+    let backend = url(&folder.path().join("locks.db"));
+    for options in [&["--max-runtime", "1s"][..], &["--max-runtime", "1s", "--output", "on-failure", "--json"]] {
+        let (write, _read) = full_pipe();
+        let mut command = dlock::command();
+        command.args(["run", "-k", "job"]).args(options).args(["--", "sh", "-c", "echo out; sleep 100"]);
+        command.env("DLOCK_BACKEND", &backend).stdout(Stdio::null()).stderr(write).process_group(0);
+        let began = Instant::now();
+        let job = Process::start(command).wait(LIMIT);
+        assert_eq!(job.code(), 124, "{options:?}");
+        assert!(began.elapsed() > Duration::from_secs(5), "{options:?}: a slow reader has time: {:?}", began.elapsed());
+    }
 }
 
 /// The same for a stop: the command is stopped and the lock is free while the pipe is full, and a signal ends dlock.

@@ -75,7 +75,7 @@ async fn work(settings: &AcquireSettings, pid: i32, context: &Context, caller: D
     if let Some(status) = super::print(&mut holds, context).await {
         return Ok(status);
     }
-    drain(Some(LAST_WORD));
+    drain(LAST_WORD);
     if let Err(error) = caller.detach(exit::OK) {
         super::undo(&mut holds, context.limits()).await;
         return Err(Error::new(Kind::Unavailable, "the keeper can't be left behind").source(error));

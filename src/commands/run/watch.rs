@@ -200,7 +200,7 @@ impl<'a> RunWatch<'a> {
     fn warn_of_the_stop(&self) {
         let left = self.term_at.since(BootClock::read());
         self.warn(&format!("stopped; the lock is lost unless this goes on within {}", age(left)));
-        drain(Some(LAST_WORD));
+        drain(LAST_WORD);
     }
 
     pub(super) fn signal(&mut self, signal: Signal, supervisor: &mut Supervisor) {
