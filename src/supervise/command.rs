@@ -14,7 +14,7 @@ use std::{
 };
 
 use rustix::{
-    fs::{Access, access, getxattr},
+    fs::{Access, StatVfsMountFlags, access, getxattr, statvfs},
     pipe::{PipeFlags, pipe_with},
     process::{Pid, Signal, getegid, geteuid, getgid, getpid, getppid, getuid, set_parent_process_death_signal, setpgid},
     thread::{CapabilitySet, capabilities},
@@ -36,7 +36,8 @@ use crate::lock::{Error, Kind};
 pub fn check_command(plan: &Plan) -> Result<(), Error> {
     let Some(path) = plan.command.first().and_then(|name| find(name)) else { return Ok(()) };
     let Ok(file) = std::fs::metadata(&path) else { return Ok(()) };
-    if may_kill_all() || rustix::thread::no_new_privs().unwrap_or(false) {
+    let is_plain = || statvfs(&path).is_ok_and(|system| system.f_flag.contains(StatVfsMountFlags::NOSUID));
+    if may_kill_all() || rustix::thread::no_new_privs().unwrap_or(false) || is_plain() {
         return Ok(());
     }
     let raises = |bit: u32, owner: u32, real: u32, effective: u32| file.mode() & bit != 0 && (owner != real || owner != effective);

@@ -87,6 +87,15 @@ fn a_set_uid_command_is_refused_before_the_lock() {
     world.start_behind(&prefix, "", &[&command]);
     assert_eq!(world.status(), 64);
     assert!(world.event("Refused").1.contains("is set-uid"));
+    // On such a file system the bit raises no rights.
+    let mut world = World::new();
+    public(&mut world);
+    let command = set_uid_copy(&world, "id");
+    let folder = world.directory.path().display().to_string();
+    let mount = "mount --bind \"$0\" \"$0\" && mount -o remount,bind,nosuid \"$0\" && exec \"$@\"";
+    let prefix = [&["unshare", "-m", "sh", "-c", mount, &folder][..], &as_nobody(&world)].concat();
+    world.start_behind(&prefix, "", &[&command]);
+    assert_eq!(world.status(), 0);
     // Root may kill a set-uid process.
     let mut world = World::new();
     let command = set_uid_copy(&world, "id");

@@ -29,6 +29,9 @@ pub(super) fn explain(why: CannotStart, program: &str, slow: bool, nonblock: boo
         CannotStart::NotExecutable(_) if program.contains('/') && path.is_dir() => {
             (text("it is a directory"), "after -- stands the program and its arguments".into())
         }
+        CannotStart::NotExecutable(errno) if errno == rustix::io::Errno::TOOBIG.raw_os_error() => {
+            (text(&why.to_string()), "pass fewer or shorter arguments and variables, or put them into a file".into())
+        }
         CannotStart::NotExecutable(_) => (text(&why.to_string()), "chmod +x makes a file executable; -c takes a shell line".into()),
         CannotStart::TooLate if slow => {
             (text(&format!("{why}: this host was too slow")), "give this host more CPU time, or the lease a longer --ttl".into())
