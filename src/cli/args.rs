@@ -56,13 +56,16 @@ impl Cli {
         {
             return Ok(Self { globals, version: None, command: Command::Run(Box::new(args)) });
         }
-        // `explain` has the arguments of `run`, where a positional word would begin the command: pass the key with -k.
-        let is_key = |word: &OsString| !word.as_encoded_bytes().starts_with(b"-");
-        if arguments.get(1).is_some_and(|word| word == "explain") && arguments.get(2).is_some_and(is_key) {
-            let (start, rest) = arguments.split_at(2);
-            return Self::try_parse_from(start.iter().cloned().chain(["-k".into()]).chain(rest.iter().cloned()));
+        let cli = Self::try_parse_from(arguments)?;
+        // `explain` has the arguments of `run`, where a positional word begins the command: here it is the key.
+        if let Command::Explain(args) = &cli.command
+            && args.run.key.is_empty()
+            && let (before, rest @ [_, ..]) = arguments.split_at(arguments.len() - args.run.command.len())
+            && before.last().is_some_and(|word| word != "--")
+        {
+            return Self::try_parse_from(before.iter().cloned().chain(["-k".into()]).chain(rest.iter().cloned()));
         }
-        Self::try_parse_from(arguments)
+        Ok(cli)
     }
 }
 

@@ -100,7 +100,21 @@ fn from_url(globals: &Globals, setting: &Setting, layers: &mut Layers<'_>) -> Re
     }
     let wrong = |why: &str| setting.refuse(format!("{}: {why}", url::redacted(text)));
     if let Some(scheme) = url::scheme(text).filter(|scheme| !SCHEMES.contains(&scheme.as_str())) {
-        return Err(wrong("there is no backend with this scheme").hint(suggest::or_all(&scheme, SCHEMES)));
+        let alias = match scheme.as_str() {
+            "valkey" => Some("redis"),
+            "valkeys" => Some("rediss"),
+            "zk" => Some("zookeeper"),
+            "http" => Some("etcd"),
+            "https" => Some("etcds"),
+            "pg" | "pgsql" => Some("postgres"),
+            "file" | "sqlite3" => Some("sqlite"),
+            _ => None,
+        };
+        let hint = alias.map_or_else(|| suggest::or_all(&scheme, SCHEMES), |scheme| format!("did you mean {scheme}://?"));
+        return Err(wrong("there is no backend with this scheme").hint(hint));
+    }
+    if text.trim() != text {
+        return Err(wrong("it begins or ends with a space"));
     }
     let url = Url::parse(text).map_err(|why| wrong(&why).hint("a URL is like redis://user@host:6379/0 or sqlite:///path/to/file"))?;
     for (name, value) in &url.query {

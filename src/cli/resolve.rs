@@ -223,7 +223,12 @@ fn hold_until(signal: bool, pid: Option<&str>) -> Result<HoldUntil> {
 fn process(text: &str) -> Result<i32> {
     match text.parse() {
         Ok(number) if number > 0 => Ok(number),
-        _ => Err(Error::new(Kind::Usage, format!("--while-pid: {:?} is no process id", short(text)))
-            .hint("in a shell, $$ is the shell's own, and $! the last background job's")),
+        _ => Err(no_process(text)),
     }
+}
+
+/// Returns the error for a text that is no process id.
+pub(super) fn no_process(text: &str) -> Error {
+    Error::new(Kind::Usage, format!("--while-pid: {:?} is no process id", short(text)))
+        .hint("in a shell, $$ is the shell's own, and $! the last background job's")
 }

@@ -67,6 +67,9 @@ fn negative(argument: &str, arguments: &[OsString]) -> Option<Error> {
     let at = arguments.iter().position(|given| given.to_str().is_some_and(|given| given.starts_with(argument)))?;
     let (option, value) = (arguments.get(at.checked_sub(1)?)?.to_str()?, arguments[at].to_str()?);
     option.strip_prefix('-')?;
+    if option == "--while-pid" {
+        return Some(super::resolve::no_process(value));
+    }
     let error = Error::new(Kind::Usage, format!("{option}: {:?}: it can't be negative", short(value)));
     Some(error.hint(format!("0 or more, {}", duration::EXAMPLES)))
 }

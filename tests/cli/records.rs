@@ -77,6 +77,7 @@ fn explain_does_not_run_the_command() {
     lab.set("DLOCK_CONFIG", &config).set("DLOCK_WARN_HELD", "2h");
     lab.say("explain job --host lap").say("run -k job --host lap -- true").say("explain -k job --host lap --ttl 90 -- ./job.sh");
     lab.say("explain job --host lap --anyway --reason x").say("explain").say("explain job --ttl 0");
+    lab.say("explain --host lap --ttl 90 job --wait 5");
     assert_data_eq!(redacted(&lab.transcript()), file!["snapshots/explain.txt"]);
 }
 

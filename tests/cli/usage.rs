@@ -50,6 +50,7 @@ fn first_tries() {
     lab.say("lock p").say("unlock p").say("status p").say("ls").say("help nosuch");
     lab.say("-k p -- echo").say("run p -- echo").say("run -k x --timeout 5 -- true").say("run -k x --ttl -5s -- true");
     lab.say("run -k x -w 5M -- true").say("acquire x --ttl 1y").say("run -k x --max-runtime 2months -- true");
+    lab.say("acquire x --while-pid -5");
     lab.assert_untouched();
     lab.say_args(&["run", "-k", "x", "echo hi; exit 1"]);
     lab.say("run -k x -- ./nosuch.sh").say("run -k x -- /tmp").say("run -k x -- cd /").say("run -k x -n 3 -- true");
@@ -112,6 +113,10 @@ fn backends() {
         "sqlite://host/x.db",
         "/var/locks.db",
         "://h",
+        "valkey://h",
+        "zk://h",
+        "http://h:2379",
+        " redis://h",
     ] {
         lab.say_args(&["list", "-b", url]);
     }
