@@ -25,11 +25,15 @@ pub const CHECKS: &[Check] = &[
     check("version", "the server's version, by the four letters srvr"),
     check("timeouts", "the shortest and the longest session, which are the shortest and the longest lease"),
     check("ensemble", "how many servers decide together, and how many may fail"),
+    check("clients", "how many connections a host may have, if conf is in the server's 4lw.commands.whitelist"),
     transport::CHECK,
 ];
 
 /// A maximum lease below this leaves less than two seconds between renewals.
 const SHORT: Duration = Duration::from_secs(12);
+
+/// With fewer connections than this, the jobs that one minute starts on a host may be refused.
+const FEW: u32 = 60;
 
 impl ZooKeeper {
     async fn look_at_ensemble(&mut self) -> Result<Vec<Finding>> {
@@ -44,10 +48,11 @@ impl ZooKeeper {
             Some(Ok(Reply::Data { data, .. })) => ensemble(&String::from_utf8_lossy(&data)),
             _ => Finding::unchecked("ensemble", "the ensemble's servers", "the user may not read /zookeeper/config"),
         });
-        found.push(match self.srvr().await {
+        found.push(match self.four_letters(b"srvr").await {
             Ok(reply) => version(&reply),
             Err(error) => Finding::unchecked("version", "the version", &error.message),
         });
+        found.extend(self.four_letters(b"conf").await.ok().and_then(|reply| clients(&reply)));
         let options = self.options();
         found.push(if options.tls.is_some() {
             transport::verified()
@@ -58,13 +63,13 @@ impl ZooKeeper {
         Ok(found)
     }
 
-    /// Returns the `srvr` report of the first server that answers.
-    async fn srvr(&self) -> Result<String> {
+    /// Returns the report of the first server that answers.
+    async fn four_letters(&self, word: &[u8; 4]) -> Result<String> {
         let options = self.options();
         let mut failed = None;
         for (host, port) in &options.hosts {
             match net::dial(host, *port).await {
-                Ok(tcp) => return ask_four_letters(options.tls.as_ref(), host, tcp).await,
+                Ok(tcp) => return ask_four_letters(word, options.tls.as_ref(), host, tcp).await,
                 Err(error) => failed = Some(error),
             }
         }
@@ -90,16 +95,16 @@ impl ZooKeeper {
     }
 }
 
-async fn ask_four_letters(tls: Option<&tls::Tls>, host: &str, tcp: TcpStream) -> Result<String> {
+async fn ask_four_letters(word: &[u8; 4], tls: Option<&tls::Tls>, host: &str, tcp: TcpStream) -> Result<String> {
     match tls {
-        None => four_letters(tcp).await,
-        Some(wanted) => four_letters(tls::wrap(wanted, host, tcp, "zookeeper://").await?).await,
+        None => four_letters(word, tcp).await,
+        Some(wanted) => four_letters(word, tls::wrap(wanted, host, tcp, "zookeeper://").await?).await,
     }
 }
 
-async fn four_letters(mut stream: impl AsyncRead + AsyncWrite + Unpin) -> Result<String> {
-    let failed = |error| Error::new(crate::lock::Kind::Unavailable, "the server does not answer to srvr").source(error);
-    stream.write_all(b"srvr").await.map_err(failed)?;
+async fn four_letters(word: &[u8; 4], mut stream: impl AsyncRead + AsyncWrite + Unpin) -> Result<String> {
+    let failed = |error| Error::new(crate::lock::Kind::Unavailable, "the server does not answer to four letters").source(error);
+    stream.write_all(word).await.map_err(failed)?;
     stream.flush().await.map_err(failed)?;
     let mut reply = Vec::new();
     // The answer is a few lines, after which the server closes the connection.
@@ -130,6 +135,22 @@ fn version(reply: &str) -> Finding {
         return Finding::not_safe(ID, text, "it has no containers, which locks lie in").fix(failure::OLDEST);
     }
     Finding::ok(ID, text)
+}
+
+/// A server that doesn't tell it has its usual limit of 60.
+fn clients(reply: &str) -> Option<Finding> {
+    const ID: &str = "clients";
+    let most: u32 = reply.lines().find_map(|line| line.strip_prefix("maxClientCnxns="))?.trim().parse().ok()?;
+    Some(match most {
+        0 => Finding::ok(ID, "a host may have any number of connections"),
+        1..FEW => Finding::warn(
+            ID,
+            format!("a host may have {most} connections; each run and each waiter takes one"),
+            "runs beyond that end with 69",
+        )
+        .fix("raise maxClientCnxns on the servers"),
+        _ => Finding::ok(ID, format!("a host may have {most} connections; each run and each waiter takes one")),
+    })
 }
 
 fn timeouts(shortest: Duration, longest: Duration) -> Finding {
@@ -225,6 +246,12 @@ mod tests {
         assert_eq!(version("Zookeeper version: 3.8.0-${mvngit.commit.id}, built on\nMode: standalone").text, "ZooKeeper 3.8.0");
         assert_eq!(version("Zookeeper version: 3.4.14-4c25, built").severity, Severity::Unsafe);
         assert!(version("srvr is not executed because it is not in the whitelist.").text.starts_with("not checked"));
+        let most = |reply: &str| clients(reply).map(|found| found.severity);
+        assert_eq!(
+            [most("a=1\nmaxClientCnxns=60\n"), most("maxClientCnxns=0"), most("maxClientCnxns=5")].map(|found| found == Some(Severity::Ok)),
+            [true, true, false]
+        );
+        assert_eq!(most("conf is not executed because it is not in the whitelist."), None);
         let range = |longest| timeouts(Duration::from_secs(1), Duration::from_secs(longest)).severity;
         assert_eq!((range(10), range(40)), (Severity::Warn, Severity::Ok));
     }
