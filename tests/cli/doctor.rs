@@ -190,6 +190,45 @@ fn the_printed_commands_set_the_right_modes() {
     assert!(output.status.code() == Some(1) && output.stderr.is_empty() && text.contains("WARN    no store is configured"), "{text}");
 }
 
+/// What other programs do to the database: they close it cleanly, which removes what a reader needs, or turn off its log for good.
+#[test]
+fn what_another_program_left_is_explained() {
+    if !rustix::process::geteuid().is_root() {
+        let _ = writeln!(std::io::stderr(), "SKIPPED what_another_program_left_is_explained: only root can be other users");
+        return;
+    }
+    let folder = tempfile::tempdir().unwrap();
+    fs::set_permissions(folder.path(), fs::Permissions::from_mode(0o755)).unwrap();
+    let (dlock, database) = (copy_of_dlock(folder.path()), folder.path().join("dlock.db"));
+    let url = format!("sqlite://{}", database.display());
+    let run = |user: &str, words: &str| {
+        let mut command = Command::new("setpriv");
+        command.args([&*format!("--reuid={user}"), &format!("--regid={user}"), "--clear-groups"]).arg(&dlock).args(words.split(' '));
+        let output = command.env_clear().env("DLOCK_BACKEND", &url).current_dir("/").output().unwrap();
+        (output.status.code(), String::from_utf8_lossy(&[output.stdout, output.stderr].concat()).into_owned())
+    };
+    let other = |sql: &str| {
+        let script = format!("import sqlite3; db = sqlite3.connect('{}'); db.execute('{sql}').fetchall(); db.close()", database.display());
+        assert!(Command::new("python3").args(["-c", &script]).status().unwrap().success());
+    };
+    assert_eq!(run("0", "run -k job -- true").0, Some(0));
+    for file in ["dlock.db", "dlock.db.lock"] {
+        fs::set_permissions(folder.path().join(file), fs::Permissions::from_mode(0o644)).unwrap();
+    }
+    other("PRAGMA user_version");
+    let (status, text) = run("65534", "list");
+    assert!(
+        status == Some(78) && text.contains("-shm, which this user can't create") && text.contains("hint: dlock list of a user"),
+        "{text}"
+    );
+    assert!(run("0", "list").0 == Some(0) && run("65534", "list").0 == Some(0), "as the hint says");
+    other("PRAGMA journal_mode = DELETE");
+    let (_, text) = run("0", "doctor");
+    assert!(text.contains("WARN    another program has turned off the write-ahead log"), "{text}");
+    other("PRAGMA journal_mode = WAL");
+    assert!(!run("0", "doctor").1.contains("write-ahead log"));
+}
+
 /// Runs the commands printed for a role, with this group number.
 fn apply(dlock: &Path, url: &str, role: &str, group: u32) {
     let printed = Command::new(dlock).args(["doctor", "--print-grants", role, "-b", url]).output().unwrap();

@@ -18,7 +18,10 @@ use super::{
 };
 use crate::{
     backends::cas::{Base, Outside, Snapshot, in_order},
-    lock::{Entry, Error, Holder, Key, Kind, Mode, Progress, Request, Result, Token, document::Document},
+    lock::{
+        Entry, Error, Holder, Key, Kind, Mode, Progress, Request, Result, Token,
+        document::{Document, QueueEntry},
+    },
 };
 
 /// How soon a request with a position in the queue asks again for a lock that another process is about to have. A grant takes less.
@@ -258,8 +261,13 @@ impl SqliteClient {
         let mut absorbed = Vec::new();
         for waiter in listed {
             absorbed.push(waiter.place);
-            if witness.has_waiter(&waiter.hold) {
-                document.absorb(waiter.hold, waiter.metadata, waiter.since_ms.min(now), now);
+            if !witness.has_waiter(&waiter.hold) {
+                continue;
+            }
+            let since = waiter.since_ms.min(now);
+            match waiter.queued {
+                Some(queued) => document.enqueue(QueueEntry { since, seen: now, ..queued }),
+                None => document.absorb(waiter.hold, waiter.metadata, since, now),
             }
         }
         document.witness(now, |hold| witness.has_process(hold), |hold| witness.has_waiter(hold));
@@ -276,15 +284,15 @@ impl SqliteClient {
         let plain = !in_order(request) && is_plain(&document);
         let waits = request.waiting && request.entry == Entry::Fresh && !plain;
         slot.note_position(token, &document);
-        // A waiter that can't show that it lives gets no position.
-        snapshot.apart = plain || waits && !slot.begin_to_wait(token);
-        let secured = slot.ours(token).is_some();
+        // Waiters join by a row of their own, so that a crowd of them does not change one document at the same time.
+        snapshot.apart = plain || waits && document.position(token).is_none();
+        let (secured, before) = (slot.ours(token).is_some(), slot.passed.take());
         if !secured && !request.detached && document.fence(token).is_some() {
             return Err(Error::new(Kind::Unavailable, "another process has this very hold"));
         }
         if !secured && document.has_room(request.mode, None) {
             // Another process is about to have the lock. Earlier waiters outside of the document would lose their position to one in it.
-            let passed = !plain && !document.has_holders() && slot.passed != Some(*token) && document.position(token).is_none();
+            let passed = !plain && !document.has_holders() && before != Some(*token) && document.position(token).is_none();
             snapshot.apart |= passed;
             slot.passed = passed.then_some(*token);
             let (transient, known) = (!document.has_holders(), document.holders(now).pop());
@@ -304,21 +312,27 @@ impl SqliteClient {
         Ok(transient.then(|| Outside { holder: unknown_holder(), left: None, transient: true }))
     }
 
-    /// Lists a waiter for people. Each new waiter removes more dead ones than it can become itself.
-    async fn list_waiter(&mut self, request: &Request) -> Result<()> {
+    /// Lists a waiter, and returns its position in the queue, from 1. Each new waiter removes more dead ones than it can become itself.
+    async fn list_waiter(&mut self, request: &Request) -> Result<Option<u32>> {
         let Self { options, database, slots, .. } = self;
-        let (Some(slot), Some(database)) = (slots.get_mut(&request.key), database.as_mut()) else { return Ok(()) };
-        if !slot.begin_to_wait(&request.token) {
-            return Ok(());
+        let (Some(slot), Some(database)) = (slots.get_mut(&request.key), database.as_mut()) else { return Ok(None) };
+        // A waiter that can't show that it lives gets no position.
+        if slot.passed == Some(request.token) || !slot.begin_to_wait(&request.token) {
+            return Ok(None);
         }
-        database.add_waiter(&options.namespace, request).await?;
+        let queued = in_order(request).then(|| QueueEntry::new(request, slot.seen_at));
+        database.add_waiter(&options.namespace, request, queued.as_ref()).await?;
         database.prepare_to_take().await?;
         for hold in database.first_waiters(&options.namespace, &request.key).await? {
             if !slot.has_waiter(&hold).map_err(|error| ours(&error))? {
                 database.remove_waiter(&options.namespace, &request.key, &hold).await?;
             }
         }
-        Ok(())
+        Ok(queued.and_then(|queued| {
+            slot.seen.enqueue(queued);
+            let before = slot.seen.position(&request.token)?;
+            u32::try_from(before + 1).ok()
+        }))
     }
 
     /// Removes locks that were unused for so many ms, and history that is older. Returns the number of locks.

@@ -9,6 +9,7 @@ use std::{collections::HashMap, ffi::OsString, fs, mem, path::Path};
 use rustix::fs::{FallocateFlags, fallocate};
 
 use futures_util::TryStreamExt as _;
+use serde::Serialize;
 use sqlx::{
     Connection, Executor as _, Row as _, SqlSafeStr as _, Sqlite, SqliteConnection,
     sqlite::{SqliteArguments, SqliteRow},
@@ -16,7 +17,8 @@ use sqlx::{
 
 use super::{failure, location, schema};
 use crate::lock::{
-    Error, Fence, HistoryEntry, Key, Kind, Metadata, Namespace, Progress, Request, Result, SKIPPING_HOSTS, SkipCount, document::Document,
+    Error, Fence, HistoryEntry, Key, Kind, Metadata, Namespace, Progress, Request, Result, SKIPPING_HOSTS, SkipCount,
+    document::{Document, QueueEntry},
 };
 
 const READ: &str = include_str!("sql/read.sql");
@@ -50,6 +52,8 @@ pub(super) struct StoredRow {
     pub lock_file: i64,
     pub changed_ms: u64,
     pub document: Document,
+    /// Waiters of the queue may be outside of the document.
+    pub queued: bool,
     /// The time in ms when the row was read.
     pub now: u64,
 }
@@ -73,6 +77,8 @@ pub(super) struct ListedWaiter {
     pub hold: String,
     pub since_ms: u64,
     pub metadata: Option<Metadata>,
+    /// The entry of a waiter that later ones may have to let go first.
+    pub queued: Option<QueueEntry>,
 }
 
 /// An open database.
@@ -112,6 +118,11 @@ impl Database {
         let connection = schema::open_to_look(path).await?;
         let file = location::file_id(path);
         Ok(connection.map(|connection| Self { connection: Some(connection), durable: false, checked: true, writable: false, file }))
+    }
+
+    /// See [`schema::has_log`].
+    pub(super) async fn has_log(&mut self) -> Result<bool> {
+        schema::has_log(self.connection()?).await
     }
 
     /// Whether another process that opens the path gets this very database.
@@ -216,14 +227,14 @@ impl Database {
 
     /// The waiters of one key that no document has, longest first. Some may be gone.
     pub(super) async fn waiters_of(&mut self, namespace: &Namespace, key: &Key) -> Result<Vec<ListedWaiter>> {
-        let sql = "SELECT key, place, hold, since_ms, metadata FROM waiters WHERE namespace = ?1 AND key = ?2 ORDER BY place";
+        let sql = "SELECT key, place, hold, since_ms, metadata, queued FROM waiters WHERE namespace = ?1 AND key = ?2 ORDER BY place";
         let rows = self.rows(bind_name(sql, namespace, key)).await?;
         rows.iter().map(|row| read_waiter(row).map(|(_, waiter)| waiter)).collect()
     }
 
     /// The waiters of every key that starts with `start`, likewise.
     pub(super) async fn waiters(&mut self, namespace: &Namespace, start: &str) -> Result<HashMap<String, Vec<ListedWaiter>>> {
-        let sql = "SELECT key, place, hold, since_ms, metadata FROM waiters WHERE namespace = ?1 AND key >= ?2 \
+        let sql = "SELECT key, place, hold, since_ms, metadata, queued FROM waiters WHERE namespace = ?1 AND key >= ?2 \
                    AND substr(CAST(key AS BLOB), 1, length(CAST(?2 AS BLOB))) = CAST(?2 AS BLOB) ORDER BY place";
         let mut found: HashMap<String, Vec<ListedWaiter>> = HashMap::new();
         for row in self.rows(sqlx::query(sql).bind(namespace.as_str().to_owned()).bind(start.to_owned())).await? {
@@ -234,11 +245,12 @@ impl Database {
     }
 
     /// Adds a waiter to the list, once.
-    pub(super) async fn add_waiter(&mut self, namespace: &Namespace, request: &Request) -> Result<()> {
+    pub(super) async fn add_waiter(&mut self, namespace: &Namespace, request: &Request, queued: Option<&QueueEntry>) -> Result<()> {
         self.set_durable(false).await?;
-        let sql = "INSERT INTO waiters (namespace, key, hold, since_ms, metadata) \
-                   VALUES (?1, ?2, ?3, CAST(round(unixepoch('subsec') * 1000) AS INTEGER), ?4) ON CONFLICT DO NOTHING";
-        let query = bind_name(sql, namespace, &request.key).bind(request.token.hold_text()).bind(json(request.metadata.as_ref()));
+        let sql = "INSERT INTO waiters (namespace, key, hold, since_ms, metadata, queued) \
+                   VALUES (?1, ?2, ?3, CAST(round(unixepoch('subsec') * 1000) AS INTEGER), ?4, ?5) ON CONFLICT DO NOTHING";
+        let metadata = request.metadata.as_ref().filter(|_| queued.is_none());
+        let query = bind_name(sql, namespace, &request.key).bind(request.token.hold_text()).bind(json(metadata)).bind(json(queued));
         self.rows(query).await.map(|_| ())
     }
 
@@ -366,6 +378,7 @@ fn read_row(row: &SqliteRow) -> Result<StoredRow> {
         lock_file: number("lock_file")?,
         changed_ms: positive("changed_ms")?,
         document: Document::read(text("document")?)?,
+        queued: row.try_get("queued").map_err(malformed)?,
         now: positive("now_ms")?,
     })
 }
@@ -375,7 +388,9 @@ fn read_waiter(row: &SqliteRow) -> Result<(String, ListedWaiter)> {
         let since_ms = u64::try_from(row.try_get::<i64, _>("since_ms")?).unwrap_or_default();
         // Metadata that can't be read is left out, since no decision depends on it.
         let metadata = row.try_get::<Option<&str>, _>("metadata")?.and_then(|json| serde_json::from_str(json).ok());
-        Ok((row.try_get("key")?, ListedWaiter { place: row.try_get("place")?, hold: row.try_get("hold")?, since_ms, metadata }))
+        let queued = row.try_get::<Option<&str>, _>("queued")?.map(serde_json::from_str).transpose();
+        let queued = queued.map_err(|error| sqlx::Error::Decode(error.into()))?;
+        Ok((row.try_get("key")?, ListedWaiter { place: row.try_get("place")?, hold: row.try_get("hold")?, since_ms, metadata, queued }))
     };
     read().map_err(malformed)
 }
@@ -385,8 +400,8 @@ fn number(number: u64) -> i64 {
     i64::try_from(number).unwrap_or(i64::MAX)
 }
 
-fn json(metadata: Option<&Metadata>) -> Option<String> {
-    metadata.and_then(|metadata| serde_json::to_string(metadata).ok())
+fn json(value: Option<&impl Serialize>) -> Option<String> {
+    value.and_then(|value| serde_json::to_string(value).ok())
 }
 
 fn malformed(error: sqlx::Error) -> Error {

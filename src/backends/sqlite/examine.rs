@@ -92,7 +92,13 @@ impl SqliteClient {
         }
         match Database::open_to_look(&self.options.path).await {
             Ok(None) => Finding::ok(ID, "there is no database yet: it is made when it is first used"),
-            Ok(Some(_)) => Finding::ok(ID, "the database is of this version's layout"),
+            Ok(Some(mut database)) => match database.has_log().await {
+                Ok(false) => {
+                    Finding::warn(ID, "another program has turned off the write-ahead log", "reading blocks writing: runs may end with 69")
+                        .fix(format!("sqlite3 {} 'PRAGMA journal_mode = WAL'", self.options.path.display()))
+                }
+                _ => Finding::ok(ID, "the database is of this version's layout"),
+            },
             Err(Error { message, hint, .. }) => {
                 let found = Finding::not_safe(ID, message, "no lock can be taken");
                 hint.into_iter().fold(found, Finding::fix)

@@ -69,7 +69,7 @@ use self::{
 use super::cas::{CasBackend, ReadFor, Store as _, in_order};
 use crate::lock::{
     Amendment, Attempt, Backend, Busy, Capabilities, Effect, Entry, Error, Fence, History, Identity, Intent, Key, Kind, LastResort,
-    LockState, Namespace, Progress, Release, ReleaseInfo, Renewal, Request, Result, Scope, Tether, Token, Wake, Which,
+    LockState, Mode, Namespace, Progress, Release, ReleaseInfo, Renewal, Request, Result, Scope, Tether, Token, Wake, Which,
 };
 
 pub(super) const CAPABILITIES: Capabilities = Capabilities {
@@ -151,12 +151,17 @@ impl Sqlite {
             _ => {}
         }
         if let Ok(Attempt::Busy(_)) = answer {
+            slot.watch_queue(&request.token);
             slot.obstacle = match obstacle {
+                // The kernel hands the bytes to waiters in another order than the queue's: only its first ones wait for them.
+                Some(Obstacle::Bytes) if in_order(request) && request.mode == Mode::Exclusive && !slot.is_first(&request.token) => {
+                    slot.give_back();
+                    Obstacle::Document
+                }
                 Some(obstacle) => obstacle,
                 None if !in_order(request) && is_plain(&slot.seen) => Obstacle::Lease,
                 None => Obstacle::Document,
             };
-            slot.watch_queue(&request.token);
             client.contended = true;
         }
     }

@@ -15,7 +15,7 @@ use sqlx::{
 };
 
 use rustix::{
-    fs::{CWD, RenameFlags, renameat_with},
+    fs::{Access, CWD, RenameFlags, access, renameat_with},
     io::Errno,
 };
 use tokio::time::timeout;
@@ -24,7 +24,7 @@ use super::{failure, location};
 use crate::lock::{Error, Kind, Result, random};
 
 /// The layout that this version writes, kept in `user_version`.
-pub(in crate::backends) const LAYOUT: i64 = 8;
+pub(in crate::backends) const LAYOUT: i64 = 9;
 /// "dlck", kept in `application_id`.
 const APPLICATION: i64 = 0x646c_636b;
 
@@ -57,11 +57,32 @@ pub(super) async fn open_to_look(path: &Path) -> Result<Option<SqliteConnection>
     if !exists(path).await? {
         return Ok(None);
     }
-    let mut connection = connect(&options(path)?.read_only(true)).await?;
-    match layout(&mut connection).await? {
+    let looking = async {
+        let mut connection = connect(&options(path)?.read_only(true)).await?;
+        layout(&mut connection).await.map(|kind| (connection, kind))
+    };
+    let (connection, kind) = looking.await.map_err(|error| closed(error, path))?;
+    match kind {
         DatabaseKind::Ours => Ok(Some(connection)),
         DatabaseKind::Nothing => Ok(None),
     }
+}
+
+/// Explains an error of a user who may only look: the last program that closes a database removes files that readers need too.
+fn closed(error: Error, path: &Path) -> Error {
+    let shown = path.display();
+    if error.kind != Kind::Denied || access(path, Access::READ_OK).is_err() || PathBuf::from(format!("{shown}-shm")).exists() {
+        return error;
+    }
+    Error::new(error.kind, format!("the database can't be read without {shown}-wal and {shown}-shm, which this user can't create"))
+        .hint("dlock list of a user who may write there leaves these files behind")
+        .source(error)
+}
+
+/// Whether readers and writers work at the same time. A tool may have changed that, for good.
+pub(super) async fn has_log(connection: &mut SqliteConnection) -> Result<bool> {
+    let mode = sqlx::query("PRAGMA journal_mode").persistent(false).fetch_one(connection).await.map_err(failure::statement)?;
+    mode.try_get::<&str, _>(0).map(|mode| mode == "wal").map_err(failure::statement)
 }
 
 /// The schema, for people.

@@ -369,6 +369,11 @@ impl Slot {
         }
     }
 
+    /// Whether this waiter is among the first of its kind in the queue.
+    pub(super) fn is_first(&self, token: &Token) -> bool {
+        self.watching.ahead.is_empty() && self.seen.position(token).is_some()
+    }
+
     /// Waits until one of the waiters ahead has left.
     pub(super) async fn await_ahead(&mut self) -> io::Result<()> {
         match &self.watching.ahead[..] {

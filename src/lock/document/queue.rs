@@ -57,6 +57,13 @@ pub struct QueueEntry {
 }
 
 impl QueueEntry {
+    /// A waiter that has just asked.
+    pub fn new(request: &Request, now: u64) -> Self {
+        let metadata = request.metadata.clone();
+        let hold = request.token.hold_text();
+        Self { hold, mode: request.mode, fair: request.fair, metadata, since: now, seen: now, offered: None }
+    }
+
     fn goes_before(&self, mode: Mode) -> bool {
         match (self.mode, mode) {
             (Mode::Shared, Mode::Shared) => false,
@@ -151,15 +158,7 @@ impl Queue {
         let hold = request.token.hold_text();
         let at = self.position(&hold).or_else(|| {
             request.waiting.then(|| {
-                self.0.push(QueueEntry {
-                    hold,
-                    mode: request.mode,
-                    fair: request.fair,
-                    metadata: request.metadata.clone(),
-                    since: now,
-                    seen: now,
-                    offered: None,
-                });
+                self.0.push(QueueEntry::new(request, now));
                 self.0.len() - 1
             })
         })?;
@@ -181,10 +180,13 @@ impl Queue {
         }
     }
 
-    /// Drops waiters that are not alive; returns whether there was one.
-    pub fn keep(&mut self, lives: impl Fn(&str) -> bool) -> bool {
+    /// Drops waiters that are not alive; returns whether there was one. The others need to give no sign of life of their own.
+    pub fn keep(&mut self, lives: impl Fn(&str) -> bool, now: u64) -> bool {
         let before = self.0.len();
         self.0.retain(|queued| lives(&queued.hold));
+        for queued in &mut self.0 {
+            queued.seen = now;
+        }
         self.0.len() < before
     }
 

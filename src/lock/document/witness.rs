@@ -22,7 +22,7 @@ impl Document {
                 holder.holds.values_mut().for_each(|held| held.ends = held.ends.min(now));
             }
         }
-        self.dirty |= self.queue.keep(has_waiter);
+        self.dirty |= self.queue.keep(has_waiter, now);
     }
 
     /// Records that the processes are unknown from now on: holds last by their times.

@@ -41,7 +41,7 @@ impl cas::Store for SqliteClient {
         if let Some(database) = database {
             row = database.read(&namespace, key).await?;
             let orders = matches!(purpose, ReadFor::Acquire { request, .. } if in_order(request) && request.entry == Entry::Fresh);
-            if looks || orders || !is_plain(&row.document) {
+            if looks || orders || row.queued || !is_plain(&row.document) {
                 listed = database.waiters_of(&namespace, key).await?;
             }
         }
@@ -99,11 +99,11 @@ impl cas::Store for SqliteClient {
     }
 
     async fn note_waiter(&mut self, request: &Request, _: u64) -> Result<Option<u32>> {
-        if !in_order(request) {
-            // The list only informs people: no failure here is one of the request.
-            let _ = self.list_waiter(request).await;
+        match self.list_waiter(request).await {
+            // For this waiter the list only informs people: no failure here is one of the request.
+            Err(_) if !in_order(request) => Ok(None),
+            position => position,
         }
-        Ok(None)
     }
 
     async fn remove_waiter(&mut self, request: &Request) -> Result<bool> {
@@ -113,7 +113,12 @@ impl cas::Store for SqliteClient {
             return Ok(true);
         }
         match database {
-            Some(database) => database.remove_waiter(&options.namespace, &request.key, &request.token.hold_text()).await,
+            Some(database) => {
+                let removed = database.remove_waiter(&options.namespace, &request.key, &request.token.hold_text()).await?;
+                // Those behind it in the queue may go now.
+                self.notify_watchers |= removed && in_order(request);
+                Ok(removed)
+            }
             None => Ok(true),
         }
     }

@@ -1,4 +1,4 @@
--- Layout 8. Times are integer milliseconds since 1970 by this host's clock. Comments stand outside of the
+-- Layout 9. Times are integer milliseconds since 1970 by this host's clock. Comments stand outside of the
 -- statements, whose text SQLite keeps and parses again each time that the database is opened.
 
 -- One row per key that was ever taken.
@@ -21,8 +21,9 @@ CREATE TABLE locks (
     UNIQUE (namespace, key)
 );
 
--- Waiters that no document has, for people only: the kernel keeps their queue. A waiter whose byte in the lock file
--- is free is gone, and later waiters remove its row.
+-- Waiters that no document has. A waiter whose byte in the lock file is free is gone, and later waiters remove its row.
+--   queued   the waiter as an entry of the document's queue, as JSON, which the next change of the document takes in;
+--            NULL: an unfair exclusive one, listed for people only, since the kernel keeps their queue
 CREATE TABLE waiters (
     place     INTEGER PRIMARY KEY,
     namespace TEXT    NOT NULL,
@@ -30,8 +31,12 @@ CREATE TABLE waiters (
     hold      TEXT    NOT NULL,
     since_ms  INTEGER NOT NULL,
     metadata  TEXT,
+    queued    TEXT,
     UNIQUE (namespace, key, hold)
 );
+
+-- A request that is not in the queue only asks whether there is one.
+CREATE INDEX queued ON waiters (namespace, key) WHERE queued IS NOT NULL;
 
 -- Ended holds. With a row ID, since entries are too long for the pages of a table without.
 --   entry   the history entry, as JSON
@@ -72,4 +77,4 @@ END;
 
 -- "dlck", and the layout's number.
 PRAGMA application_id = 1684824939;
-PRAGMA user_version = 8;
+PRAGMA user_version = 9;

@@ -331,11 +331,10 @@ async fn a_waiter_behind_an_offer_waits_for_the_release() {
     assert!(released.elapsed() < Duration::from_millis(400), "{:?}", released.elapsed());
 }
 
-/// Returns how many requests this many waiters send in all until each of them has had the lock.
-async fn asked_in_all(waiters: usize, wants: &Request) -> usize {
+/// Returns how many requests this many waiters send in all until each of them has had the lock that `held` has at first.
+async fn asked_in_all(waiters: usize, held: Request, wants: &Request) -> usize {
     let (_keep, path) = place();
     let mut a = backend(&path);
-    let held = permit(1, "job");
     granted(&mut a, &held).await;
     let asked = std::cell::Cell::new(0);
     let waits = (0..waiters).map(|_| {
@@ -370,10 +369,13 @@ async fn asked_in_all(waiters: usize, wants: &Request) -> usize {
 /// each of two hand-overs: when the lock is released, and when the next holder has it.
 #[tokio::test]
 async fn the_cost_of_a_hand_over_does_not_depend_on_the_queue() {
-    for wants in [permit(1, "job"), Request { fair: true, ..request("job") }, reader("job")] {
+    let fair = Request { fair: true, ..request("job") };
+    for (held, wants) in
+        [(permit(1, "job"), permit(1, "job")), (permit(1, "job"), fair.clone()), (permit(1, "job"), reader("job")), (request("job"), fair)]
+    {
         for waiters in [5, 40] {
-            let asked = asked_in_all(waiters, &wants).await;
-            assert!(asked <= waiters * 7, "{asked} for {waiters} of {:?}", wants.mode);
+            let asked = asked_in_all(waiters, held.clone(), &wants).await;
+            assert!(asked <= waiters * 7, "{asked} for {waiters} of {:?} after {:?}", wants.mode, held.mode);
         }
     }
 }
