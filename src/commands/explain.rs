@@ -85,7 +85,7 @@ const ELSEWHERE: [&str; 12] =
     ["ssh", "docker", "podman", "nerdctl", "kubectl", "systemd-run", "at", "batch", "psql", "mysql", "mariadb", "sqlcmd"];
 
 /// Returns the name of a program that dlock can't stop the work of.
-fn works_elsewhere(program: &OsStr) -> Option<&'static str> {
+pub(super) fn works_elsewhere(program: &OsStr) -> Option<&'static str> {
     let name = Path::new(program).file_name()?;
     ELSEWHERE.into_iter().find(|known| name == *known)
 }

@@ -229,6 +229,19 @@ fn what_another_program_left_is_explained() {
     assert!(!run("0", "doctor").1.contains("write-ahead log"));
 }
 
+#[test]
+fn commands_that_work_elsewhere_are_named() {
+    let lab = Lab::new();
+    let ssh = lab.write("bin/ssh", 0o755, "#!/bin/sh\nread line\n");
+    let mut run = lab.dlock(["run", "-k", "backup", "--", ssh.to_str().unwrap()]).stdin(std::process::Stdio::piped()).spawn().unwrap();
+    let report = || String::from_utf8(lab.run(["doctor"]).stdout).unwrap();
+    while lab.run(["inspect", "backup", "--json"]).status.code() != Some(0) || !report().contains("backup (ssh)") {
+        assert!(run.try_wait().unwrap().is_none(), "{}", report());
+    }
+    drop(run.stdin.take());
+    assert!(run.wait().is_ok() && !report().contains("elsewhere"));
+}
+
 /// Runs the commands printed for a role, with this group number.
 fn apply(dlock: &Path, url: &str, role: &str, group: u32) {
     let printed = Command::new(dlock).args(["doctor", "--print-grants", role, "-b", url]).output().unwrap();

@@ -9,10 +9,12 @@ mod probe;
 
 pub use files::{FoundSecret, SecretPlace};
 
-use super::{Context, open_as_it_is};
+use std::ffi::OsStr;
+
+use super::{Context, explain::works_elsewhere, open_as_it_is};
 use crate::{
     exit,
-    lease::{BootClock, ask},
+    lease::{BootClock, ask, ask_long},
     lock::{Backend, Check, Error, Finding, Result, Role, Severity, Ttl, check},
     output::doctor::{DoctorReport, GrantsReport, Measured, Source, view},
 };
@@ -47,6 +49,9 @@ pub struct DoctorSettings {
     pub secrets: Vec<FoundSecret>,
 }
 
+/// Most locks that one finding names.
+const NAMED: usize = 5;
+
 /// The checks for all stores.
 pub const CHECKS: &[Check] = &[
     check("settings", "which settings count, and where each came from"),
@@ -56,6 +61,7 @@ pub const CHECKS: &[Check] = &[
     check("acquire-renew-release", "a test lock, taken, renewed and released"),
     check("hand-over", "whether a waiter gets that lock, and how soon"),
     check("round-trip", "how long a renewal takes, against how often there is one (a sixth of the TTL)"),
+    check("jobs", "whether commands that run now let another process or host do their work, as ssh and docker do"),
     check("clock", "how far the store's clock is from this host's, and its servers' clocks are from one another"),
 ];
 
@@ -84,6 +90,7 @@ pub async fn run(settings: DoctorSettings, context: &Context) -> Result<u8> {
         Ok(findings) => {
             report.findings.push(Finding::ok("reachable", "the store answers"));
             report.findings.extend(findings);
+            report.findings.extend(jobs(&mut *backend, context).await);
             let tried = probe::try_out(&mut *backend, &settings, context, &mut report).await;
             if let Some(status) = tried {
                 return Ok(status);
@@ -100,6 +107,27 @@ pub async fn run(settings: DoctorSettings, context: &Context) -> Result<u8> {
     let out = &context.out;
     let written = if out.is_json() { out.json(&report.json(status)) } else { out.data(&view(&report, out.quiet, out.table_style())) };
     Ok(out.finish(written, status))
+}
+
+/// Names the held locks whose commands hand their work on. Without one, or without a list, this is no finding.
+async fn jobs(backend: &mut dyn Backend, context: &Context) -> Option<Finding> {
+    let states =
+        ask_long(backend, &BootClock, context.limits(), ("doctor", None), async |b, progress| b.list("", progress).await).await.ok()?;
+    let mut found = Vec::new();
+    for state in &states {
+        let commands = state.holders.iter().filter_map(|holder| holder.metadata.as_ref()?.command.as_deref());
+        found.extend(
+            commands
+                .filter_map(|command| works_elsewhere(OsStr::new(command)))
+                .map(|program| format!("{} ({program})", state.key.escaped())),
+        );
+    }
+    let more = found.len().saturating_sub(NAMED);
+    found.truncate(NAMED);
+    let more = if more > 0 { format!(" and {more} more") } else { String::new() };
+    let text =
+        format!("work that goes on elsewhere when the lock is lost: {}{more}; man dlock-cron has a recipe for each", found.join(", "));
+    (!found.is_empty()).then(|| Finding::ok("jobs", text))
 }
 
 /// Returns the finding for a failed request.
