@@ -209,7 +209,7 @@ impl Sweep<'_> {
             facts.runs.iter().map(|run| format!("{}={}", run.id / 100, run.code)).collect::<Vec<_>>().join(" "),
             began.elapsed().as_secs_f64()
         );
-        if self.options.verbose || !violations.is_empty() {
+        if self.options.verbose && violations.is_empty() {
             support::say(&line);
         }
         if !violations.is_empty() {
