@@ -191,38 +191,35 @@ impl Sweep<'_> {
         let began = Instant::now();
         let plan = scenes::plan(case.scene, self.can).expect("a scene of this store");
         let (packets, arena) = self.arena();
-        let (mode, number) = case.strike.map_or(("none", 0), |(name, _, number)| (name, number));
-        let name = format!("{}-{}-{mode}-{number}", self.options.store, case.scene);
-        let (facts, violations, kept) = round_played(&arena, &plan, &name, |round| played(round, &packets, case));
+        let (facts, violations, kept) = round_played(&arena, &plan, &self.name(case), |round| played(round, &packets, case));
+        let statuses: Vec<String> = facts.runs.iter().map(|run| format!("{}={}", run.id / 100, run.code)).collect();
+        let (name, count, took) = (self.name(case), packets.count(), began.elapsed().as_secs_f64());
+        let line = format!("{name} of {count} packets: {} in {took:.1} s", statuses.join(" "));
         let mut tally = lock(&self.tally);
         tally.cases += 1;
-        let a = facts.run(0).map_or(-1, |run| run.code);
-        if packets.hit().is_some() {
+        if let (Some((mode, ..)), Some(_), Some(a)) = (case.strike, packets.hit(), facts.run(0)) {
             *tally.struck.entry(mode).or_default() += 1;
-            *tally.statuses.entry((mode, a)).or_default() += 1;
-        }
-        let line = format!(
-            "{} {} {mode} at packet {number} of {}: {} in {:.1} s",
-            self.options.store,
-            case.scene,
-            packets.count(),
-            facts.runs.iter().map(|run| format!("{}={}", run.id / 100, run.code)).collect::<Vec<_>>().join(" "),
-            began.elapsed().as_secs_f64()
-        );
-        if self.options.verbose && violations.is_empty() {
-            support::say(&line);
+            *tally.statuses.entry((mode, a.code)).or_default() += 1;
         }
         if !violations.is_empty() {
-            let again = format!(
-                "tests/run --campaign --store {} --sweep --scenes {} --modes {mode} --first {number} --last {number}",
-                self.options.store, case.scene
-            );
-            let what: Vec<String> = violations.iter().map(|violation| format!("  {violation}")).collect();
-            let text = format!("{line}\n{}\n  records: {}\n  again: {again}", what.join("\n"), kept.display());
+            let what: Vec<String> = violations.iter().map(|violation| format!("\n  {violation}")).collect();
+            let text = format!("{line}{}\n  records: {}\n  again: {}", what.concat(), kept.display(), self.again(case));
             support::say(&text);
             tally.violations.push(text);
+        } else if self.options.verbose {
+            support::say(&line);
         }
-        packets.count()
+        count
+    }
+
+    fn name(&self, case: Case) -> String {
+        let (mode, number) = case.strike.map_or(("undisturbed", 0), |(mode, _, number)| (mode, number));
+        format!("{}-{}-{mode}-{number}", self.options.store, case.scene)
+    }
+
+    fn again(&self, case: Case) -> String {
+        let only = case.strike.map_or_else(String::new, |(mode, _, number)| format!(" --modes {mode} --first {number} --last {number}"));
+        format!("tests/run --campaign --store {} --sweep --scenes {}{only}", self.options.store, case.scene)
     }
 
     /// When all cases have ended, no session or connection is left.
