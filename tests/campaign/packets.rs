@@ -2,7 +2,7 @@
 //! connections to all servers of the store count together.
 
 use std::{
-    io::{self, Read as _, Write as _},
+    io::{Read as _, Write as _},
     net::{Ipv4Addr, Shutdown, TcpListener, TcpStream},
     sync::{
         Arc, Mutex,
@@ -184,82 +184,97 @@ fn signal(slots: &[Slot], which: Signal) -> Fate {
     Fate::Deliver
 }
 
-/// One direction of a connection.
-#[derive(Default)]
-struct Flow {
-    ended: bool,
-    held: Option<(Vec<u8>, Instant)>,
+/// A connection of the client, and the one to the server that belongs to it.
+struct Link<'a> {
+    shared: &'a Shared,
+    number: usize,
+    /// The client and the server.
+    ends: [TcpStream; 2],
+    /// Whether nothing comes from this end any more.
+    ended: [bool; 2],
+    /// A late packet of this end; until it is delivered, nothing else is read from there.
+    held: [Option<(Vec<u8>, Instant)>; 2],
+    swallows: bool,
 }
 
 fn serve(shared: &Shared, client: TcpStream, server: u16) {
     let number = shared.connections.fetch_add(1, Ordering::SeqCst);
-    let in_outage = lock(&shared.outage).is_some_and(|until| Instant::now() < until);
+    let swallows = lock(&shared.outage).is_some_and(|until| Instant::now() < until);
     let Ok(server) = TcpStream::connect((Ipv4Addr::LOCALHOST, server)) else { return };
-    let (ends, mut flows) = ([client, server], [Flow::default(), Flow::default()]);
-    for end in &ends {
+    let mut link = Link { shared, number, ends: [client, server], ended: [false; 2], held: [None, None], swallows };
+    for end in &link.ends {
         let _ = end.set_nodelay(true);
     }
-    let mut swallows = in_outage;
-    while !shared.over.load(Ordering::SeqCst) {
-        let _ = pass(shared, number, &ends, &mut flows, &mut swallows);
-        let done = flows.iter().all(|flow| flow.held.is_none()) && flows.iter().any(|flow| flow.ended);
-        // The server doesn't notice that a client behind a hole is gone.
-        if done && !swallows && !shared.swallows(number) {
-            return;
+    while !link.is_over() && !shared.over.load(Ordering::SeqCst) {
+        link.deliver_late();
+        for from in link.wait() {
+            if !link.ended[from] {
+                link.pass(from);
+            }
         }
     }
 }
 
-/// Passes on what is there, or waits a moment.
-fn pass(shared: &Shared, number: usize, ends: &[TcpStream; 2], flows: &mut [Flow; 2], swallows: &mut bool) -> io::Result<()> {
-    let readable = |from: usize| flows[from].held.is_none() && !flows[from].ended;
-    let waiting: Vec<usize> = (0..2).filter(|from| readable(*from)).collect();
-    let mut polled: Vec<PollFd<'_>> = waiting.iter().map(|from| PollFd::new(&ends[*from], PollFlags::IN)).collect();
-    poll(&mut polled, Some(&Timespec { tv_sec: 0, tv_nsec: 20_000_000 }))?;
-    let ready: Vec<usize> = waiting.into_iter().zip(&polled).filter(|(_, fd)| !fd.revents().is_empty()).map(|(from, _)| from).collect();
-    for from in 0..2 {
-        if let Some((data, _)) = flows[from].held.take_if(|(_, due)| *due <= Instant::now()) {
-            flows[from].ended |= (&ends[1 - from]).write_all(&data).is_err();
+impl Link<'_> {
+    /// A server doesn't notice that a client behind a hole is gone.
+    fn is_over(&self) -> bool {
+        let late = self.held.iter().any(Option::is_some);
+        self.ended.contains(&true) && !late && !self.swallows && !self.shared.swallows(self.number)
+    }
+
+    fn send(&mut self, from: usize, data: &[u8]) {
+        self.ended[from] |= (&self.ends[1 - from]).write_all(data).is_err();
+    }
+
+    fn deliver_late(&mut self) {
+        for from in 0..2 {
+            if let Some((data, _)) = self.held[from].take_if(|(_, due)| *due <= Instant::now()) {
+                self.send(from, &data);
+            }
         }
     }
-    for from in ready {
+
+    /// Waits a moment, and returns the ends with something to read.
+    fn wait(&self) -> Vec<usize> {
+        let open: Vec<usize> = (0..2).filter(|from| !self.ended[*from] && self.held[*from].is_none()).collect();
+        let mut polled: Vec<PollFd<'_>> = open.iter().map(|from| PollFd::new(&self.ends[*from], PollFlags::IN)).collect();
+        let _ = poll(&mut polled, Some(&Timespec { tv_sec: 0, tv_nsec: 20_000_000 }));
+        open.into_iter().zip(&polled).filter(|(_, fd)| !fd.revents().is_empty()).map(|(from, _)| from).collect()
+    }
+
+    /// Passes one packet on.
+    fn pass(&mut self, from: usize) {
         let mut data = vec![0; 64 * 1024];
-        let length = (&ends[from]).read(&mut data).unwrap_or_default();
+        let length = (&self.ends[from]).read(&mut data).unwrap_or_default();
         data.truncate(length);
         if length == 0 {
-            flows[from].ended = true;
-            if !*swallows && !shared.swallows(number) {
-                let _ = ends[1 - from].shutdown(Shutdown::Write);
+            self.ended[from] = true;
+            if !self.swallows && !self.shared.swallows(self.number) {
+                let _ = self.ends[1 - from].shutdown(Shutdown::Write);
             }
-            continue;
+            return;
         }
         if from == 1 {
-            shared.rename(&mut data);
+            self.shared.rename(&mut data);
         }
-        match if *swallows { Fate::Swallow } else { shared.fate(number, length) } {
-            Fate::Deliver => flows[from].ended |= (&ends[1 - from]).write_all(&data).is_err(),
-            Fate::Swallow => *swallows = true,
-            Fate::Late(by) => flows[from].held = Some((data, Instant::now() + by)),
+        match if self.swallows { Fate::Swallow } else { self.shared.fate(self.number, length) } {
+            Fate::Deliver => self.send(from, &data),
+            Fate::Swallow => self.swallows = true,
+            Fate::Late(by) => self.held[from] = Some((data, Instant::now() + by)),
             Fate::End { delivered, reset } => {
-                let _ = (&ends[1 - from]).write_all(&data[..delivered]);
-                sleep(Duration::from_millis(4));
-                end(ends, reset);
-                for flow in &mut *flows {
-                    flow.ended = true;
-                }
+                self.send(from, &data[..delivered]);
+                self.end(reset);
             }
         }
     }
-    Ok(())
-}
 
-/// Ends both sides: a socket without linger is reset when it is closed.
-fn end(ends: &[TcpStream; 2], reset: bool) {
-    for end in ends {
-        if reset {
+    /// Ends both sides. A socket without linger is reset when it is closed.
+    fn end(&mut self, reset: bool) {
+        // What was delivered is read before.
+        sleep(Duration::from_millis(4));
+        for end in self.ends.iter().filter(|_| reset) {
             let _ = set_socket_linger(end, Some(Duration::ZERO));
-        } else {
-            let _ = end.shutdown(Shutdown::Both);
         }
+        self.ended = [true; 2];
     }
 }
