@@ -169,7 +169,7 @@ fn trials() -> Vec<Trial> {
         }
     }
     for store in sweep::STORES {
-        let long = sweep::Options { step: 4, ..sweep::Options::of(store, seed) };
+        let long = sweep::Options { step: 8, ..sweep::Options::of(store, seed) };
         let options = support::long_or(long, sweep::Options { sample: true, ..sweep::Options::of(store, seed) });
         trials.push(Trial::test(format!("{store}::sweep"), move || sweep_trial(&options)));
     }
