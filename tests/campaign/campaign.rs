@@ -141,6 +141,14 @@ pub fn play(options: &Options) -> Result<Tally, String> {
 
 /// Runs one round in a folder of its own, which is kept if the checker finds a violation.
 pub fn round(arena: &Arena, plan: &Plan, name: &str) -> (Facts, Vec<Violation>, PathBuf) {
+    round_played(arena, plan, name, |round| {
+        let last_seen = round.contend_all();
+        round.gather(&last_seen)
+    })
+}
+
+/// Runs one round, played in this way.
+pub fn round_played(arena: &Arena, plan: &Plan, name: &str, play: impl FnOnce(&Round<'_>) -> Facts) -> (Facts, Vec<Violation>, PathBuf) {
     static NEXT: AtomicU32 = AtomicU32::new(0);
     // All tags have one length, so that no tag is a prefix of another.
     let tag = format!("c{:07}x{:05}", std::process::id(), NEXT.fetch_add(1, Ordering::Relaxed));
@@ -148,7 +156,7 @@ pub fn round(arena: &Arena, plan: &Plan, name: &str) -> (Facts, Vec<Violation>, 
     let folder = support::folder();
     let inside = folder.path().join(&tag);
     std::fs::create_dir(&inside).expect("a folder");
-    let facts = Round::new(arena, plan, &inside, &tag).play();
+    let facts = play(&Round::new(arena, plan, &inside, &tag));
     let violations = check(&facts);
     let mut kept = PathBuf::new();
     if !violations.is_empty() {

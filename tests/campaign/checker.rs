@@ -29,8 +29,10 @@ pub enum Rule {
     Idle,
     /// A later waiter of a fair queue got the lock first.
     Order,
-    /// A period of `--once-per` had two runs.
+    /// A period of `--once-per` had two runs, or `--once` ran again after a success.
     Twice,
+    /// A run was refused because of an earlier one, and there was none.
+    Never,
     /// The history lacks a run or records it wrongly.
     History,
     /// A process, session, file or queue entry is left over.
@@ -54,7 +56,7 @@ pub fn check(facts: &Facts) -> Vec<Violation> {
     statuses(facts, &mut violations);
     idle(facts, &mut violations);
     order(facts, &mut violations);
-    twice(facts, &mut violations);
+    crate::check_once::check(facts, &mut violations);
     crate::check_history::check(facts, &mut violations);
     left(facts, &mut violations);
     violations
@@ -176,19 +178,23 @@ pub fn was_hit(facts: &Facts, run: &Run, faults: &[FaultKind]) -> bool {
     facts.injected.iter().any(|injected| injected.run == Some(run.id) && faults.contains(&injected.fault))
 }
 
-/// Whether a fault hit the store, the network or the machine while this run was active.
-pub fn was_disturbed(facts: &Facts, run: &Run) -> bool {
-    let reaches = |injected: &InjectedFault| match injected.fault {
+/// Whether a fault that hits no single run is one for this run.
+fn reaches(injected: &InjectedFault, run: &Run) -> bool {
+    match injected.fault {
         FaultKind::Partition => run.route == Route::Netns,
         fault if FaultKind::NETWORK.contains(&fault) => run.route != Route::Direct,
         fault => !fault.hits_one_run(),
-    };
+    }
+}
+
+/// Whether a fault hit the store, the network or the machine while this run was active.
+pub fn was_disturbed(facts: &Facts, run: &Run) -> bool {
     // A process that gets no CPU time finds its store silent.
     if facts.slow >= 3 {
         return true;
     }
     // A process that reconnects, or backs off before a retry, feels the fault for a while longer.
-    facts.injected.iter().any(|injected| reaches(injected) && injected.from <= run.ended && run.spawned <= injected.until + 2 * SECOND)
+    facts.injected.iter().any(|injected| reaches(injected, run) && injected.from <= run.ended && run.spawned <= injected.until + 2 * SECOND)
 }
 
 /// Faults on a run's dlock or guardian that can cost it its hold.
@@ -250,11 +256,12 @@ pub fn ends_in_the_future(facts: &Facts, fence: &Value) -> bool {
 
 /// Whether another run explains that this run didn't get its lock.
 fn was_blocked(facts: &Facts, run: &Run) -> bool {
-    if run.step.wait_ms.is_some_and(|ms| run.ended - run.spawned < ms * MS) {
+    // A success of `--once` refuses at once.
+    if !run.step.once && run.step.wait_ms.is_some_and(|ms| run.ended - run.spawned < ms * MS) {
         return false;
     }
     // A dead holder keeps its lock until its lease ends. The lease counts from the store's last renewal.
-    let after = if facts.calm { 0 } else { facts.ttl + facts.can.handover_s * SECOND + outages(facts, 0, u64::MAX) };
+    let after = if facts.calm { 0 } else { facts.ttl + facts.can.handover_s * SECOND + outages(facts, run, 0, u64::MAX) };
     let recent = run.step.once_per_ms.unwrap_or_default() * MS;
     // The store's clock counts the period.
     if recent > 0 && clock_was_stepped(facts) {
@@ -270,9 +277,9 @@ fn was_blocked(facts: &Facts, run: &Run) -> bool {
     })
 }
 
-/// Returns the total duration of the faults on the store or the network within this time, in nanoseconds.
-fn outages(facts: &Facts, from: u64, until: u64) -> u64 {
-    let within = |injected: &&InjectedFault| injected.from < until && from < injected.until + facts.ttl;
+/// Returns the total duration of the faults that reached this run within this time, in nanoseconds.
+fn outages(facts: &Facts, run: &Run, from: u64, until: u64) -> u64 {
+    let within = |injected: &&InjectedFault| reaches(injected, run) && injected.from < until && from < injected.until + facts.ttl;
     facts.injected.iter().filter(within).map(|injected| injected.until - injected.from).sum()
 }
 
@@ -285,9 +292,9 @@ fn idle(facts: &Facts, violations: &mut Vec<Violation>) {
                 continue;
             }
             let mut free_since = run.spawned + 300 * MS * facts.slow;
-            for (other, ..) in holds.iter().filter(|(other, ..)| other.began <= section.began) {
+            for (other, other_run, _) in holds.iter().filter(|(other, ..)| other.began <= section.began) {
                 let (free, taken) = (free_since, other.began);
-                free_since = free_since.max(other.last_seen);
+                free_since = free_since.max(other.last_seen).max(other.began + other_run.step.at_least_ms * MS);
                 if taken <= free {
                     continue;
                 }
@@ -299,7 +306,9 @@ fn idle(facts: &Facts, violations: &mut Vec<Violation>) {
                     // Less than the interval at which a waiter retries without a wake-up.
                     (1500 + 700 * facts.slow) * MS
                 } else {
-                    facts.ttl + (facts.can.handover_s + 2 + facts.slow) * SECOND + outages(facts, free.saturating_sub(facts.ttl), taken)
+                    facts.ttl
+                        + (facts.can.handover_s + 2 + facts.slow) * SECOND
+                        + outages(facts, run, free.saturating_sub(facts.ttl), taken)
                 };
                 // A run of several locks may hold this key while it waits for the next one.
                 let several = |other: &Run| other.step.keys.len() > 1 && other.step.keys.contains(&key);
@@ -328,23 +337,6 @@ fn order(facts: &Facts, violations: &mut Vec<Violation>) {
             if second.spawned + 500 * MS * facts.slow < first.spawned {
                 violation(violations, Rule::Order, format!("run {} asked before run {} and got the lock after it", second.id, first.id));
             }
-        }
-    }
-}
-
-/// Checks that two starts of `--once-per` are at least half a period apart.
-fn twice(facts: &Facts, violations: &mut Vec<Violation>) {
-    if clock_was_stepped(facts) {
-        return;
-    }
-    let starts: Vec<_> = holds(facts, ONCE_KEY);
-    for pair in starts.windows(2) {
-        let ((first, ..), (second, run, _)) = (pair[0], pair[1]);
-        let half = run.step.once_per_ms.unwrap_or_default() * MS / 2;
-        // The store's clock counts from the grant, the start of the command comes later.
-        if second.began - first.began + 250 * MS * facts.slow < half {
-            let what = format!("run {} began {} ms after run {}", second.run, (second.began - first.began) / MS, first.run);
-            violation(violations, Rule::Twice, what);
         }
     }
 }

@@ -247,6 +247,49 @@ fn two_runs_in_one_period_are_found() {
     assert_rules(&pair(400), &[Rule::Twice]);
 }
 
+/// A of a sweep, which is cut off, and the last contender with `--once`.
+fn once_after(code: i32, ran: bool) -> Facts {
+    let once = || Step { once: true, once_per_ms: Some(3_600_000), ..Step::plain(ONCE_KEY) };
+    let mut of = facts(vec![run(0, once(), 0, 10, 500, 7), run(200, once(), 900, 910, 950, 8)]);
+    of.runs[0].route = Route::Proxy;
+    of.runs[0].code = code;
+    of.calm = false;
+    let hit = |fault, run| InjectedFault { fault, from: 100 * MS, until: 100 * MS, run };
+    of.injected = vec![hit(FaultKind::Cut, None), hit(FaultKind::TermDlock, Some(0))];
+    of.runs[1].code = 75;
+    of.runs[1].verdict = json!({"result": "busy"});
+    of.sections.truncate(usize::from(ran));
+    of.keys[0].history["runs"].as_array_mut().unwrap().truncate(1);
+    of
+}
+
+fn work_that_is_done_twice_or_never_is_found() {
+    assert_rules(&once_after(0, true), &[]);
+    // Nothing refuses the last run, unless the store may have recorded a start whose answer was lost.
+    let refused = once_after(75, false);
+    assert!(check(&refused).iter().any(|violation| violation.rule == Rule::Never), "{:?}", check(&refused));
+    assert_rules(&once_after(69, false), &[]);
+    let again = |code: i32| {
+        let mut again = once_after(code, true);
+        let (mut second, section) = run(200, again.runs[1].step.clone(), 900, 910, 950, 8);
+        second.verdict["released"] = json!("no");
+        (again.runs[1], again.sections) = (second, vec![again.sections[0].clone(), section]);
+        check(&again).iter().any(|violation| violation.rule == Rule::Twice)
+    };
+    // Only a failure is followed by another run; an unknown outcome isn't.
+    assert_eq!([again(0), again(76), again(143)], [true, true, false]);
+}
+
+fn an_outage_of_another_runs_route_excuses_no_idle_lock() {
+    let mut late = facts(vec![run(0, waiting(0), 0, 10, 500, 7), run(100, waiting(0), 5, 8000, 8100, 8)]);
+    (late.calm, late.runs[0].route) = (false, Route::Proxy);
+    late.injected = vec![InjectedFault { fault: FaultKind::BlackHole, from: 400 * MS, until: 5400 * MS, run: None }];
+    assert_rules(&late, &[Rule::Idle]);
+    // `--at-least` keeps the lock for the rest of its time.
+    late.runs[0].step.at_least_ms = 5000;
+    assert_rules(&late, &[]);
+}
+
 fn a_wrong_history_is_found() {
     let mut missing = two();
     missing.keys[0].history["runs"].as_array_mut().unwrap().pop();
@@ -336,6 +379,8 @@ trials!(
     an_idle_lock_with_a_waiter_is_found,
     a_broken_queue_order_is_found,
     two_runs_in_one_period_are_found,
+    work_that_is_done_twice_or_never_is_found,
+    an_outage_of_another_runs_route_excuses_no_idle_lock,
     a_wrong_history_is_found,
     a_release_just_before_a_crash_of_the_server_may_be_forgotten,
     a_hold_whose_command_was_not_started_is_no_run,

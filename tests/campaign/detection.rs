@@ -5,7 +5,7 @@ use std::time::Duration;
 use crate::{
     campaign::round,
     checker::{Rule, Violation},
-    plan::{Contender, FaultKind, Plan, PlannedFault, Route, Step, TTL},
+    plan::{Contender, FaultKind, Plan, PlannedFault, Route, Step, TTL, When},
     round::Arena,
     section::Member,
     stores, support,
@@ -13,13 +13,13 @@ use crate::{
 
 /// A plan with one long hold and one contender that arrives during it.
 fn plan(first: Step, fault: Option<FaultKind>) -> Plan {
-    let alone = |step, second| Contender { route: Route::Direct, second, steps: vec![step] };
+    let alone = |step, when| Contender { route: Route::Direct, when, steps: vec![step] };
     let next = Step { wait_ms: Some(30_000), hold_ms: 20, ..Step::plain(0) };
     Plan {
         name: "detection",
         ttl: TTL,
         keys: 1,
-        contenders: vec![alone(first, false), alone(next, true)],
+        contenders: vec![alone(first, When::AtOnce), alone(next, When::Second)],
         faults: fault.map(|fault| PlannedFault { at_ms: 0, fault, ms: 0, contender: 0 }).into_iter().collect(),
     }
 }

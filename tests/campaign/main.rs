@@ -2,10 +2,13 @@
 //! a checker that shares no code with dlock judges the outcome.
 //!
 //! `plan` draws a round; `round` runs it and `faults` injects the faults; `section` is the command under the locks; `liveness` asks the
-//! kernel which sections are alive; `facts` collects the results, and `checker` and `check_history` find violations.
+//! kernel which sections are alive; `facts` collects the results, and `checker`, `check_history` and `check_once` find violations.
+//!
+//! With `--sweep` a round is a scene of `scenes`, and `packets` injects one fault at every packet in turn; `sweep` runs the cases.
 //!
 //! ```sh
-//! tests/run --test campaign -- --store redis --seed 7 --rounds 200 [--from N] [--calm | --rough | --faults StopDlock,BlackHole] [-v]
+//! tests/run --campaign --store redis --seed 7 --rounds 200 [--from N] [--calm | --rough | --faults StopDlock,BlackHole] [-v]
+//! tests/run --campaign --store redis --sweep [--scenes solo,two] [--modes rst,hole] [--step N] [--first K] [--last K] [--seed N] [-v]
 //! ```
 #![allow(missing_docs, reason = "a test program")]
 #![allow(clippy::unwrap_used, reason = "a test that can't go on fails")]
@@ -16,17 +19,21 @@ use ::support;
 
 mod campaign;
 mod check_history;
+mod check_once;
 mod checker;
 mod checker_tests;
 mod detection;
 mod facts;
 mod faults;
 mod liveness;
+mod packets;
 mod plan;
 mod planted;
 mod round;
+mod scenes;
 mod section;
 mod stores;
+mod sweep;
 
 use std::time::Instant;
 
@@ -45,11 +52,14 @@ fn main() {
         std::process::exit(section::run(task));
     }
     if arguments.iter().any(|argument| argument == "--store") {
-        let options = options(&arguments).unwrap_or_else(|why| {
-            support::say(&why);
-            std::process::exit(64);
-        });
-        std::process::exit(i32::from(!passes(&options).unwrap_or_else(|why| {
+        let passed = if arguments.iter().any(|argument| argument == "--sweep") {
+            let options = sweep::options(&arguments).unwrap_or_else(refuse);
+            each_store(&options.store, sweep::STORES, |store| sweep_passes(&sweep::Options { store: store.to_owned(), ..options.clone() }))
+        } else {
+            let options = options(&arguments).unwrap_or_else(refuse);
+            each_store(&options.store, &stores::NAMES, |store| passes(&Options { store: store.to_owned(), ..options.clone() }))
+        };
+        std::process::exit(i32::from(!passed.unwrap_or_else(|why| {
             support::say(&why);
             false
         })));
@@ -85,18 +95,30 @@ fn options(arguments: &[String]) -> Result<Options, String> {
     Ok(options)
 }
 
-/// Runs the campaign and prints the summary; several stores run one after the other.
+#[allow(clippy::needless_pass_by_value, reason = "as `unwrap_or_else` has it")]
+fn refuse<T>(why: String) -> T {
+    support::say(&why);
+    std::process::exit(64)
+}
+
+/// Runs the campaign, or a sweep, on one store after the other.
+fn each_store(named: &str, all: &[&str], passes: impl Fn(&str) -> Result<bool, String>) -> Result<bool, String> {
+    let stores: Vec<&str> = if named == "all" { all.to_vec() } else { named.split(',').collect() };
+    stores.into_iter().try_fold(true, |all, store| Ok(passes(store)? && all))
+}
+
 fn passes(options: &Options) -> Result<bool, String> {
-    let stores: Vec<&str> = if options.store == "all" { stores::NAMES.to_vec() } else { options.store.split(',').collect() };
-    let mut all_pass = true;
-    for store in stores {
-        let options = Options { store: store.to_owned(), ..options.clone() };
-        let began = Instant::now();
-        let tally = play(&options)?;
-        support::say(&tally.summary(&options, began.elapsed()));
-        all_pass &= tally.violations.is_empty();
-    }
-    Ok(all_pass)
+    let began = Instant::now();
+    let tally = play(options)?;
+    support::say(&tally.summary(options, began.elapsed()));
+    Ok(tally.violations.is_empty())
+}
+
+fn sweep_passes(options: &sweep::Options) -> Result<bool, String> {
+    let began = Instant::now();
+    let tally = sweep::play(options)?;
+    support::say(&tally.summary(options, began.elapsed()));
+    Ok(tally.violations.is_empty())
 }
 
 /// The rounds of each store, without faults and with faults: first the short form, then the long one.
@@ -146,7 +168,26 @@ fn trials() -> Vec<Trial> {
             }
         }
     }
+    for store in sweep::STORES {
+        let long = sweep::Options { step: 8, ..sweep::Options::of(store, seed) };
+        let options = support::long_or(long, sweep::Options { sample: true, ..sweep::Options::of(store, seed) });
+        trials.push(Trial::test(format!("{store}::sweep"), move || sweep_trial(&options)));
+    }
     trials
+}
+
+fn sweep_trial(options: &sweep::Options) -> Result<(), Failed> {
+    let began = Instant::now();
+    match sweep::play(options) {
+        Ok(tally) => {
+            support::say(&tally.summary(options, began.elapsed()));
+            if tally.violations.is_empty() { Ok(()) } else { Err(tally.violations.join("\n").into()) }
+        }
+        Err(why) => {
+            support::skip(&format!("sweep on {}", options.store), &why);
+            Ok(())
+        }
+    }
 }
 
 fn trial(options: &Options) -> Result<(), Failed> {

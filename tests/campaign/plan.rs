@@ -42,6 +42,7 @@ pub enum Kind {
 
 /// One `dlock run`.
 #[derive(Clone, Debug)]
+#[allow(clippy::struct_excessive_bools, reason = "each by itself")]
 pub struct Step {
     /// How long the contender pauses before this run.
     pub pause_ms: u64,
@@ -52,6 +53,9 @@ pub struct Step {
     pub fair: bool,
     /// `--once-per`, on a key of its own.
     pub once_per_ms: Option<u64>,
+    /// `--once` instead, which keeps a success for that long.
+    pub once: bool,
+    pub at_least_ms: u64,
     pub hold_ms: u64,
     pub code: i32,
     pub tree: Vec<Member>,
@@ -72,11 +76,20 @@ pub enum Route {
     Netns,
 }
 
+/// When a contender starts.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum When {
+    AtOnce,
+    /// When a section is alive.
+    Second,
+    /// When all others have ended.
+    Last,
+}
+
 #[derive(Clone, Debug)]
 pub struct Contender {
     pub route: Route,
-    /// Whether the contender starts only when a section is alive.
-    pub second: bool,
+    pub when: When,
     pub steps: Vec<Step>,
 }
 
@@ -221,14 +234,14 @@ impl Plan {
     fn fifo(dice: &mut Dice) -> Self {
         let one = |nth: u64| Contender {
             route: Route::Direct,
-            second: false,
+            when: When::AtOnce,
             steps: vec![Step { pause_ms: nth * 700, wait_ms: Some(60_000), fair: true, hold_ms: 900, ..Step::plain(0) }],
         };
         // A contender that doesn't wait, but retries constantly, must not overtake any of them.
         let pushes = Step { pause_ms: 10, ..Step::plain(0) };
         let pushy = Contender {
             route: Route::Direct,
-            second: false,
+            when: When::AtOnce,
             steps: std::iter::once(Step { pause_ms: 600, ..pushes.clone() }).chain(vec![pushes; 99]).collect(),
         };
         let contenders = (0..4 + dice.below(3)).map(one).chain([pushy]).collect();
@@ -245,8 +258,9 @@ impl Plan {
             pause_ms: dice.below(50),
             ..Step::plain(0)
         };
-        let contenders =
-            (0..permits + 3).map(|_| Contender { route: Route::Direct, second: false, steps: (0..4).map(|_| holds()).collect() }).collect();
+        let contenders = (0..permits + 3)
+            .map(|_| Contender { route: Route::Direct, when: When::AtOnce, steps: (0..4).map(|_| holds()).collect() })
+            .collect();
         Self { name: "crowd", ttl: TTL, keys: 1, contenders, faults: Vec::new() }
     }
 }
@@ -261,6 +275,8 @@ impl Step {
             wait_ms: None,
             fair: false,
             once_per_ms: None,
+            once: false,
+            at_least_ms: 0,
             hold_ms: 0,
             code: 0,
             tree: Vec::new(),
@@ -282,7 +298,7 @@ fn contender(dice: &mut Dice, rough: bool, keys: usize, permits: u64, can: Abili
         _ => Route::Direct,
     };
     let steps = if rough { 2 + dice.below(3) } else { 10 };
-    Contender { route, second: false, steps: (0..steps).map(|_| step(dice, rough, keys, permits, can)).collect() }
+    Contender { route, when: When::AtOnce, steps: (0..steps).map(|_| step(dice, rough, keys, permits, can)).collect() }
 }
 
 fn step(dice: &mut Dice, rough: bool, keys: usize, permits: u64, can: Abilities) -> Step {

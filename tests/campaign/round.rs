@@ -8,8 +8,8 @@ use std::{
     path::Path,
     process::{Command, Stdio},
     sync::{
-        Mutex, MutexGuard, PoisonError,
-        atomic::{AtomicBool, AtomicU32, Ordering},
+        Arc, Mutex, MutexGuard, PoisonError,
+        atomic::{AtomicBool, AtomicU32, AtomicUsize, Ordering},
     },
     thread::{self, sleep},
     time::{Duration, Instant},
@@ -24,7 +24,7 @@ use serde_json::Value;
 use crate::{
     facts::{Facts, INNER, InjectedFault, KeyEnd, Run, sections},
     liveness::{LivenessFile, now},
-    plan::{Contender, Kind, ONCE_KEY, Plan, Route, Step},
+    plan::{Contender, Kind, ONCE_KEY, Plan, Route, Step, When},
     section::{ROLE, SectionTask},
     stores::Store,
     support::{self, dlock, netns::Netns, process, procfs, proxy::Proxy},
@@ -32,13 +32,15 @@ use crate::{
 
 /// A store and the routes to it.
 pub struct Arena {
-    pub store: Mutex<Box<dyn Store>>,
+    pub store: Arc<Mutex<Box<dyn Store>>>,
     direct: String,
     /// All proxies of both routes.
     pub proxies: Mutex<Vec<Proxy>>,
     proxied: Option<String>,
     pub netns: Option<Netns>,
     from_netns: Option<String>,
+    /// Whether other rounds use the store at the same time, so that a leftover may be theirs.
+    shared: bool,
 }
 
 /// The current run of a contender, and the process of its dlock.
@@ -51,7 +53,8 @@ pub struct Round<'a> {
     pub folder: &'a Path,
     /// Marks all processes and keys of this round.
     pub tag: &'a str,
-    pub slots: Vec<Slot>,
+    pub slots: Arc<Vec<Slot>>,
+    ended: AtomicUsize,
     runs: Mutex<Vec<Run>>,
     pub injected: Mutex<Vec<InjectedFault>>,
     hung: Mutex<Vec<String>>,
@@ -76,7 +79,14 @@ impl Arena {
                 proxies.extend(more);
             }
         }
-        Self { direct: store.url(), store: Mutex::new(store), proxies: Mutex::new(proxies), proxied, netns, from_netns }
+        let (direct, proxies) = (store.url(), Mutex::new(proxies));
+        Self { direct, store: Arc::new(Mutex::new(store)), proxies, proxied, netns, from_netns, shared: false }
+    }
+
+    /// Returns an arena for one of several rounds on a store, with this URL as the proxied route.
+    pub fn beside(store: &Arc<Mutex<Box<dyn Store>>>, proxied: String) -> Self {
+        let (direct, store, proxies) = (lock(store).url(), Arc::clone(store), Mutex::default());
+        Self { direct, store, proxies, proxied: Some(proxied), netns: None, from_netns: None, shared: true }
     }
 
     /// Returns the route closest to the wanted one, and its URL.
@@ -101,7 +111,8 @@ impl<'a> Round<'a> {
             plan,
             folder,
             tag,
-            slots: plan.contenders.iter().map(|_| Mutex::default()).collect(),
+            slots: Arc::new(plan.contenders.iter().map(|_| Mutex::default()).collect()),
+            ended: AtomicUsize::new(0),
             runs: Mutex::default(),
             injected: Mutex::default(),
             hung: Mutex::default(),
@@ -110,10 +121,10 @@ impl<'a> Round<'a> {
         }
     }
 
-    /// Runs the round to its end.
-    pub fn play(&self) -> Facts {
+    /// Runs all contenders. Returns when each run was last seen alive.
+    pub fn contend_all(&self) -> HashMap<u64, u64> {
         let began = Instant::now();
-        let last_seen = thread::scope(|scope| {
+        thread::scope(|scope| {
             let watch = scope.spawn(|| self.watch());
             let faults: Vec<_> = self.plan.faults.iter().map(|fault| scope.spawn(move || self.inject(*fault, began))).collect();
             let contend = |(nth, contender)| scope.spawn(move || self.contend(nth, contender));
@@ -123,18 +134,23 @@ impl<'a> Round<'a> {
             failed += faults.into_iter().map(|one| usize::from(one.join().is_err())).sum::<usize>();
             assert_eq!(failed, 0, "the campaign itself failed");
             watch.join().expect("the watch")
-        });
-        self.gather(&last_seen)
+        })
     }
 
     fn contend(&self, nth: usize, contender: &Contender) {
-        if contender.second {
-            support::must("a section is alive", Duration::from_secs(20), || !self.living().is_empty());
+        match contender.when {
+            When::AtOnce => {}
+            When::Second => support::must("a section is alive", Duration::from_secs(20), || !self.living().is_empty()),
+            When::Last => {
+                let others = self.slots.len() - 1;
+                support::must("all others have ended", Duration::from_secs(180), || self.ended.load(Ordering::SeqCst) == others);
+            }
         }
         for (step, number) in contender.steps.iter().zip(0..) {
             sleep(Duration::from_millis(step.pause_ms));
             self.run(nth, contender.route, step, nth as u64 * 100 + number);
         }
+        self.ended.fetch_add(1, Ordering::SeqCst);
     }
 
     /// Returns the runs whose sections are alive.
@@ -205,8 +221,13 @@ impl<'a> Round<'a> {
         if let Some(ms) = step.wait_ms {
             options.extend(["-w".into(), format!("{ms}ms")]);
         }
-        if let Some(ms) = step.once_per_ms {
-            options.extend(["--once-per".into(), format!("{ms}ms"), "--skew-guard".into(), "0".into()]);
+        match step.once_per_ms {
+            Some(ms) if step.once => options.extend(["--once".into(), "--keep".into(), format!("{ms}ms")]),
+            Some(ms) => options.extend(["--once-per".into(), format!("{ms}ms"), "--skew-guard".into(), "0".into()]),
+            None => {}
+        }
+        if step.at_least_ms > 0 {
+            options.extend(["--at-least".into(), format!("{}ms", step.at_least_ms)]);
         }
         if step.leftover != "wait" {
             options.extend(["--leftover".into(), step.leftover.into()]);
@@ -275,10 +296,13 @@ impl<'a> Round<'a> {
         (0..self.plan.keys).chain(once.then_some(ONCE_KEY)).collect()
     }
 
-    fn gather(&self, last_seen: &HashMap<u64, u64>) -> Facts {
+    /// Collects the facts, once all locks are free.
+    pub fn gather(&self, last_seen: &HashMap<u64, u64>) -> Facts {
         let can = lock(&self.arena.store).can();
         let mut left = Vec::new();
-        let limit = self.plan.ttl + Duration::from_secs(can.handover_s + 5) * support::slowness();
+        // The entry of a waiter that was killed or cut off lapses after 15 s.
+        let lapse = if self.arena.shared { 15 } else { 0 };
+        let limit = self.plan.ttl + Duration::from_secs((can.handover_s + 5).max(lapse)) * support::slowness();
         if !support::eventually(limit, || procfs::tagged(self.tag).is_empty()) {
             left.extend(procfs::tagged(self.tag).into_iter().map(|stat| format!("a process: {stat:?}")));
         }
@@ -287,13 +311,13 @@ impl<'a> Round<'a> {
         let mut rest = Vec::new();
         // A server takes a moment to notice that a client is gone.
         support::eventually(limit, || {
-            rest = lock(&self.arena.store).left(&names);
+            rest = if self.arena.shared { Vec::new() } else { lock(&self.arena.store).left(&names) };
             rest.is_empty()
         });
         left.extend(rest);
         let slow = self.slow.load(Ordering::SeqCst).max(support::slowness());
         Facts {
-            calm: self.plan.faults.is_empty(),
+            calm: self.plan.faults.is_empty() && lock(&self.injected).is_empty(),
             fifo: self.plan.name == "fifo",
             can,
             ttl: u64::try_from(self.plan.ttl.as_nanos()).unwrap_or_default(),
@@ -317,7 +341,9 @@ impl<'a> Round<'a> {
         let mut state = Value::Null;
         support::eventually(limit, || {
             state = ask("inspect");
-            ["holders", "waiters"].iter().all(|field| state[field].as_array().is_some_and(Vec::is_empty))
+            let free = ["holders", "waiters"].iter().all(|field| state[field].as_array().is_some_and(Vec::is_empty));
+            sleep(Duration::from_millis(if free { 0 } else { 300 }));
+            free
         });
         KeyEnd { key, history: ask("history"), state }
     }

@@ -9,7 +9,7 @@ use crate::{
     support::{
         self,
         clock::Clock,
-        cluster::Cluster,
+        cluster::{Cluster, MASTERS},
         disk::Disk,
         dlock,
         etcd::Etcd,
@@ -36,6 +36,12 @@ pub trait Store: Send {
 
     /// Returns the store's URL through those proxies.
     fn through(&self, proxies: &[Proxy]) -> String;
+
+    /// Returns the ports in the URL, and the ports that replies add to them.
+    fn ports(&self) -> (&[u16], &[u16]);
+
+    /// Returns the URL with these ports of this host instead of its own.
+    fn at(&self, ports: &[u16]) -> String;
 
     /// Stops a server for this long; of several servers, the most important one.
     fn freeze(&mut self, ms: Duration);
@@ -137,6 +143,8 @@ struct ServerStore<S> {
     /// The URL, with {} for the addresses of the servers.
     url: String,
     ports: Vec<u16>,
+    /// Further servers' ports, which a client learns from replies.
+    named: Vec<u16>,
     freeze: fn(&mut S),
     thaw: fn(&mut S),
     kill: fn(&mut S),
@@ -158,6 +166,7 @@ impl<S: Send> ServerStore<S> {
             can,
             url: url.into(),
             ports,
+            named: Vec::new(),
             freeze: none,
             thaw: none,
             kill: none,
@@ -171,7 +180,7 @@ impl<S: Send> ServerStore<S> {
         }
     }
 
-    fn at(&self, host: &str, ports: impl Iterator<Item = u16>) -> String {
+    fn on(&self, host: &str, ports: impl Iterator<Item = u16>) -> String {
         self.url.replace("{}", &ports.map(|port| format!("{host}:{port}")).collect::<Vec<_>>().join(","))
     }
 }
@@ -182,7 +191,7 @@ impl<S: Send> Store for ServerStore<S> {
     }
 
     fn url(&self) -> String {
-        self.at("127.0.0.1", self.ports.iter().copied())
+        self.at(&self.ports)
     }
 
     fn fronts(&self, host: Ipv4Addr) -> Vec<Proxy> {
@@ -192,7 +201,15 @@ impl<S: Send> Store for ServerStore<S> {
 
     fn through(&self, proxies: &[Proxy]) -> String {
         let host = proxies.first().map_or_else(String::new, |proxy| proxy.host.to_string());
-        self.at(&host, proxies.iter().map(|proxy| proxy.port))
+        self.on(&host, proxies.iter().map(|proxy| proxy.port))
+    }
+
+    fn ports(&self) -> (&[u16], &[u16]) {
+        (&self.ports, &self.named)
+    }
+
+    fn at(&self, ports: &[u16]) -> String {
+        self.on("127.0.0.1", ports.iter().copied())
     }
 
     fn freeze(&mut self, ms: Duration) {
@@ -297,7 +314,7 @@ fn start_stopped(servers: &mut [Redis]) {
 /// A killed master stays down until the failover, and comes back as a replica.
 fn sentinel() -> Box<dyn Store> {
     let deployment = Deployment::with(&Plan { durable: true, ..Plan::default() });
-    let url = format!("{}?replicas=all", deployment.url());
+    let ports = deployment.sentinels.iter().map(|sentinel| sentinel.port).collect();
     Box::new(ServerStore::<Deployment> {
         freeze: |deployment| deployment.servers[deployment.master()].freeze(),
         thaw: |deployment| deployment.servers.iter().for_each(Redis::thaw),
@@ -311,7 +328,8 @@ fn sentinel() -> Box<dyn Store> {
             deployment.settle();
         },
         down: [Duration::ZERO, UNNOTICED],
-        ..ServerStore::new(deployment, Abilities { network: false, forgets: true, ..ALL }, url, Vec::new())
+        named: deployment.servers.iter().map(|server| server.port).collect(),
+        ..ServerStore::new(deployment, Abilities { network: false, forgets: true, ..ALL }, "redis+sentinel://{}/prod?replicas=all", ports)
     })
 }
 
@@ -319,7 +337,8 @@ fn sentinel() -> Box<dyn Store> {
 fn cluster() -> Box<dyn Store> {
     const KEY: &str = "campaign";
     let cluster = Cluster::with(true, true);
-    let url = format!("{}?replicas=all", cluster.url());
+    let ports: Vec<u16> = cluster.nodes.iter().map(|node| node.port).collect();
+    let (seeds, replicas) = ports.split_at(usize::from(MASTERS));
     Box::new(ServerStore::<Cluster> {
         freeze: |cluster| cluster.nodes[cluster.owner(KEY)].freeze(),
         thaw: |cluster| cluster.nodes.iter().for_each(Redis::thaw),
@@ -333,7 +352,8 @@ fn cluster() -> Box<dyn Store> {
             cluster.settle();
         },
         down: [Duration::ZERO, UNNOTICED],
-        ..ServerStore::new(cluster, Abilities { network: false, forgets: true, ..ALL }, url, Vec::new())
+        named: replicas.to_vec(),
+        ..ServerStore::new(cluster, Abilities { network: false, forgets: true, ..ALL }, "redis+cluster://{}?replicas=all", seeds.to_vec())
     })
 }
 

@@ -147,6 +147,16 @@ impl Proxy {
         }
     }
 
+    /// Resets all open connections: each end learns of it with its next write.
+    pub fn reset(&self) {
+        for (client, server) in self.shared.open.lock().expect("open").values() {
+            for end in [client, server] {
+                let _ = rustix::net::sockopt::set_socket_linger(end, Some(Duration::ZERO));
+            }
+        }
+        self.cut();
+    }
+
     /// Lets nothing pass any more on the connections that are open now: see [`Fault::Forget`].
     pub fn forget(&self) {
         self.shared.forget();

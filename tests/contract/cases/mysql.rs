@@ -8,10 +8,10 @@ use dlock::{
         sql::{SqlMode, SqlServer},
     },
     lease::{self, BootClock, Limits, Outcome, WaitPolicy},
-    lock::{Effect, Kind as ErrorKind, Origin, Request, Wake},
+    lock::{Effect, End, Kind as ErrorKind, Origin, ReleaseInfo, Request, Scope, Wake},
 };
 
-use super::{Case, cases};
+use super::{Case, cases, history::history};
 use crate::{
     lab::{Client, LONG, Lab, SLACK, key, request, short, soon, stretched, waiting},
     support::{mariadb::MariaDb, proxy::Proxy},
@@ -21,6 +21,7 @@ use crate::{
 pub fn all() -> Vec<Case> {
     let mut all = cases![|kind| kind.is_mysql_lease() =>
         a_row_locked_by_another_mysql_session_is_retried,
+        a_release_is_recorded_though_its_client_is_gone,
         a_sessions_time_zone_does_not_matter,
         an_uncontended_acquire_is_two_round_trips,
         a_stale_advisory_lock_only_slows_a_waiter,
@@ -48,6 +49,28 @@ async fn a_row_locked_by_another_mysql_session_is_retried(lab: &Lab) {
     drop(blocker);
     a.renewed(&held, None).await;
     a.free(&held).await;
+}
+
+/// The server can't deliver the result of the statement that frees the row, and goes on with the next one.
+async fn a_release_is_recorded_though_its_client_is_gone(lab: &Lab) {
+    let (job, proxy) = (key("job"), Proxy::to(lab.mariadb().server().port));
+    let (mut a, mut b) = (lab.mariadb().through_proxy(&proxy), lab.client().await);
+    let held = request(&job, LONG);
+    let fence = a.take(&held).await.fence;
+    let blocker = lab.mariadb().keep("START TRANSACTION; SELECT 1 FROM dlock WHERE name = 'dlock:job' FOR UPDATE");
+    let info = ReleaseInfo { end: Some(End::Exited(3)), ..Scope::Tree.into() };
+    let reset = async {
+        lab.pass(Duration::from_millis(200)).await;
+        proxy.reset();
+    };
+    let (lost, ()) = tokio::join!(a.0.release(&job, &held.token, &info), reset);
+    assert!(lost.is_err(), "{lost:?}");
+    drop(blocker);
+    let next = waiting(&job, LONG);
+    b.wait_for(&next, Duration::from_millis(50)).await;
+    let past = history(&mut b, &job).await.past;
+    assert!(past.len() == 1 && past[0].fence == Some(fence) && past[0].end == End::Exited(3), "{past:?}");
+    b.free(&next).await;
 }
 
 async fn a_sessions_time_zone_does_not_matter(lab: &Lab) {

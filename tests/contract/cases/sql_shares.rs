@@ -50,7 +50,7 @@ fn fair(of: Request) -> Request {
 
 /// Returns text that only the statement contains that writes a row back.
 fn write(lab: &Lab) -> &'static str {
-    lab.either("WITH written AS", "@dlock_written = ROW_COUNT()")
+    lab.either("WITH written AS", "SET @dlock_written = ")
 }
 
 pub fn column(lab: &Lab, what: &str) -> Option<String> {
