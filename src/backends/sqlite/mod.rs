@@ -14,6 +14,10 @@
 //! | no holder, or one whose byte is free | granted | busy |
 //! | a running detached hold, no permit left, or an earlier waiter | busy | busy |
 //!
+//! A waiter whom later ones may have to let go first joins by a row of its own, which the next change of the document takes in: a crowd
+//! that comes at once does not wait for one document. Such a row is older than any request that reads it; one that read before it was
+//! there asked at the same time. A waiter that dies before its row is taken in is left out, since its byte is free.
+//!
 //! The order is always: bytes, then row; at a release: row, then bytes. A detached hold has the bytes while its row is written.
 //!
 //! Worst cases:

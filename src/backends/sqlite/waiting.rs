@@ -2,7 +2,8 @@
 //!
 //! A waiter for bytes that a process has locked waits in the kernel's queue for them. A detached hold has no process: its
 //! waiters queue for the gate byte, and the one that has it watches the lock file for all of them. In the document's queue the first
-//! two of each kind watch the file, since one may be frozen. Each of the others waits for one of the two before it to leave.
+//! two of each kind watch the file, or wait for the bytes of a process, since one may be frozen. Each of the others waits for one of the
+//! two before it to leave.
 
 use std::time::Duration;
 
