@@ -22,7 +22,7 @@ use crate::{
         process::{self, Ended, Process},
         proxy::{Fault, Proxy},
         redis::Redis,
-        stretched,
+        sentinel, stretched,
         switch::Switch,
     },
 };
@@ -429,6 +429,32 @@ fn a_silent_resolver() {
     let ended = waiting.wait(LIMIT);
     assert_eq!(ended.code(), 143, "{}", ended.stderr);
     assert!(began.elapsed() < stretched(Duration::from_millis(700)), "{:?}", began.elapsed());
+}
+
+/// Each login to a sentinel runs the command of the configuration.
+#[test]
+fn a_command_prints_the_password_of_sentinels() {
+    let plan = sentinel::Plan { replicas: 0, sentinel_password: Some("hunter2"), ..sentinel::Plan::default() };
+    let deployment = sentinel::Deployment::with(&plan);
+    let folder = support::folder();
+    let file = |name: &str| folder.path().join(name);
+    let (config, password) = (file("config.toml"), file("password"));
+    let command = format!("sentinel_password_command = 'cat {}'", password.display());
+    fs::write(&config, format!("[backends.prod]\nurl = '{}'\n{command}\n", deployment.url())).unwrap();
+    let dlock = |words: &[&str]| {
+        let mut dlock = dlock::command();
+        dlock.args(["-b", "prod", "--config"]).arg(&config).args(words);
+        Process::collect(dlock).wait(LIMIT)
+    };
+    let run = ["run", "--backend-timeout", "2s", "-k", "j", "--", "true"];
+    for (text, status) in [("wrong", 78), ("hunter2", 0)] {
+        fs::write(&password, text).unwrap();
+        let ended = dlock(&run);
+        assert_eq!(ended.code(), status, "{text}: {}", ended.stderr);
+    }
+    let doctor = dlock(&["doctor"]);
+    let told = "the sentinels' password from sentinel_password_command";
+    assert!(doctor.stdout.contains(told) && !doctor.stdout.contains("hunter2"), "{}", doctor.stdout);
 }
 
 /// A try that finds nothing but a replica says so, even where the replica's copy has a hold: it may be out of date.
