@@ -232,10 +232,11 @@ impl Answers {
     fn next_part(&mut self) -> bool {
         self.length = 0;
         self.part = match (&self.part, self.first.take()) {
-            (Part::Result, None | Some(OK | REFUSED)) => Part::Result,
+            (Part::Result, None | Some(OK | REFUSED)) | (Part::Columns(2..), Some(REFUSED)) | (Part::Rows, Some(END | REFUSED)) => {
+                Part::Result
+            }
             (Part::Result, Some(columns)) if columns > COLUMNS => return false,
             (Part::Result, Some(columns)) => Part::Columns(columns),
-            (Part::Columns(2..), Some(REFUSED)) | (Part::Rows, Some(END | REFUSED)) => Part::Result,
             (Part::Columns(left @ 2..), _) => Part::Columns(left - 1),
             (Part::Columns(_) | Part::Rows, _) => Part::Rows,
         };
@@ -385,8 +386,7 @@ mod tests {
             assert!(!Answers::default().read(begin), "{begin:?}");
         }
         // A message in several packets.
-        let mut answers = Answers::default();
-        answers.part = Part::Rows;
+        let mut answers = Answers { part: Part::Rows, ..Answers::default() };
         let first = [&[0xff, 0xff, 0xff, 0][..], &vec![b'x'; 0xff_ff_ff]].concat();
         assert!(first.chunks(8192).any(|part| !answers.read(part)));
     }

@@ -55,6 +55,10 @@ fn by_state(error: &dyn DatabaseError) -> Error {
     let code = error.code().unwrap_or_default();
     let unavailable = |message: &str| Error::new(Kind::Unavailable, message);
     match &*code {
+        "3F000" if says.contains("no schema has been selected") => {
+            Error::new(Kind::Config, "the user's search_path names no schema that exists")
+                .hint("name the schema in the URL: ?table=SCHEMA.TABLE; or ALTER ROLE … SET search_path")
+        }
         "42P01" | "42703" | "3F000" => Error::new(Kind::Config, format!("the server has not the tables that dlock needs: {}", clean(says)))
             .hint("dlock init creates them; dlock init --print shows the SQL"),
         "42P10" => Error::new(Kind::Config, "the table's names are not unique").hint("dlock init mends it"),
