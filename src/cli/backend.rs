@@ -157,7 +157,7 @@ fn redis(globals: &Globals, url: Url, wrong: &dyn Fn(&str) -> Error, layers: &La
     let mut in_path = None;
     let tls = if url.scheme.starts_with("rediss") { Some(self::tls(layers)?) } else { None };
     let server = match url.scheme.as_str() {
-        "redis+sentinel" | "rediss+sentinel" => deployment::sentinel(&url, wrong, layers)?,
+        "redis+sentinel" | "rediss+sentinel" => deployment::sentinel(globals, &url, wrong, layers)?,
         "redis+cluster" | "rediss+cluster" => deployment::cluster(&url, wrong, layers)?,
         "redis+unix" => {
             if !url.hosts.is_empty() {
@@ -272,17 +272,22 @@ fn password(globals: &Globals, layers: &Layers<'_>, in_url: Option<String>) -> R
         return Ok(Some(Secret::new(password)));
     }
     if let Some(setting) = layers.table.and_then(|table| table.get("password")) {
+        one_source("password", layers.table.and_then(|table| table.get("password_command")))?;
         return Ok(Some(Secret::new(&*setting.text)));
     }
     let of = |table: &Table| (table.get("password_file").cloned(), table.get("password_command").cloned());
     let of_url = (layers.url.get("password_file").cloned(), None);
     let nearest = layers.table.map(of).into_iter().chain([of_url, of(&layers.file.top)]);
     match nearest.into_iter().find(|(file, command)| file.is_some() || command.is_some()).unwrap_or_default() {
-        (Some(_), Some(command)) => Err(command.refuse("password_file and password_command are two sources: one of them will do")),
-        (Some(file), None) => read(file),
+        (Some(file), command) => one_source("password_file", command.as_ref()).and_then(|()| read(file)),
         (None, Some(command)) => password_command(globals, layers, &command).map(Some),
         (None, None) => Ok(None),
     }
+}
+
+/// Refuses a command beside another source of the same password.
+fn one_source(other: &str, command: Option<&Setting>) -> Result<()> {
+    command.map_or(Ok(()), |command| Err(command.refuse(format!("{other} and the command are two sources: one of them will do"))))
 }
 
 /// Returns how long the store may take to answer.
@@ -326,7 +331,7 @@ fn secret_of(text: String, path: &Path, read: impl Fn(&Path) -> Option<String> +
 fn check_table(backend: &BackendConfig, layers: &Layers<'_>) -> Result<()> {
     const TLS: &[&str] = &["cacert", "cert", "key"];
     const PASSWORD: &[&str] = &["password", "password_file", "password_command"];
-    const SETTINGS: &[&str] = &["password", "password_file", "password_command", "sentinel_password", "sentinel_password_file", "host"];
+    const SENTINEL: &[&str] = &["sentinel_user", "sentinel_password", "sentinel_password_file", "sentinel_password_command"];
     let when = |yes: bool, names: &'static [&'static str]| if yes { names } else { &[] };
     let uses: Vec<&[&str]> = match backend {
         BackendConfig::Sqlite { .. } => vec![],
@@ -334,7 +339,7 @@ fn check_table(backend: &BackendConfig, layers: &Layers<'_>) -> Result<()> {
             PASSWORD,
             &["db", "replicas", "replica_timeout"],
             when(options.tls.is_some(), TLS),
-            when(matches!(options.server, RedisServer::Sentinel(_)), &["sentinel_user", "sentinel_password", "sentinel_password_file"]),
+            when(matches!(options.server, RedisServer::Sentinel(_)), SENTINEL),
         ],
         BackendConfig::Redlock(options) => {
             vec![PASSWORD, &["db"], redlock::PARAMETERS, when(options.nodes.iter().any(|node| node.tls.is_some()), TLS)]
@@ -345,7 +350,7 @@ fn check_table(backend: &BackendConfig, layers: &Layers<'_>) -> Result<()> {
         BackendConfig::Postgres(_) => vec![PASSWORD, TLS, spec::SQL_KEYS, spec::POSTGRES_KEYS],
         BackendConfig::Mysql(_) => vec![PASSWORD, TLS, spec::SQL_KEYS, spec::MYSQL_KEYS],
     };
-    let known = spec::BACKEND_KEYS.iter().chain(SETTINGS).filter(|name| **name != "url");
+    let known = spec::BACKEND_KEYS.iter().chain(PASSWORD).chain(SENTINEL).chain(&["host"]).filter(|name| **name != "url");
     let mut unused = known.filter(|name| !uses.iter().any(|used| used.contains(name)));
     match unused.find_map(|name| parameter(layers, name).map(|setting| (name, setting))) {
         Some((name, setting)) => Err(setting.refuse(format!("this backend has no {name}"))),

@@ -18,7 +18,7 @@ use crate::{
 };
 
 /// Settings whose value is never shown.
-const SECRET: &[&str] = &["password", "password_command", "sentinel_password"];
+const SECRET: &[&str] = &["password", "password_command", "sentinel_password", "sentinel_password_command"];
 /// Settings that affect only how dlock prints; they are not shown.
 const PRINT_SETTINGS: &[&str] = &["config", "output", "color", "quiet", "verbose"];
 /// Parameters that name a file with a private key.
@@ -85,8 +85,10 @@ pub fn secrets(globals: &Globals, layers: &Layers<'_>, target: &Target) -> Resul
             found.push(FoundSecret::new(what, SecretPlace::File(setting.text.into())));
         }
     }
-    if layers.in_file("password_command").is_some() {
-        found.push(FoundSecret::new("the password", SecretPlace::Command));
+    for (name, what) in [("password_command", "the password"), ("sentinel_password_command", "the sentinels' password")] {
+        if layers.in_file(name).is_some() {
+            found.push(FoundSecret::new(what, SecretPlace::Command(name)));
+        }
     }
     for (name, what) in [("DLOCK_PASSWORD", "the password"), ("DLOCK_SENTINEL_PASSWORD", "the sentinels' password")] {
         if layers.env.get(name)?.is_some() {

@@ -32,6 +32,11 @@ const fn spec(name: &'static str, flag: &'static str, tables: &'static str, kept
     Spec { name, flag, tables, from_env: true, kept, help }
 }
 
+/// A setting of the configuration file alone.
+const fn from_file(name: &'static str, tables: &'static str, help: &'static str) -> Spec {
+    Spec { name, flag: "", tables, from_env: false, kept: false, help }
+}
+
 /// A setting of one job.
 const fn of_job(name: &'static str, flag: &'static str, help: &'static str) -> Spec {
     Spec { name, flag, tables: "k", from_env: false, kept: false, help }
@@ -43,16 +48,10 @@ pub const SETTINGS: &[Spec] = &[
     spec("config", "--config", "", true, "the configuration file"),
     spec("password", "", "b", false, "the store's password"),
     spec("password_file", "--password-file", "tb", true, "a file that holds the store's password"),
-    Spec {
-        name: "password_command",
-        flag: "",
-        tables: "tb",
-        from_env: false,
-        kept: false,
-        help: "a command that prints the store's password",
-    },
+    from_file("password_command", "tb", "a command that prints the store's password"),
     spec("sentinel_password", "", "b", false, "the sentinels' password"),
     spec("sentinel_password_file", "", "b", true, "a file that holds the sentinels' password"),
+    from_file("sentinel_password_command", "b", "a command that prints the sentinels' password"),
     spec("backend_timeout", "--backend-timeout", "tbk", true, "how long the store may take to answer"),
     spec("host", "--host", "t", true, "this machine's name in leases"),
     spec("namespace", "--namespace", "tbk", true, "the prefix of every key in the store"),

@@ -23,6 +23,7 @@ mod killed;
 mod local;
 mod majority;
 mod nested;
+mod places;
 mod readers;
 mod records;
 mod replies;

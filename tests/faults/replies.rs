@@ -16,10 +16,16 @@ const MOST: u64 = 64 << 10;
 
 /// Listens, answers each of the first requests of a connection with one of `answers`, then `forever` again and again.
 fn server(answers: &'static [&'static [u8]], forever: &'static [u8]) -> u16 {
+    server_that_greets(b"", answers, forever)
+}
+
+/// As [`server`], with a message that comes before any request.
+fn server_that_greets(greeting: &'static [u8], answers: &'static [&'static [u8]], forever: &'static [u8]) -> u16 {
     let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).unwrap();
     let port = listener.local_addr().unwrap().port();
     let serve = move |mut client: TcpStream| -> std::io::Result<()> {
         let mut request = [0; 4096];
+        client.write_all(greeting)?;
         for answer in answers {
             if client.read(&mut request)? == 0 {
                 return Ok(());
@@ -79,6 +85,29 @@ fn a_long_message_of_postgresql() {
     assert_small(&format!("postgres://u@127.0.0.1:{}/d?sslmode=disable", server(&[b"R\x20\0\0\0"], b"x")));
     // Many rows of one answer, after the login.
     assert_small(&format!("postgres://u@127.0.0.1:{}/d?sslmode=disable", server(&[LOGIN, COLUMN], b"D\0\0\0\x0a\0\x01\xff\xff\xff\xff")));
+}
+
+/// The greeting of MySQL, how it accepts a login, and how a result with one column begins.
+const GREETING: &[u8] = b"\x52\0\0\0\x0a11.4.2-MariaDB\0\x07\0\0\0nonce678\0\0\x82\x2d\x02\0\x08\x01\x15\0\0\0\0\0\0\0\0\0\0nonce1234567\0mysql_native_password\0";
+const ACCEPTED: &[u8] = b"\x07\0\0\x02\0\0\0\x02\0\0\0";
+const RESULT: &[u8] = b"\x01\0\0\x01\x01\x17\0\0\x02\x03def\0\0\0\x01a\0\x0c\x3f\0\xff\0\0\0\xfd\0\0\0\0\0";
+
+#[test]
+fn a_long_answer_of_mysql() {
+    for (answers, forever) in [
+        // A message of many packets, endless results without rows, and endless rows.
+        (&[ACCEPTED][..], &b"\xff\xff\xff\0"[..]),
+        (&[ACCEPTED], b"\x07\0\0\x01\0\0\0\x0a\0\0\0"),
+        (&[ACCEPTED, RESULT], b"\x01\0\0\x03\xfb"),
+        (&[ACCEPTED, RESULT], b"\x04\0\0\x03\x03abc"),
+        // More columns than memory has room for, and a login that never ends.
+        (&[ACCEPTED, b"\x09\0\0\x01\xfe\0\0\0\0\0\x01\0\0"], b"x"),
+        (&[], b"\xff\xff\xff\x02"),
+        (&[], b"\x02\0\0\x02\x01\x03"),
+    ] {
+        assert_small(&format!("mysql://u@127.0.0.1:{}/d?ssl-mode=DISABLED", server_that_greets(GREETING, answers, forever)));
+    }
+    assert_small(&format!("mysql://u@127.0.0.1:{}/d", server_that_greets(b"\xff\xff\xff\0", &[], b"x")));
 }
 
 #[test]

@@ -337,6 +337,17 @@ impl Etcd {
         }
     }
 
+    /// Removes one member from the cluster, which ends it.
+    pub fn remove_member(&mut self, member: usize) {
+        let list = self.ctl(&["member", "list"]);
+        let of = format!("m{member}, ");
+        let id = list.lines().find(|line| line.contains(&of)).and_then(|line| line.split(',').next()).expect("the member");
+        self.ctl(&["member", "remove", id]);
+        let ended = |child: &mut std::process::Child| matches!(child.try_wait(), Ok(Some(_)));
+        super::must("the member ends", Duration::from_secs(20), || self.members[member].child.as_mut().is_none_or(ended));
+        self.members[member].child = None;
+    }
+
     pub fn kill(&mut self) {
         (0..self.members.len()).for_each(|member| self.kill_member(member));
     }

@@ -40,6 +40,8 @@ pub struct Options {
     pub tls_names: Vec<&'static str>,
     /// Makes it possible to cut the first of three servers off from the others.
     pub apart: bool,
+    /// A server that has lost the others serves clients that only read.
+    pub read_only: bool,
     /// Further lines for the configuration file.
     pub config: Vec<String>,
 }
@@ -53,6 +55,7 @@ impl Default for Options {
             sessions: Some((Duration::from_secs(1), Duration::from_millis(i32::MAX as u64))),
             tls_names: Vec::new(),
             apart: false,
+            read_only: false,
             config: Vec::new(),
         }
     }
@@ -250,6 +253,7 @@ impl ZooKeeper {
         command
             .args(["-Xmx256m", "-XX:TieredStopAtLevel=1", "-XX:+UseSerialGC", "-Xshare:auto", "-Dzookeeper.jmx.log4j.disable=true"])
             .arg("-Dzookeeper.admin.enableServer=false")
+            .arg(format!("-Dreadonlymode.enabled={}", self.options.read_only))
             .arg(format!("-Dlog={}", node.folder.join("log").display()))
             .arg(format!("-Dlog4j.configuration=file:{}", node.folder.join("log4j.properties").display()))
             .args(["-cp", &jars.join(":"), "org.apache.zookeeper.server.quorum.QuorumPeerMain"])

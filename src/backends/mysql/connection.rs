@@ -4,12 +4,7 @@
 //! statements. A session never reconnects and knows no time limits. After a dropped request,
 //! the next request first awaits and discards the rest of the answer; a session that keeps no lock is better dropped.
 
-use std::{
-    collections::HashMap,
-    os::fd::OwnedFd,
-    sync::{Arc, LazyLock, PoisonError},
-    time::Duration,
-};
+use std::{os::fd::OwnedFd, time::Duration};
 
 use futures_util::TryStreamExt as _;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
@@ -17,7 +12,6 @@ use sqlx::{
     AssertSqlSafe, ConnectOptions as _, Either, MySqlConnection, Row as _,
     mysql::{MySqlConnectOptions, MySqlRow, MySqlSslMode},
 };
-use tokio::sync::Mutex;
 
 use super::{
     checks::{self, ServerCheck},
@@ -25,12 +19,12 @@ use super::{
     life::START,
     options::MysqlOptions,
     relay::MysqlRelay,
-    socket::{self, Sockets},
+    socket,
 };
 use crate::{
     backends::{
         net::{self, longest::AnswerSize},
-        sql::{Row, Session, SqlMode, SqlOptions, SqlServer, TlsMode},
+        sql::{Row, Session, SqlMode, SqlOptions},
     },
     lock::{Effect, Progress, Result},
 };
@@ -41,18 +35,6 @@ use crate::{
 const SET_UP: &str = "SET SESSION TRANSACTION ISOLATION LEVEL READ COMMITTED; \
     SET SESSION sql_mode = 'STRICT_ALL_TABLES', autocommit = 1, innodb_lock_wait_timeout = 1, lock_wait_timeout = 1, \
     completion_type = 0, @dlock = CONNECTION_ID(); ";
-
-/// The locks that allow one new connection per server at a time, by the server's port or path: dlock identifies the new socket by
-/// its absence before. A server that does not answer delays no connection to another server.
-static CONNECTING: LazyLock<std::sync::Mutex<HashMap<String, Arc<Mutex<()>>>>> = LazyLock::new(Default::default);
-
-fn connecting(server: &SqlServer) -> Arc<Mutex<()>> {
-    let place = match server {
-        SqlServer::Tcp { port, .. } => port.to_string(),
-        SqlServer::Unix { path, .. } => path.display().to_string(),
-    };
-    Arc::clone(CONNECTING.lock().unwrap_or_else(PoisonError::into_inner).entry(place).or_default())
-}
 
 /// The answer to one statement.
 #[derive(Default)]
@@ -87,11 +69,10 @@ pub(in crate::backends) struct SessionId {
 /// An open session.
 pub struct Connection {
     driver: MySqlConnection,
-    /// The relay that the session passes through, if any.
-    _relay: Option<MysqlRelay>,
-    /// A duplicate of the session's socket, if dlock could identify the socket.
-    socket: Option<OwnedFd>,
-    encrypted: bool,
+    /// The relay that the session passes through.
+    relay: MysqlRelay,
+    /// A duplicate of the session's socket.
+    socket: OwnedFd,
     /// No request is under way.
     at_rest: bool,
     /// The results of the server check.
@@ -117,16 +98,11 @@ impl Connection {
 
     /// As [`Connection::open`], but refuses no server.
     pub(super) async fn open_to_look(options: &MysqlOptions) -> Result<Self> {
-        let (driver, socket, relay) = connect(&options.sql).await?;
-        if let Some(socket) = &socket {
-            socket::no_delay(socket);
-        }
-        let encrypted = options.sql.tls != TlsMode::Disable && matches!(options.sql.server, SqlServer::Tcp { .. });
+        let (driver, relay, socket) = connect(&options.sql).await?;
         let mut connection = Self {
             driver,
-            _relay: relay,
+            relay,
             socket,
-            encrypted,
             at_rest: true,
             server: ServerCheck::default(),
             advisory_locks: Vec::new(),
@@ -169,16 +145,12 @@ impl Connection {
 
     /// Makes the kernel notice within `limit` that the server's host is gone. A failure only costs time.
     pub(super) fn keep_alive(&self, limit: Duration) {
-        if let Some(socket) = &self.socket {
-            let _ = net::keep_alive(socket, limit);
-        }
+        let _ = net::keep_alive(&self.socket, limit);
     }
 
     /// Sets whether closing the session discards undelivered data instead of delivering it.
     pub(super) fn drop_unsent_on_close(&self, drop: bool) {
-        if let Some(socket) = &self.socket {
-            socket::drop_unsent_on_close(socket, drop);
-        }
+        socket::drop_unsent_on_close(&self.socket, drop);
     }
 
     /// Ends the transaction that a failed request left open. A session that does not do so is not used again.
@@ -227,6 +199,9 @@ impl Connection {
                         current.rows.push(row);
                     }
                     Ok(Some(Either::Left(done))) => {
+                        if !size.add(&[]) {
+                            return Err(failure::unreadable());
+                        }
                         current.matched = done.rows_affected();
                         answers.answers.push(std::mem::take(&mut current));
                     }
@@ -273,27 +248,22 @@ impl Session for Connection {
     }
 
     fn is_open(&self) -> bool {
-        let Some(socket) = &self.socket else { return self.at_rest };
         // A session at rest has nothing to read.
-        let mut ends = [PollFd::new(socket, PollFlags::IN | PollFlags::RDHUP)];
+        let mut ends = [PollFd::new(&self.socket, PollFlags::IN | PollFlags::RDHUP)];
         self.at_rest && matches!(poll(&mut ends, Some(&Timespec::default())), Ok(0))
     }
 
     fn is_alive(&self) -> bool {
-        let Some(socket) = &self.socket else { return self.at_rest };
-        let mut ends = [PollFd::new(socket, PollFlags::RDHUP)];
+        let mut ends = [PollFd::new(&self.socket, PollFlags::RDHUP)];
         matches!(poll(&mut ends, Some(&Timespec::default())), Ok(0))
     }
 
     async fn ended(&self) {
-        match &self.socket {
-            Some(socket) => socket::readable(socket).await,
-            None => std::future::pending().await,
-        }
+        socket::readable(&self.socket).await;
     }
 
     fn lifeline(&self) -> std::io::Result<OwnedFd> {
-        self.socket.as_ref().ok_or_else(|| std::io::Error::other("the connection's socket is not to be found in /proc"))?.try_clone()
+        self.socket.try_clone()
     }
 }
 
@@ -301,11 +271,8 @@ impl Drop for Connection {
     /// Sends the message that ends the session; without it, the server logs the end.
     fn drop(&mut self) {
         const COM_QUIT: [u8; 5] = [1, 0, 0, 0, 1];
-        if let Some(socket) = &self.socket
-            && !self.encrypted
-            && self.is_open()
-        {
-            let _ = rustix::io::write(socket, &COM_QUIT);
+        if !self.relay.encrypts && self.is_open() {
+            let _ = rustix::io::write(&self.socket, &COM_QUIT);
         }
     }
 }
@@ -315,26 +282,16 @@ fn values(row: &MySqlRow) -> Option<Row> {
     Some(Row { values, unreadable: failure::unreadable })
 }
 
-async fn connect(options: &SqlOptions) -> Result<(MySqlConnection, Option<OwnedFd>, Option<MysqlRelay>)> {
+async fn connect(options: &SqlOptions) -> Result<(MySqlConnection, MysqlRelay, OwnedFd)> {
+    // Before the connection: a server ends one that doesn't log in soon.
     let driver = driver_options(options).await?;
-    if MysqlRelay::is_needed(options) {
-        let mut relay = MysqlRelay::start(options).await?;
-        let mut driver = driver.socket(&relay.path);
-        if MysqlRelay::encrypts(options) {
-            driver = driver.ssl_mode(MySqlSslMode::Disabled).enable_cleartext_plugin(true);
-        }
-        let connection = driver.connect().await.map_err(|error| relay.failure().unwrap_or_else(|| failure::connecting(error)))?;
-        let socket = relay.socket.try_clone().ok();
-        return Ok((connection, socket, Some(relay)));
-    }
-    let turn = connecting(&options.server);
-    let _alone = turn.lock().await;
-    let before = Sockets::of_this_process();
-    let connection = driver.connect().await.map_err(failure::connecting)?;
-    Ok((connection, before.newest(&options.server), None))
+    let (mut relay, socket) = MysqlRelay::start(options).await?;
+    let driver = driver.socket(&relay.path).enable_cleartext_plugin(relay.encrypts);
+    let connection = driver.connect().await.map_err(|error| relay.failure().unwrap_or_else(|| failure::connecting(error)))?;
+    Ok((connection, relay, socket))
 }
 
-/// Returns the driver's options, without the statements that the driver sends first by default.
+/// Returns the options for a login through the relay, without the statements that the driver sends first by default.
 async fn driver_options(options: &SqlOptions) -> Result<MySqlConnectOptions> {
     let mut driver = MySqlConnectOptions::new()
         .timezone(None)
@@ -342,17 +299,8 @@ async fn driver_options(options: &SqlOptions) -> Result<MySqlConnectOptions> {
         .pipes_as_concat(false)
         .no_engine_substitution(false)
         .statement_cache_capacity(0)
+        .ssl_mode(MySqlSslMode::Disabled)
         .disable_statement_logging();
-    driver = match &options.server {
-        SqlServer::Unix { path, .. } => driver.socket(path).ssl_mode(MySqlSslMode::Disabled),
-        SqlServer::Tcp { host, port } => driver.host(host).port(*port).ssl_mode(match options.tls {
-            TlsMode::Disable => MySqlSslMode::Disabled,
-            TlsMode::Prefer => MySqlSslMode::Preferred,
-            TlsMode::Require => MySqlSslMode::Required,
-            TlsMode::VerifyCa => MySqlSslMode::VerifyCa,
-            TlsMode::VerifyFull => MySqlSslMode::VerifyIdentity,
-        }),
-    };
     if let Some(user) = &options.user {
         driver = driver.username(user);
     }
@@ -361,12 +309,6 @@ async fn driver_options(options: &SqlOptions) -> Result<MySqlConnectOptions> {
     }
     if let Some(database) = &options.database {
         driver = driver.database(database);
-    }
-    if let Some(file) = &options.files.ca_file {
-        driver = driver.ssl_ca(file);
-    }
-    if let (Some(cert), Some(key)) = (&options.files.cert_file, &options.files.key_file) {
-        driver = driver.ssl_client_cert(cert).ssl_client_key(key);
     }
     Ok(driver)
 }

@@ -58,6 +58,7 @@ fn meaning(server_error: &ServerError) -> Error {
         }
         1044 | 1045 | 1095 | 1130 | 1142 | 1143 | 1227 | 1370 | 1410 | 1419 | 1698 | 1820 | 1862 | 3118 | 4151 => denied(server_error),
         1129 => unavailable("the server blocks this host after many failed connections").hint("mysqladmin flush-hosts"),
+        3159 => config("the server takes encrypted connections only").hint("?ssl-mode=REQUIRED encrypts, and VERIFY_IDENTITY verifies too"),
         1046 => config("no database is named").hint("it stands in the URL: mysql://host/DATABASE"),
         1049 => config("there is no database of that name").hint("it stands in the URL: mysql://host/DATABASE"),
         1146 | 1054 => Error::new(
@@ -237,6 +238,12 @@ mod tests {
             assert!(error.is_transient() && error.ends_connection(), "{number}: {error:?}");
         }
         assert_eq!(of(1290, false).kind, Kind::Config);
+    }
+
+    #[test]
+    fn a_server_that_wants_tls_says_how() {
+        let error = of(3159, false);
+        assert!(error.kind == Kind::Config && error.hint.is_some_and(|hint| hint.contains("?ssl-mode=REQUIRED")));
     }
 
     #[test]

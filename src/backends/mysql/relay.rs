@@ -1,99 +1,110 @@
-//! A relay between sqlx and a server: for a host name, and for a certificate authority that the user names.
+//! A relay between sqlx and the server's socket, within this process.
 //!
-//! sqlx connects to one address of a name after the other, and waits for the resolver. So this module connects as to all other stores,
-//! and passes everything through.
+//! sqlx speaks the protocol, except for these parts, which the relay adds:
+//! - sqlx takes no stream and hides the one it opens: the guardian needs the socket, so that a session lock outlives a killed dlock.
+//! - sqlx connects to one address of a name after the other, and waits for the resolver: the relay connects as to all other stores.
+//! - sqlx trusts the public authorities in addition to the one that a user names: the relay speaks TLS, with that authority alone.
+//! - sqlx stores an answer of any length: the relay ends a session whose server sends a very long one.
 //!
-//! sqlx always trusts the public authorities in addition to a named one. For a named one, this module speaks TLS to the server too, and
-//! sqlx connects in clear to a socket within this process. Then the relay changes three parts of the protocol:
+//! For TLS, the relay changes three parts of the login:
 //! - The relay removes the offer of TLS from the server's greeting.
 //! - The relay first sends the start of sqlx's answer by itself, which requests TLS, and increments the answer's number.
 //! - sqlx would encrypt a whole password, since its connection is in clear. The relay asks sqlx for the plain password
-//!   instead: the connection to the server is encrypted and the server verified by then.
+//!   instead: the connection to the server is encrypted by then, and verified as the user asked.
 //!
-//! After the login everything passes through unchanged. sqlx connects to a socket without a place in the file system, with a
+//! Everything else passes through unchanged. sqlx connects to a socket without a place in the file system, with a
 //! random name, which serves one client of this process and is closed then.
 
 use std::{
     io,
-    net::IpAddr,
     os::fd::{AsFd as _, OwnedFd},
 };
 
 use rustls::pki_types::ServerName;
 use tokio::{
     io::{AsyncRead, AsyncReadExt as _, AsyncWrite, AsyncWriteExt as _, copy, split},
-    net::{TcpStream, UnixStream},
+    net::UnixStream,
     sync::oneshot,
     task::JoinHandle,
 };
-use tokio_rustls::{TlsConnector, client::TlsStream};
+use tokio_rustls::TlsConnector;
 
 use super::failure;
 use crate::{
     backends::{
-        net,
+        net::{self, longest::MESSAGE},
         sql::{SqlOptions, SqlServer, TlsMode, loopback, tls},
     },
-    lock::{Effect, Error, Kind, Result, random},
+    lock::{Effect, Error, Result, random},
 };
 
 /// The flag of a server, or a client, that can speak TLS.
 const CAN_TLS: u16 = 0x0800;
 /// The length of the first part of a client's answer, which by itself requests TLS.
 const ASKING: usize = 32;
-/// The first byte of a packet that accepts the login, and of one that refuses it.
+/// The first byte of a packet that accepts the login or a statement, and of one that refuses it.
 const OK: u8 = 0;
 const REFUSED: u8 = 0xff;
+/// The first byte of a packet that ends the rows of a result.
+const END: u8 = 0xfe;
 /// The packet with which the server asks for the whole password.
 const WHOLE_PASSWORD: [u8; 2] = [1, 4];
 /// The packet that asks a client for the plain password.
 const ASK_FOR_IT: &[u8] = b"\xfemysql_clear_password\0";
 /// A login method that always wants the whole password.
 const SHA256: &[u8] = b"\xfesha256_password\0";
+/// A packet of this length is continued by the next one.
+const CONTINUED: usize = 0xff_ff_ff;
+/// The most columns of a result: the largest number that one byte can have.
+const COLUMNS: u8 = 250;
+/// The longest description of a column.
+const COLUMN: usize = 16 << 10;
+
+/// A byte stream of any kind.
+trait Stream: AsyncRead + AsyncWrite + Unpin + Send {}
+impl<T: AsyncRead + AsyncWrite + Unpin + Send> Stream for T {}
+
+/// What a TLS handshake needs.
+type Handshake = (TlsConnector, ServerName<'static>);
 
 /// A running relay. It ends with sqlx, with the server, or when this value is dropped.
 pub(super) struct MysqlRelay {
     /// The address to which sqlx connects.
     pub path: String,
-    /// A duplicate of the server's socket.
-    pub socket: OwnedFd,
+    /// Whether the connection to the server is encrypted.
+    pub encrypts: bool,
     task: JoinHandle<()>,
     failed: oneshot::Receiver<Error>,
 }
 
 impl MysqlRelay {
-    /// Whether sqlx can't connect as `options` say, so that they need the relay.
-    pub(super) fn is_needed(options: &SqlOptions) -> bool {
-        matches!(&options.server, SqlServer::Tcp { host, .. } if host.parse::<IpAddr>().is_err()) || Self::encrypts(options)
-    }
-
-    /// Whether the relay speaks TLS, instead of sqlx.
-    pub(super) fn encrypts(options: &SqlOptions) -> bool {
-        options.files.ca_file.is_some() && matches!(options.tls, TlsMode::VerifyCa | TlsMode::VerifyFull)
-    }
-
-    /// Connects to the server, and waits for sqlx in a task.
-    pub(super) async fn start(options: &SqlOptions) -> Result<Self> {
-        let SqlServer::Tcp { host, port } = &options.server else {
-            return Err(Error::new(Kind::Internal, "TLS over a Unix socket"));
-        };
-        let tls = if Self::encrypts(options) { Some(tls::connector(options, host)?) } else { None };
-        let server = net::dial(host, *port).await?;
-        let socket = server.as_fd().try_clone_to_owned().map_err(failure::unreachable)?;
+    /// Connects to the server, and waits for sqlx in a task. Returns a duplicate of the server's socket too.
+    pub(super) async fn start(options: &SqlOptions) -> Result<(Self, OwnedFd)> {
+        let handshake = handshake(options)?;
+        let (mut server, socket) = dial(&options.server).await?;
+        let mut greeting = read(&mut server).await.map_err(failure::unreachable)?;
+        let offered = greeting.payload().first() == Some(&REFUSED) || handshake.is_some() && greeting.take_tls_away();
+        if handshake.is_some() && !offered && options.tls != TlsMode::Prefer {
+            return Err(failure::no_tls());
+        }
+        let handshake = handshake.filter(|_| offered);
+        let encrypts = handshake.is_some();
         let path = format!("\0dlock-{:016x}{:016x}", random(), random());
         let listener = loopback::listen(&path[1..]).map_err(failure::unreachable)?;
         let (tell, failed) = oneshot::channel();
         let task = tokio::spawn(async move {
             let Ok(mut client) = loopback::accept(listener).await else { return };
-            let Some((connector, name)) = tls else { return pass(client, server).await };
-            match log_in(&mut client, server, &connector, name).await {
-                Ok(Some(server)) => pass(client, server).await,
+            match log_in(&mut client, server, greeting, handshake).await {
+                Ok(Some(server)) => {
+                    // Either end may have failed: the session is over.
+                    let _ = pass(client, server).await;
+                }
                 Ok(None) => {}
                 // The error arrives before sqlx sees the end of its connection.
                 Err(error) => drop(tell.send(error)),
             }
         });
-        Ok(Self { path, socket, task, failed })
+        Ok((Self { path, encrypts, task, failed }, socket))
     }
 
     /// Returns the relay's own reason why sqlx could not log in.
@@ -108,41 +119,155 @@ impl Drop for MysqlRelay {
     }
 }
 
-/// Passes everything on until either end fails: then the session is over.
-async fn pass(client: UnixStream, server: impl AsyncRead + AsyncWrite) {
-    let (mut from_client, mut to_client) = client.into_split();
-    let (mut from_server, mut to_server) = split(server);
-    let _ = tokio::select! {
-        asked = copy(&mut from_client, &mut to_server) => asked,
-        answered = copy(&mut from_server, &mut to_client) => answered,
-    };
+/// Returns what a TLS handshake needs, if the options may want TLS.
+fn handshake(options: &SqlOptions) -> Result<Option<Handshake>> {
+    let SqlServer::Tcp { host, .. } = &options.server else { return Ok(None) };
+    match options.tls {
+        TlsMode::Disable => Ok(None),
+        TlsMode::VerifyCa | TlsMode::VerifyFull => tls::connector(options, host).map(Some),
+        TlsMode::Prefer | TlsMode::Require => {
+            let mut any = options.clone();
+            any.files.ca_file = None;
+            tls::connector(&any, host).map(Some)
+        }
+    }
 }
 
-/// Encrypts the connection and passes the login through. Returns `None` if sqlx or the server ended it, which sqlx reports itself.
+/// Connects, and returns the stream and a duplicate of its socket.
+async fn dial(server: &SqlServer) -> Result<(Box<dyn Stream>, OwnedFd)> {
+    match server {
+        SqlServer::Unix { path, .. } => {
+            let stream = UnixStream::connect(path).await.map_err(failure::unreachable)?;
+            let again = stream.as_fd().try_clone_to_owned().map_err(failure::unreachable)?;
+            Ok((Box::new(stream), again))
+        }
+        SqlServer::Tcp { host, port } => {
+            let stream = net::dial(host, *port).await?;
+            let again = stream.as_fd().try_clone_to_owned().map_err(failure::unreachable)?;
+            Ok((Box::new(stream), again))
+        }
+    }
+}
+
+/// Passes everything on until either end fails, or the server sends too much.
+async fn pass(client: UnixStream, server: Box<dyn Stream>) -> io::Result<()> {
+    let (mut from_client, mut to_client) = client.into_split();
+    let (mut from_server, mut to_server) = split(server);
+    let asking = async {
+        copy(&mut from_client, &mut to_server).await?;
+        to_server.flush().await
+    };
+    let answering = async {
+        let (mut answers, mut bytes) = (Answers::default(), vec![0; 8192]);
+        loop {
+            let length = from_server.read(&mut bytes).await?;
+            if length == 0 {
+                return Ok(());
+            }
+            if !answers.read(&bytes[..length]) {
+                // sqlx would store all of it.
+                return Err(io::ErrorKind::InvalidData.into());
+            }
+            to_client.write_all(&bytes[..length]).await?;
+        }
+    };
+    tokio::select! {
+        asked = asking => asked,
+        answered = answering => answered,
+    }
+}
+
+/// A parser of the server's answers: packets with a header of four bytes, which make up messages.
+#[derive(Debug, Default)]
+struct Answers {
+    /// The first bytes of a packet whose header has not arrived yet.
+    begun: Vec<u8>,
+    /// How many bytes of the present packet have not arrived yet, and whether the next packet continues it.
+    left: usize,
+    continued: bool,
+    /// The first byte of the present message, and its length so far.
+    first: Option<u8>,
+    length: usize,
+    part: Part,
+}
+
+/// The part of an answer that comes next.
+#[derive(Debug, Default)]
+enum Part {
+    /// The first message of a result.
+    #[default]
+    Result,
+    /// The descriptions of so many columns.
+    Columns(u8),
+    Rows,
+}
+
+impl Answers {
+    /// Parses more bytes. Returns false if the server sends a longer message, or more columns, than any answer to dlock has.
+    fn read(&mut self, mut bytes: &[u8]) -> bool {
+        while !bytes.is_empty() {
+            if self.left == 0 {
+                let (begin, rest) = bytes.split_at(bytes.len().min(4 - self.begun.len()));
+                self.begun.extend_from_slice(begin);
+                bytes = rest;
+                let &[a, b, c, _] = &self.begun[..] else { return true };
+                self.left = u32::from_le_bytes([a, b, c, 0]) as usize;
+                self.continued = self.left == CONTINUED;
+                self.length += self.left;
+                self.begun.clear();
+            }
+            let (part, rest) = bytes.split_at(bytes.len().min(self.left));
+            self.first = self.first.or(part.first().copied());
+            self.left -= part.len();
+            bytes = rest;
+            let most = if matches!(self.part, Part::Columns(_)) { COLUMN } else { MESSAGE };
+            if self.length > most || self.left == 0 && !self.continued && !self.next_part() {
+                return false;
+            }
+        }
+        true
+    }
+
+    /// Handles a complete message.
+    fn next_part(&mut self) -> bool {
+        self.length = 0;
+        self.part = match (&self.part, self.first.take()) {
+            (Part::Result, None | Some(OK | REFUSED)) | (Part::Columns(2..), Some(REFUSED)) | (Part::Rows, Some(END | REFUSED)) => {
+                Part::Result
+            }
+            (Part::Result, Some(columns)) if columns > COLUMNS => return false,
+            (Part::Result, Some(columns)) => Part::Columns(columns),
+            (Part::Columns(left @ 2..), _) => Part::Columns(left - 1),
+            (Part::Columns(_) | Part::Rows, _) => Part::Rows,
+        };
+        true
+    }
+}
+
+/// Passes the login through, and encrypts the connection before it. Returns `None` if sqlx or the server ended it, which sqlx reports itself.
 async fn log_in(
     client: &mut UnixStream,
-    mut server: TcpStream,
-    connector: &TlsConnector,
-    name: ServerName<'static>,
-) -> Result<Option<TlsStream<TcpStream>>> {
-    // Requests are one small packet each: waiting to fill it would cost 40 ms. A failure only costs time.
-    let _ = server.set_nodelay(true);
-    let mut greeting = read(&mut server).await.map_err(failure::unreachable)?;
-    if greeting.payload().first() != Some(&REFUSED) && !greeting.take_tls_away() {
-        return Err(failure::no_tls());
-    }
+    mut server: Box<dyn Stream>,
+    greeting: Packet,
+    handshake: Option<Handshake>,
+) -> Result<Option<Box<dyn Stream>>> {
     if client.write_all(&greeting.0).await.is_err() {
         return Ok(None);
     }
     let Ok(mut answer) = read(client).await else { return Ok(None) };
-    let asking = answer.asking_for_tls().ok_or_else(|| failure::unreadable().effect(Effect::NotApplied))?;
-    server.write_all(&asking.0).await.map_err(failure::unreachable)?;
-    let mut server = connector.connect(name, server).await.map_err(failure::unreachable)?;
+    let encrypts = handshake.is_some();
+    if let Some((connector, name)) = handshake {
+        let asking = answer.asking_for_tls().ok_or_else(|| failure::unreadable().effect(Effect::NotApplied))?;
+        server.write_all(&asking.0).await.map_err(failure::unreachable)?;
+        server = Box::new(connector.connect(name, server).await.map_err(failure::unreachable)?);
+    }
     loop {
         send(&mut server, &answer).await.map_err(failure::unreachable)?;
         loop {
             let mut packet = read(&mut server).await.map_err(failure::unreachable)?;
-            packet.ask_for_the_password_as_it_is();
+            if encrypts {
+                packet.ask_for_the_password_as_it_is();
+            }
             if client.write_all(&packet.0).await.is_err() {
                 return Ok(None);
             }
@@ -160,13 +285,13 @@ async fn log_in(
     }
 }
 
-async fn send(server: &mut TlsStream<TcpStream>, packet: &Packet) -> io::Result<()> {
+async fn send(server: &mut dyn Stream, packet: &Packet) -> io::Result<()> {
     server.write_all(&packet.0).await?;
     server.flush().await
 }
 
 /// A packet with its header: three bytes of length, and its number within the exchange.
-#[derive(Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 struct Packet(Vec<u8>);
 
 impl Packet {
@@ -211,7 +336,7 @@ impl Packet {
 }
 
 /// Reads the next packet. A login has no long packets.
-async fn read(stream: &mut (impl tokio::io::AsyncRead + Unpin)) -> io::Result<Packet> {
+async fn read(stream: &mut (impl AsyncRead + Unpin)) -> io::Result<Packet> {
     let mut packet = vec![0; 4];
     stream.read_exact(&mut packet).await?;
     let length = usize::from(u16::from_le_bytes([packet[0], packet[1]]));
@@ -232,6 +357,52 @@ mod tests {
         let mut packet = Packet(vec![0, 0, 0, number]);
         packet.put(payload);
         packet
+    }
+
+    /// Two results, a statement without rows and an error, as a server answers a batch.
+    fn answer() -> Vec<u8> {
+        let result =
+            [packet(1, &[2]), packet(2, b"\x03def"), packet(3, b"\x03def"), packet(4, b"\xfbxx"), packet(5, b"\0"), packet(6, b"\xfe\0\0")];
+        let all = [&result[..], &[packet(7, &[OK, 0, 0])], &result, &[packet(8, b"\xff\x10\x04#42000")]].concat();
+        all.into_iter().flat_map(|packet| packet.0).collect()
+    }
+
+    #[test]
+    fn an_answer_passes_in_any_pieces() {
+        let answer = answer();
+        for size in 1..12 {
+            let mut answers = Answers::default();
+            assert!(answer.chunks(size).all(|part| answers.read(part)));
+            assert!(matches!(answers.part, Part::Result) && answers.left == 0 && answers.begun.is_empty(), "{answers:?}");
+        }
+    }
+
+    #[test]
+    fn no_answer_is_long() {
+        let long = [0xff, 0xff, 0xff, 0];
+        let column = [packet(1, &[1]).0, vec![1, 0x80, 0, 2, 3]].concat();
+        let many = packet(1, b"\xfe\0\0\0\0\0\x01\0\0").0;
+        for begin in [&long[..], &[packet(1, &[1]).0, packet(2, b"\x03def").0, long.to_vec()].concat(), &column, &many] {
+            assert!(!Answers::default().read(begin), "{begin:?}");
+        }
+        // A message in several packets.
+        let mut answers = Answers { part: Part::Rows, ..Answers::default() };
+        let first = [&[0xff, 0xff, 0xff, 0][..], &vec![b'x'; 0xff_ff_ff]].concat();
+        assert!(first.chunks(8192).any(|part| !answers.read(part)));
+    }
+
+    #[test]
+    fn damaged_answers_are_not_stored() {
+        let sent = answer();
+        damage::each(|dice| {
+            let mut answers = Answers::default();
+            for part in damage::bytes(&sent, dice).chunks(1 + dice.below(30)) {
+                if !answers.read(part) {
+                    break;
+                }
+                assert!(answers.begun.len() < 4);
+            }
+        });
     }
 
     #[test]

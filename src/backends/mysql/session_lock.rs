@@ -14,7 +14,7 @@ use super::{
     statement::Value,
 };
 use crate::{
-    backends::sql::{Begun, Fields, Session as _, SessionLock, SqlMode},
+    backends::sql::{Begun, Fields, SessionLock, SqlMode},
     lock::{Break, Error, Intent, Kind, Request, Result},
 };
 
@@ -57,12 +57,6 @@ impl MysqlLock {
     pub(super) async fn open(options: &MysqlOptions, tables: &Tables, name: String, lock: String, shared: bool) -> Result<Self> {
         let session = Connection::open(options).await?;
         session.server.check_sessions(options.sql.mode, shared)?;
-        // The guardian needs the socket, so that a session lock outlives a killed dlock.
-        session.lifeline().map_err(|error| {
-            // One that the server has ended already has no connection any more.
-            let kind = if super::socket::has_proc() { Kind::Unavailable } else { Kind::Config };
-            Error::new(kind, "the connection's socket is not to be found").hint("is /proc mounted? is the server up?").source(error)
-        })?;
         let part = MysqlSessionPart { lock, tables: tables.clone(), number: 0, counted: None, forgets: false, marked: false };
         Ok(Self::new(session, options.sql.mode, name, shared, part))
     }

@@ -9,7 +9,7 @@ use std::{
     net::{IpAddr, Ipv4Addr, Ipv6Addr, ToSocketAddrs as _},
     sync::{Arc, Mutex, MutexGuard, PoisonError},
     thread,
-    time::Duration,
+    time::{Duration, Instant},
 };
 
 use tokio::sync::watch;
@@ -43,8 +43,7 @@ struct Known {
 /// A lookup that has no answer yet.
 struct Lookup {
     answer: watch::Receiver<Answer>,
-    /// Whether a caller has waited for it in vain.
-    is_late: bool,
+    began: Instant,
 }
 
 fn places() -> MutexGuard<'static, BTreeMap<Place, Known>> {
@@ -82,27 +81,19 @@ pub(super) async fn of(host: &str, port: u16) -> Result<Vec<IpAddr>> {
             known.in_order()
         }));
     }
-    let (known, mut answer, is_late) = look_up(host, port)?;
-    let limit = if is_late {
-        Duration::ZERO
-    } else if known {
-        HEAD_START
-    } else {
-        RESOLVES
-    };
+    let (known, mut answer, began) = look_up(host, port)?;
+    let limit = if known { HEAD_START } else { RESOLVES };
     let answer = tokio::select! {
         biased;
         answer = answer.wait_for(Option::is_some) => answer.ok().and_then(|answer| answer.clone()),
-        () = rest(limit) => None,
+        () = rest(limit.saturating_sub(began.elapsed())) => None,
     };
     match answer {
         Some(Ok(found)) if found.is_empty() => Err(unresolved("the resolver knows no address of it")),
         Some(Err(error)) if !known => Err(Error::new(Kind::Unavailable, UNRESOLVED).origin(Origin::Resolver).source(error)),
         Some(_) => Ok(with(host, port, |known| known.in_order())),
-        None => {
-            with(host, port, |known| known.lookup.iter_mut().for_each(|lookup| lookup.is_late = true));
-            if known { Ok(with(host, port, |known| known.in_order())) } else { Err(unresolved("the resolver does not answer")) }
-        }
+        None if known => Ok(with(host, port, |known| known.in_order())),
+        None => Err(unresolved("the resolver does not answer")),
     }
 }
 
@@ -136,13 +127,13 @@ fn fixed(host: &str) -> Option<Vec<IpAddr>> {
     Some(vec![host.parse().ok()?])
 }
 
-/// Begins a lookup, unless there is one. Returns also whether an address is known, and whether the lookup is late.
-fn look_up(host: &str, port: u16) -> Result<(bool, watch::Receiver<Answer>, bool)> {
+/// Begins a lookup, unless there is one. Returns also whether an address is known, and when the lookup began.
+fn look_up(host: &str, port: u16) -> Result<(bool, watch::Receiver<Answer>, Instant)> {
     let mut places = places();
     let known = places.entry((host.to_owned(), port)).or_default();
     let has_address = !known.addresses.is_empty();
     if let Some(lookup) = &known.lookup {
-        return Ok((has_address, lookup.answer.clone(), lookup.is_late));
+        return Ok((has_address, lookup.answer.clone(), lookup.began));
     }
     let (tell, answer) = watch::channel(None);
     let place = (host.to_owned(), port);
@@ -162,8 +153,9 @@ fn look_up(host: &str, port: u16) -> Result<(bool, watch::Receiver<Answer>, bool
     };
     let started = thread::Builder::new().name("resolver".into()).spawn(work);
     started.map_err(|error| Error::new(Kind::Unavailable, UNRESOLVED).origin(Origin::Resolver).source(error))?;
-    known.lookup = Some(Lookup { answer: answer.clone(), is_late: false });
-    Ok((has_address, answer, false))
+    let began = now();
+    known.lookup = Some(Lookup { answer: answer.clone(), began });
+    Ok((has_address, answer, began))
 }
 
 /// Asks the system's resolver, which may block for long.
@@ -181,6 +173,11 @@ const UNRESOLVED: &str = "the server's name can't be resolved";
 
 fn unresolved(why: &str) -> Error {
     Error::new(Kind::Unavailable, format!("{UNRESOLVED}: {why}")).origin(Origin::Resolver)
+}
+
+#[allow(clippy::disallowed_methods)] // the resolver's time is no lease's
+fn now() -> Instant {
+    Instant::now()
 }
 
 #[allow(clippy::disallowed_methods)] // a silent resolver or file system must not delay what is known

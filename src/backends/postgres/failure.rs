@@ -55,12 +55,16 @@ fn by_state(error: &dyn DatabaseError) -> Error {
     let code = error.code().unwrap_or_default();
     let unavailable = |message: &str| Error::new(Kind::Unavailable, message);
     match &*code {
+        "3F000" if says.contains("no schema has been selected") => {
+            Error::new(Kind::Config, "the user's search_path names no schema that exists")
+                .hint("name the schema in the URL: ?table=SCHEMA.TABLE; or ALTER ROLE … SET search_path")
+        }
         "42P01" | "42703" | "3F000" => Error::new(Kind::Config, format!("the server has not the tables that dlock needs: {}", clean(says)))
             .hint("dlock init creates them; dlock init --print shows the SQL"),
         "42P10" => Error::new(Kind::Config, "the table's names are not unique").hint("dlock init mends it"),
         "22001" => Error::new(Kind::Config, "the table's columns are too short for this name").hint("dlock init widens them"),
-        _ if in_recovery(error) => standby(),
-        "25006" => standby(),
+        _ if in_recovery(error) => read_only(),
+        "25006" => read_only(),
         "22P05" | "22021" => Error::new(Kind::Config, format!("the database's encoding lacks a character of this text: {}", clean(says)))
             .hint("a database with ENCODING 'UTF8' has all of them; or take a key in ASCII"),
         "42501" if says.contains("for schema") => Error::new(Kind::Denied, format!("the user may not create tables: {}", clean(says)))
@@ -93,7 +97,8 @@ fn by_state(error: &dyn DatabaseError) -> Error {
     }
 }
 
-fn standby() -> Error {
+/// Returns the error that the server is read-only.
+pub(super) fn read_only() -> Error {
     Error::new(Kind::Config, "the server takes no writes: it is a standby, or set to read only")
         .origin(Origin::WrongServer)
         .hint("name the primary in the URL")

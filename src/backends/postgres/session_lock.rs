@@ -197,20 +197,26 @@ impl PostgresLock {
 
     /// Returns the server's time in µs and the break of the hold with this fence, or `None` if the hold is over. The statement keeps the
     /// session for its idle limit, or sets another one. In `mode=row` a failed statement ends the transaction and the hold.
+    ///
+    /// # Errors
+    /// Also if the server is read-only: another one may serve the other clients by now, and its locks do not exclude this one.
     pub(super) async fn extend(&mut self, fence: Fence, idle_limit: Option<Duration>) -> Result<Option<(i64, Option<Break>)>> {
         let first = idle_limit.map(|limit| self.set_idle_limit(limit)).unwrap_or_default();
         let sql = self.own.tables.fill(
-            "SELECT (extract(epoch FROM clock_timestamp()) * 1000000)::bigint AS now_us, m.mark, m.seen
+            "SELECT (extract(epoch FROM clock_timestamp()) * 1000000)::bigint AS now_us,
+                    current_setting('default_transaction_read_only') = 'on', m.mark, m.seen
                FROM (SELECT 1) AS one LEFT JOIN {marks} AS m ON m.name = $1 AND m.fence = $2",
         );
         let sql = fill(&sql, &[Value::Text(&self.name), Value::Int(fence_int(fence))]);
         let read = |rows: Vec<Row>| {
             let mut fields = Fields::of(rows.first().ok_or_else(no_row)?);
-            Ok(Some((fields.int()?, fields.mark()?)))
+            Ok((fields.int()?, fields.flag()?, fields.mark()?))
         };
         match self.session.run(&format!("{first}{sql}")).await.and_then(read) {
+            Ok((_, true, _)) => Err(failure::read_only()),
+            Ok((now_us, false, mark)) => Ok(Some((now_us, mark))),
             Err(_) if self.mode == SqlMode::Row => Ok(None),
-            extended => extended,
+            Err(error) => Err(error),
         }
     }
 

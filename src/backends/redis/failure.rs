@@ -89,7 +89,8 @@ fn general(code: &str, details: &str) -> Error {
     } else if says("max number of clients") {
         Error::new(Kind::Unavailable, "the server has as many clients as it takes").hint("raise maxclients on the server")
     } else if says("unknown command") || says("unknown redis command") || (says("user_script") && says("syntax error")) {
-        Error::new(Kind::Config, "the server doesn't know a command that dlock needs")
+        let which = unknown_command(details).map(|name| format!(": {name}")).unwrap_or_default();
+        Error::new(Kind::Config, format!("the server doesn't know a command that dlock needs{which}"))
             .hint("dlock needs Redis 6.2 or Valkey 7.2 at least, with its commands under their own names")
     } else if code == "ERR" {
         // The requests are dlock's: a service that refuses one has other rules than Redis.
@@ -98,6 +99,14 @@ fn general(code: &str, details: &str) -> Error {
     } else {
         Error::new(Kind::Unavailable, format!("the server refused for now: {}", clean(code)))
     }
+}
+
+/// Returns the name of the command that the server does not know. What follows the name may quote the request.
+fn unknown_command(details: &str) -> Option<&str> {
+    let (_, rest) = details.split_once(['\'', '`'])?;
+    let (name, _) = rest.split_once(['\'', '`'])?;
+    let plain = name.len() <= 32 && name.bytes().all(|byte| byte.is_ascii_alphanumeric() || b"._-|".contains(&byte));
+    (plain && !name.is_empty()).then_some(name)
 }
 
 /// The server is no longer the master, or never was.
@@ -276,6 +285,9 @@ mod tests {
     #[test]
     fn arguments_echoed_by_the_server_are_not_printed() {
         let error = of("ERR unknown command 'AUTH', with args beginning with: 'ana' 'hunter2'");
+        assert!(!format!("{error:?}").contains("hunter2") && error.message.ends_with(": AUTH"), "{error:?}");
+        let error = of("ERR unknown command `hunter2 x`, with args");
         assert!(!format!("{error:?}").contains("hunter2"));
+        assert!(!of("ERR Unknown Redis command called from script script: 5a").message.contains(':'));
     }
 }

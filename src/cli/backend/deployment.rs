@@ -2,9 +2,10 @@
 
 use std::time::Duration;
 
-use super::{parameter, read_secret};
+use super::{one_source, parameter, password_command, read_secret};
 use crate::{
     cli::{
+        args::Globals,
         layers::{Layers, from_env},
         url::Url,
     },
@@ -13,7 +14,7 @@ use crate::{
 };
 
 /// Returns the servers of `redis+sentinel://HOST,HOST/MASTER`.
-pub(super) fn sentinel(url: &Url, wrong: &dyn Fn(&str) -> Error, layers: &Layers<'_>) -> Result<RedisServer> {
+pub(super) fn sentinel(globals: &Globals, url: &Url, wrong: &dyn Fn(&str) -> Error, layers: &Layers<'_>) -> Result<RedisServer> {
     let sentinels = addresses(url, 26379, wrong)?;
     let master = url.path.trim_start_matches('/');
     let named = !master.is_empty() && master.bytes().all(|byte| byte.is_ascii_alphanumeric() || b".-_".contains(&byte));
@@ -22,7 +23,7 @@ pub(super) fn sentinel(url: &Url, wrong: &dyn Fn(&str) -> Error, layers: &Layers
         return Err(wrong(why).hint("it is what `sentinel monitor NAME …` says: redis+sentinel://HOST,HOST,HOST/NAME?db=0"));
     }
     let user = parameter(layers, "sentinel_user").map(|setting| setting.text);
-    let password = password(layers)?;
+    let password = password(globals, layers)?;
     if user.is_some() && password.is_none() && !layers.offline {
         return Err(wrong("there is a sentinel_user but no password for it")
             .hint("give it in DLOCK_SENTINEL_PASSWORD, or as sentinel_password_file in the URL or the configuration"));
@@ -46,7 +47,7 @@ fn addresses(url: &Url, port: u16, wrong: &dyn Fn(&str) -> Error) -> Result<Vec<
 }
 
 /// Returns the sentinels' password from the first source that has one: environment, configuration file, URL.
-fn password(layers: &Layers<'_>) -> Result<Option<Secret>> {
+fn password(globals: &Globals, layers: &Layers<'_>) -> Result<Option<Secret>> {
     if layers.offline {
         return Ok(None);
     }
@@ -56,10 +57,16 @@ fn password(layers: &Layers<'_>) -> Result<Option<Secret>> {
     if let Some(setting) = from_env(layers.env, "sentinel_password_file")? {
         return read_secret(&setting).map(Some);
     }
+    let command = parameter(layers, "sentinel_password_command");
     if let Some(setting) = layers.table.and_then(|table| table.get("sentinel_password")) {
+        one_source("sentinel_password", command.as_ref())?;
         return Ok(Some(Secret::new(&*setting.text)));
     }
-    parameter(layers, "sentinel_password_file").map(|setting| read_secret(&setting)).transpose()
+    match (parameter(layers, "sentinel_password_file"), command) {
+        (Some(file), command) => one_source("sentinel_password_file", command.as_ref()).and_then(|()| read_secret(&file).map(Some)),
+        (None, Some(command)) => password_command(globals, layers, &command).map(Some),
+        (None, None) => Ok(None),
+    }
 }
 
 /// Returns how many replicas must confirm a grant or a renewal, and within which time.

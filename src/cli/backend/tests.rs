@@ -139,6 +139,27 @@ fn a_name_selects_its_table_in_the_file() {
 }
 
 #[test]
+fn a_command_of_the_configuration_prints_a_password() {
+    let prod =
+        "[backends.a]\nurl = 'redis+sentinel://s1/m'\npassword_command = 'vault one'\nsentinel_password_command = \"vault 'two three'\"\n";
+    let secret = |words: &[&str]| Secret::command(words.iter().map(ToString::to_string).collect(), Duration::from_secs(5));
+    let options = redis_of(find(Some("a"), &[], prod).unwrap());
+    let RedisServer::Sentinel(sentinel) = options.server else { panic!("no sentinel") };
+    assert_eq!((options.password, sentinel.password), (Some(secret(&["vault", "one"])), Some(secret(&["vault", "two three"]))));
+    for (more, setting) in [
+        ("password_file = '/hunter2'", "c.toml:3: password_command: password_file and"),
+        ("password = 'hunter2'", "c.toml:3: password_command: password and"),
+        ("sentinel_password_file = '/hunter2'", "c.toml:4: sentinel_password_command: sentinel_password_file and"),
+        ("sentinel_password = 'hunter2'", "c.toml:4: sentinel_password_command: sentinel_password and"),
+    ] {
+        let error = find(Some("a"), &[], &format!("{prod}{more}")).unwrap_err();
+        assert!(error.to_string().starts_with(setting) && !error.to_string().contains("hunter2"), "{error}");
+    }
+    let error = find(Some("b"), &[], "[backends.b]\nurl = 'redis://h'\nsentinel_password_command = 'x'").unwrap_err();
+    assert!(error.to_string().contains("this backend has no sentinel_password_command"), "{error}");
+}
+
+#[test]
 fn errors_name_their_origin_and_no_secrets() {
     let prod = "[backends.prod]\nurl = 'redis://r'\n";
     for (url, env, file, kind, start, hint) in [

@@ -26,8 +26,8 @@ pub enum SecretPlace {
     Configuration(PathBuf),
     /// A variable that the command of `run` doesn't see.
     Variable(&'static str),
-    /// What a command prints.
-    Command,
+    /// What the command of a setting prints.
+    Command(&'static str),
     /// A URL in a variable, which the command of `run` does see.
     UrlInVariable,
     /// A URL on the command line.
@@ -64,7 +64,7 @@ fn one(id: &'static str, secret: &FoundSecret) -> Finding {
         SecretPlace::File(path) => file(id, what, path, true),
         SecretPlace::Configuration(path) => file(id, what, path, false),
         SecretPlace::Variable(name) => Finding::ok(id, format!("{what} in {name}")),
-        SecretPlace::Command => Finding::ok(id, format!("{what} from password_command")),
+        SecretPlace::Command(name) => Finding::ok(id, format!("{what} from {name}")),
         SecretPlace::UrlInVariable => {
             Finding::warn(id, format!("{what} in the URL in DLOCK_BACKEND"), "the command that run starts sees it")
                 .fix("DLOCK_PASSWORD, or a password_file")

@@ -553,7 +553,7 @@ async fn passwords_and_certificates_are_checked(lab: &Lab) {
     let _ = rustls::crypto::ring::default_provider().install_default();
     let tls_names = vec!["127.0.0.1"];
     let server = if lab.kind.is_postgres() {
-        let server = Postgres::with(pg::Options { tls_names, passwords: true, ..Default::default() });
+        let server = Postgres::with(pg::Options { tls_names, passwords: Some("scram-sha-256"), ..Default::default() });
         server.sql(
             pg::USER,
             "SET password_encryption = 'scram-sha-256'; CREATE ROLE ana LOGIN PASSWORD 'p@ss:w/rd'; GRANT ALL ON SCHEMA public TO ana",

@@ -28,15 +28,20 @@ impl MysqlLock {
         };
         let at = usize::from(!first.is_empty());
         let batch = format!(
-            "{first}SELECT TIMESTAMPDIFF(MICROSECOND, '1970-01-01', UTC_TIMESTAMP(6)), @dlock = CONNECTION_ID() AND {has};\n{touch}"
+            "{first}SELECT TIMESTAMPDIFF(MICROSECOND, '1970-01-01', UTC_TIMESTAMP(6)), @dlock = CONNECTION_ID() AND {has}, \
+             @@global.read_only;\n{touch}"
         );
         let Answers { answers, server_error } = self.session.try_ask(&batch).await?;
         match (answers.len() > at, server_error) {
             // The later statements are only for `inspect`.
             (true, _) => {
                 let mut fields = first_row(&answers, at)?;
-                let now = fields.int()?;
-                Ok((fields.int_or_null()? == Some(1)).then(|| (now, read_mark(&answers, at + 1, intent))))
+                let (now, has) = (fields.int()?, fields.int_or_null()? == Some(1));
+                // Another server may serve the others by now, and its locks do not exclude this one.
+                if has && fields.flag()? {
+                    return Err(failure::read_only());
+                }
+                Ok(has.then(|| (now, read_mark(&answers, at + 1, intent))))
             }
             (false, Some(server_error)) => Err(failure::refused(&server_error, false)),
             (false, None) => Err(failure::unreadable()),
