@@ -29,7 +29,11 @@ mod take;
 mod target;
 pub mod verify;
 
-use std::{future::Future, time::Duration};
+use std::{
+    future::Future,
+    sync::atomic::{AtomicBool, Ordering},
+    time::Duration,
+};
 
 pub use crate::backends::{CAPABILITIES, CHECKS, LIBRARIES, layouts};
 pub use key::{KeyArg, KeysArg, ModeArgs, TakingArgs, TokenArg, WantedArgs};
@@ -204,13 +208,15 @@ fn sharing(backend: &BackendConfig, key: &Key) -> Result<Sharing> {
     })
 }
 
-/// Waits until all deferred output is printed, or stderr was blocked for [`PROMPT`] and [`PATIENCE`]. dlock holds no lock by then, and a
-/// signal ends the wait.
+/// Waits until all deferred output is printed, or stderr was blocked for [`PROMPT`] and [`PATIENCE`], which is waited for once. dlock holds
+/// no lock by then, and a signal ends the wait.
 pub fn finish_printing() {
-    if !drain(PROMPT) {
-        unblock_signals();
-        drain(PATIENCE);
+    static GIVEN_UP: AtomicBool = AtomicBool::new(false);
+    if GIVEN_UP.load(Ordering::Relaxed) || drain(PROMPT) {
+        return;
     }
+    unblock_signals();
+    GIVEN_UP.store(!drain(PATIENCE), Ordering::Relaxed);
 }
 
 /// Ends dlock by the signal, so that a calling script ends too.

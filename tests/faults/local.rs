@@ -254,6 +254,7 @@ fn a_stderr_that_stays_blocked_is_given_up() {
         let job = Process::start(command).wait(LIMIT);
         assert_eq!(job.code(), 124, "{options:?}");
         assert!(began.elapsed() > Duration::from_secs(5), "{options:?}: a slow reader has time: {:?}", began.elapsed());
+        assert!(began.elapsed() < support::stretched(Duration::from_secs(9)), "{options:?}: it is waited for once: {:?}", began.elapsed());
     }
 }
 
